@@ -87,17 +87,24 @@ impl<const D: usize, K: Kind> TensorTree for Tensor<D, K> {
 }
 
 thread_local! {
-    /// True while the local tensor of a DTensor is mapped.
-    static IS_LOCAL: Cell<bool> = const { Cell::new(false) };
+    /// True while a tree is visited without its DTensors.
+    static LEAVES_DTENSORS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `f` with each tensor of `tree` that is not the local tensor of a DTensor. Those may be empty on one rank, and
-/// their operators handle that.
+/// Calls `f` with each tensor of `tree`. DTensors are returned as they are, with the redistributions that they share with
+/// their clones.
 pub(crate) fn visit_plain<T: TensorTree>(tree: T, f: &mut dyn FnMut(&DispatchTensor)) -> T {
-    tree.map_tensors(&mut |tensor| {
-        if !IS_LOCAL.get() {
-            f(&tensor);
+    /// Resets the flag, also if the function unwinds.
+    struct Reset(bool);
+
+    impl Drop for Reset {
+        fn drop(&mut self) {
+            LEAVES_DTENSORS.set(self.0);
         }
+    }
+    let _reset = Reset(LEAVES_DTENSORS.replace(true));
+    tree.map_tensors(&mut |tensor| {
+        f(&tensor);
         tensor
     })
 }
@@ -105,15 +112,9 @@ pub(crate) fn visit_plain<T: TensorTree>(tree: T, f: &mut dyn FnMut(&DispatchTen
 /// Maps the local tensor. If `f` changes its shape, the global shape changes by the same factor.
 impl<const D: usize, K: Kind> TensorTree for DTensor<D, K> {
     fn map_tensors(self, f: TensorMapFn<'_>) -> Self {
-        /// Resets the flag, also if the function unwinds.
-        struct Reset(bool);
-
-        impl Drop for Reset {
-            fn drop(&mut self) {
-                IS_LOCAL.set(self.0);
-            }
+        if LEAVES_DTENSORS.get() {
+            return self;
         }
-        let _reset = Reset(IS_LOCAL.replace(true));
         let spec = self.spec().clone();
         let before = self.local().dims();
         let local = self.to_local().map_tensors(f);

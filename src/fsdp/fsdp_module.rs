@@ -137,7 +137,7 @@ impl FsdpModule {
     /// Sets whether backward gathers parameters that were freed after forward. Default: true. Use `false` for a unit
     /// whose backward reads no parameter, such as one of embeddings. If backward does read one, the rank fails with
     /// [`ParamError::NotUnsharded`]. Parameters that a [checkpointed](super::checkpoint_activations) block reads are gathered in any
-    /// case, for its recomputation.
+    /// case, for its recomputation, also if nothing in the block is tracked on this rank.
     pub fn set_unshard_in_backward(&self, unshard: bool) {
         self.set(|control| control.unshard_in_backward = unshard);
     }
@@ -275,8 +275,9 @@ impl FsdpModule {
     /// Frees unsharded parameters: those that [`unshard`](super::unshard), a prefetch or an earlier backward has
     /// kept, and those that a forward keeps for its backward, which gathers them a second time.
     ///
-    /// All forwards over the same parameters that wait for a backward share one all-gather. A unit whose weights a
-    /// running forward shares with them is left as it is.
+    /// All forwards over the same parameters that wait for a backward share one all-gather; on a GPU, the weights of only
+    /// one of them are freed. Not freed are weights that a running forward shares, and those of forwards before the unit
+    /// ran with other values of its parameters, such as another clone's: they stay until their backward.
     ///
     /// # Collective
     /// Every rank must call it if a forward keeps parameters of these units for a later backward.

@@ -272,7 +272,8 @@ pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
     autodiff::leaf(&Device::new(like.device()).inner(), like, true)
 }
 
-/// Number of forwards through a unit that may wait for a backward before they are swept.
+/// Number of forwards through a unit that may wait for a backward before they are swept. Forwards that never have one
+/// count for good; then each entry looks for passes that are due.
 const FEW_PASSES: u64 = 2;
 
 /// Frees this thread's passes on which no tensor depends, if several forwards through one of these units wait for a
@@ -287,8 +288,8 @@ const FEW_PASSES: u64 = 2;
 /// memory of gathered units until then, one forward after another.
 ///
 /// To prevent this, every pass depends on a separate leaf, which its thread holds. When a unit is entered while
-/// earlier passes through it have had no backward, a backward of a single node runs on the leaf of each. It
-/// computes nothing, and burn then frees the pass unless a tensor of the program depends on it.
+/// earlier passes through it have had no backward, a backward of a single node runs on the leaf of each pass of the
+/// thread that is due. It computes nothing, and burn then frees the pass unless a tensor of the program depends on it.
 ///
 /// ```text
 ///   shard's leaf ──┐
@@ -322,6 +323,7 @@ pub(super) fn sweep<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
 }
 
 /// A pass that was needed when it was swept is swept once more when this many times as many forwards have ended after it.
+/// So a program that holds the outputs of some such forwards for a while keeps at most this many times as many passes.
 pub(super) const LATER: u64 = 8;
 
 /// State of a pass in backward. Debug builds use it to check the rules of

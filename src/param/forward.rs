@@ -3,8 +3,9 @@
 use std::any::type_name;
 use std::sync::Arc;
 
-use burn::backend::{DispatchAutodiffContext, DispatchTensor, TensorMetadata};
+use burn::backend::{DispatchAutodiffContext, TensorMetadata};
 use burn::module::Module;
+use burn::tensor::{DType, Shape};
 use smallvec::SmallVec;
 
 use super::backward_nodes::sweep;
@@ -89,9 +90,10 @@ use crate::{Result, burn_compat, watch};
 /// another unit encloses it.
 ///
 /// # Panics
-/// Unwinds with [`ParamError::EmptyInput`] if a tensor in `input` has no elements because a leading dimension is 0, such as
-/// a batch `[0, seq, d_model]` or token ids `[0, seq]`: burn's layers read foreign memory with it. Rows of features,
-/// `[0, d_model]`, are accepted, except by a module with running statistics. DTensors may have empty local tensors.
+/// Unwinds with [`ParamError::EmptyInput`] if a tensor in `input` is an empty batch, such as `[0, seq, d_model]`, or token
+/// ids or a mask `[0, seq]` without floats that have elements or are rows: burn's layers read foreign memory with it. Rows
+/// of features, `[0, d_model]`, are accepted, except by a module with running statistics. DTensors may have empty local
+/// tensors.
 ///
 /// If `forward` panics, the report of [`launch`](crate::comm::launch) names the innermost open unit. Unwinds with the
 /// typed [`Error`](crate::Error) if a collective fails, and with [`ParamError::Replaced`] if a
@@ -179,33 +181,34 @@ where
 /// # Errors
 /// [`ParamError::EmptyInput`].
 fn check_input<M: Module, I: TensorTree>(module: &M, own: &OwnUnits, input: I) -> Result<I> {
-    let mut fault = None;
+    let (mut empty, mut has_elements) = (SmallVec::<[(Shape, DType, bool); 1]>::new(), false);
     let input = visit_plain(input, &mut |tensor| {
-        let shape = tensor.shape();
-        if shape.num_elements() > 0 || fault.is_some() {
-            return;
+        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        match shape.num_elements() {
+            0 => empty.push((shape, dtype, tensor.autodiff != DispatchAutodiffContext::Disabled)),
+            _ => has_elements |= dtype.is_float(),
         }
-        let problem = if burn_compat::is_unsafe(&shape, tensor.dtype()) {
-            "with which burn's layers would read foreign memory"
-        } else if shape.num_dims() > 1 && shape[0] == 0 && is_training_statistics(module, tensor) {
-            "with which running statistics would become NaN"
-        } else {
-            return;
-        };
-        fault = Some((shape.to_vec(), problem));
     });
-    match fault {
-        None => Ok(input),
-        Some((shape, problem)) => {
-            let unit = own.first().map_or_else(|| type_name::<M>().into(), |(unit, _)| unit.label().to_string());
-            Err(ParamError::EmptyInput { unit, shape, problem }.into())
-        }
+    if empty.is_empty() {
+        return Ok(input);
     }
-}
-
-/// Returns true if a forward of the module with this input updates running statistics.
-fn is_training_statistics<M: Module>(module: &M, input: &DispatchTensor) -> bool {
-    input.autodiff != DispatchAutodiffContext::Disabled && ModelScan::of(module).has_running()
+    // Indices and masks that come with rows of features are of these rows.
+    let is_rows =
+        |(shape, dtype, _): &&(Shape, DType, bool)| dtype.is_float() && shape.num_dims() == 2 && shape[0] == 0;
+    let rows = empty.iter().find(is_rows);
+    let is_unsafe = |(shape, dtype, _): &&(Shape, DType, bool)| {
+        burn_compat::is_unsafe(shape, *dtype) && (dtype.is_float() || rows.is_none() && !has_elements)
+    };
+    let trains_statistics = |(.., is_autodiff): &&(Shape, DType, bool)| {
+        *is_autodiff && !has_elements && ModelScan::of(module).has_running()
+    };
+    let (shape, problem) = match (empty.iter().find(is_unsafe), rows.filter(trains_statistics)) {
+        (Some((shape, ..)), _) => (shape, "with which burn's layers would read foreign memory"),
+        (None, Some((shape, ..))) => (shape, "with which running statistics would become NaN"),
+        (None, None) => return Ok(input),
+    };
+    let unit = own.first().map_or_else(|| type_name::<M>().into(), |(unit, _)| unit.label().to_string());
+    Err(ParamError::EmptyInput { unit, shape: shape.to_vec(), problem }.into())
 }
 
 /// Opens `unit` on these shards, gathers it, and lets `push` put it on the stack of open units.

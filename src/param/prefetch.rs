@@ -18,23 +18,23 @@ use crate::comm::{Call, Phase};
 /// | backward ([`UnitPass::start_again`](super::unit_pass::UnitPass::start_again)) | the units that the program named, or the one that forward left before | the all-gather that forward posted |
 ///
 /// Only the prefetch in forward posts collectives, so it must be the same on all ranks, as forward is. If the
-/// backend can overlap transfers with computation, the unit that followed in the previous forward is gathered while
-/// the rank computes. If it cannot, as between threads, the first unit posts the all-gathers of all following
-/// units. None of these parameters is in memory before its unit is entered. A rank then waits for a slow rank only
-/// if that rank has not posted its all-gathers yet.
+/// backend can overlap transfers of a unit with computation, the unit is gathered when the one before it in the previous
+/// forward is entered, while the rank computes. If it cannot, as between threads, the first unit of a forward posts the
+/// all-gather. The parameters are not in memory before their unit is entered. A rank then waits for a slow rank only if
+/// that rank has not posted its all-gathers yet.
 ///
-/// Which of the two it is depends on the ranks of the unit that is gathered, not of the one that is entered: a unit on
-/// another mesh may be sharded within a process on some ranks, and over processes on others.
+/// Which of the two it is depends on the ranks of the unit that is gathered alone, not on those of units before it: these
+/// may be sharded within a process on some ranks, and over processes on others.
 pub(super) fn prefetch(unit: &Arc<Unit>) {
     let named = unit.prefetch.lock().forward.clone();
-    let follower = || unit.follower.lock().as_ref().and_then(Weak::upgrade);
     let next: Vec<_> = match named {
         Some(units) => units.iter().filter_map(Weak::upgrade).collect(),
-        None => match follower() {
-            Some(follower) if follower.moves_meanwhile() => vec![follower],
-            _ if unit_stack::is_first() => return post_followers(unit),
-            _ => return,
-        },
+        None => {
+            if unit_stack::is_first() {
+                post_followers(unit);
+            }
+            follower_of(unit).filter(|follower| follower.moves_meanwhile()).into_iter().collect()
+        }
     };
     for next in next {
         if let Some(shards) = unit_stack::shards_inside(&next)
@@ -45,18 +45,26 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
     }
 }
 
-/// Posts the all-gathers of the units that followed `unit`. Stops at the first unit that needs none, has one already,
-/// because units that run twice may follow each other in a cycle, or is gathered while the rank computes.
-fn post_followers(unit: &Unit) {
-    let mut next = unit.follower.lock().clone();
-    while let Some(unit) = next.as_ref().and_then(Weak::upgrade)
-        && let Some(shards) = unit_stack::shards_inside(&unit)
-        && unit.is_gathered()
-        && !unit.moves_meanwhile()
-        && !unit.copies.has(&shards, true)
+fn follower_of(unit: &Unit) -> Option<Arc<Unit>> {
+    unit.follower.lock().as_ref().and_then(Weak::upgrade)
+}
+
+/// Posts the all-gathers of the units that followed `unit`, except those that are gathered while the rank computes.
+/// Stops at the first unit that needs none or has one already, because units that run twice may follow each other in a
+/// cycle.
+fn post_followers(unit: &Arc<Unit>) {
+    let mut passed = vec![unit.clone()];
+    while let Some(next) = follower_of(&passed[passed.len() - 1])
+        && !passed.iter().any(|unit| Arc::ptr_eq(unit, &next))
+        && next.is_gathered()
     {
-        begin_gather(&unit, &shards, GatherOrigin::Posted);
-        next = unit.follower.lock().clone();
+        if !next.moves_meanwhile() {
+            match unit_stack::shards_inside(&next) {
+                Some(shards) if !next.copies.has(&shards, true) => begin_gather(&next, &shards, GatherOrigin::Posted),
+                _ => return,
+            }
+        }
+        passed.push(next);
     }
 }
 

@@ -43,6 +43,8 @@ pub(super) struct UnitPass {
     is_started: AtomicBool,
     /// True if forward has left the unit, and a backward may follow that has not run.
     is_left: AtomicBool,
+    /// True if the pass's backward has run.
+    is_ended: AtomicBool,
     /// The pass's token in the graph.
     token: OnceLock<NodeId>,
     pub(super) progress: Progress,
@@ -71,6 +73,7 @@ impl UnitPass {
             around,
             is_started: AtomicBool::default(),
             is_left: AtomicBool::default(),
+            is_ended: AtomicBool::default(),
             token: OnceLock::new(),
             progress: Progress::default(),
             reductions: OwnedReductions::default(),
@@ -153,6 +156,7 @@ impl UnitPass {
     /// Returns the passes to reduce now, in order.
     pub(super) fn finish(self: &Arc<Self>) -> Vec<Weak<Self>> {
         self.gone(true);
+        self.is_ended.store(true, Relaxed);
         if self.is_left.swap(false, Relaxed) {
             self.buffer.unit().counts.end();
         }
@@ -250,11 +254,13 @@ impl BackwardScheduler {
     /// graph, if it has one already.
     pub(super) fn left(&self, pass: &Arc<UnitPass>, leaf: Option<DispatchTensor>) {
         let counts = pass.buffer.unit().counts.clone();
-        let number = counts.leave();
+        // A backward inside the unit's own forward has run already, and none follows.
+        let waits = !pass.is_ended.load(Relaxed);
+        let number = if waits { counts.leave() } else { counts.left() };
         let mut left = self.left.lock();
         left.retain(|left| left.pass.strong_count() > 0);
         left.push(FinishedForward { pass: Arc::downgrade(pass), leaf, counts, number, sweep_at: number + 1 });
-        pass.is_left.store(true, Relaxed);
+        pass.is_left.store(waits, Relaxed);
     }
 
     /// Sets the own leaf of a pass that forward has left.
@@ -274,11 +280,11 @@ impl BackwardScheduler {
     pub(super) fn due_for_sweep(&self) -> Vec<(Weak<UnitPass>, DispatchTensor)> {
         let mut due = Vec::new();
         for left in self.left.lock().iter_mut() {
-            let after = left.counts.left() - left.number;
-            if left.number + after < left.sweep_at {
+            let now = left.counts.left();
+            if now < left.sweep_at {
                 continue;
             }
-            left.sweep_at = left.number + LATER * after;
+            left.sweep_at = left.number + LATER * (now - left.number);
             if let Some(leaf) = &left.leaf {
                 due.push((left.pass.clone(), leaf.clone()));
             }

@@ -35,7 +35,7 @@
 //! find to it, and continue when they have received its decision. A launch ends in a process when the ranks of all
 //! processes have ended, whether they succeeded or failed. By then the process has received the first failure, if
 //! any rank failed, and the outcome of each rank from that rank's process. Every process therefore has the same
-//! report; process 0 prints it.
+//! report; process 0 prints it. Processes whose numbers of ranks differ cannot agree on anything, so each reports that.
 
 mod group_backend;
 mod incoming;

@@ -19,7 +19,8 @@ use crate::memory::HostMemoryPool;
 
 /// The processes of a job, as seen from one of them: creates the backends of its launches.
 ///
-/// Every process must make the same launches in the same order, each with the same number of ranks. In a launch of
+/// Every process must make the same launches in the same order, each with the same number of ranks
+/// ([`CommError::UnequalRanks`](crate::comm::CommError::UnequalRanks)). In a launch of
 /// `t` ranks per process, process `p` has ranks `p * t` to `p * t + t - 1`. A launch fails in all processes if a
 /// rank fails in any of them.
 /// ```no_run

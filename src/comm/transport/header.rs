@@ -54,7 +54,8 @@ pub(in crate::comm) enum ControlMessage {
     Membership(MembershipMessage),
     /// Message of deadlock detection about a rank whose wait is stalled.
     Waits(WaitForEdge),
-    /// The process has made the launch, with this number of ranks in each process. The first message of a launch.
+    /// The process has made the launch, with this number of ranks in each process. The first message of a launch, except of
+    /// one that continues after a shrink.
     Launched { each: usize },
 }
 

@@ -8,9 +8,11 @@
 //! | enters the unit over some shards | takes what is *next* for them; forgets what is of [replaced](LocalShardsId::replaces) shards |
 //! | leaves a forward that keeps its weights for backward | counts it as *kept* |
 //! | leaves a forward without a backward, or ends a backward, and the weights stay | makes them *next* |
-//! | ends a backward | takes one from the kept passes over its shards |
-//! | calls `unshard`, or prefetches | makes the all-gather *next* |
-//! | calls `reshard` | empties both tables, and posts one all-gather for each entry of the kept passes |
+//! | ends a backward | takes one from the kept passes over its shards; of no entry are passes *recent* any more; without `set_reshard_after_backward(false)`, no pass joins those that share weights |
+//! | calls `unshard`, or prefetches | makes the all-gather the only *next* one |
+//! | leaves the outermost unit | forgets what was prefetched |
+//! | calls `reshard` | empties both tables, except for entries of a running forward, and posts one all-gather for each entry of the kept passes |
+//! | calls `reset_iter_state` | the same, and posts nothing |
 //!
 //! A pass that burn drops changes neither. If its rank posts an all-gather for it, it drops the result; another rank
 //! may need the rank's shards.
@@ -55,8 +57,9 @@ impl UnshardedCopy {
 
     /// Counts a pass that begins.
     fn begin_pass(&self, gatherer: &Arc<ShardGatherer>) {
+        let mut own = self.gatherer.lock();
         self.state.begin_pass();
-        self.gatherer.lock().get_or_insert_with(|| gatherer.clone());
+        own.get_or_insert_with(|| gatherer.clone());
     }
 
     /// Ends a pass that uses the copy. `in_forward` is true if forward has not left the pass.
@@ -67,9 +70,12 @@ impl UnshardedCopy {
 
     /// Releases the unit if no pass uses the copy. A view that outlives its passes still needs the gatherer.
     pub(super) fn release_gatherer(&self) {
-        if self.state.is_idle() && (self.origin().is_some() || self.state.is_open()) {
-            self.gatherer.lock().take();
-        }
+        let mut own = self.gatherer.lock();
+        let is_held_by_unit = self.state.is_idle() && (self.origin().is_some() || self.state.is_open());
+        let released = if is_held_by_unit { own.take() } else { None };
+        // Dropped outside the lock: it may be the last reference to the unit.
+        drop(own);
+        drop(released);
     }
 
     /// Waits for the all-gather for backward, if one was posted. Later calls return at once.
@@ -214,6 +220,7 @@ impl UnshardedCopies {
         tables.replace(&shards);
         let (mut found, mut weights) = (None, None);
         if let Some(at) = tables.next.iter().position(|copy| *copy.shards == shards) {
+            debug_assert!(tables.next[at].origin().is_some(), "no pass uses it");
             found = Some(tables.next.remove(at));
         } else if let Some(open) = tables.open(&shards) {
             match joins {
@@ -292,21 +299,19 @@ impl UnshardedCopies {
         });
     }
 
-    /// Makes weights that a pass has retained those of the next forward over the same shards. Returns false if that
-    /// forward joins other passes.
-    pub(super) fn retain(&self, copy: &Arc<UnshardedCopy>) -> bool {
+    /// Makes weights that a pass has retained those of the next forward over the same shards, which must not
+    /// [join](Self::next_joins) other passes.
+    pub(super) fn retain(&self, copy: &Arc<UnshardedCopy>) {
         let mut tables = self.0.lock();
-        if tables.open(&copy.shards).is_some() {
-            return false;
-        }
+        debug_assert!(tables.open(&copy.shards).is_none(), "the next forward uses the weights that passes share");
         remove(&mut tables.next, |other| other.shards == copy.shards);
-        copy.release_gatherer();
         tables.next.push(copy.clone());
-        true
+        drop(tables);
+        copy.release_gatherer();
     }
 
     /// Returns true if the next forward over these shards joins other passes.
-    pub(super) fn is_open(&self, copy: &UnshardedCopy) -> bool {
+    pub(super) fn next_joins(&self, copy: &UnshardedCopy) -> bool {
         self.0.lock().open(&copy.shards).is_some()
     }
 

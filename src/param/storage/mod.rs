@@ -231,8 +231,8 @@ impl UnshardedParams {
         let (state, copies) = (&self.copy.state, &self.source.unit.copies);
         let (mut is_kept, mut is_retained) = (false, false);
         let UnshardOptions { kept, in_slots, stays, .. } = self.options;
-        // The tables are locked before the state of a copy, not while it is.
-        let retains = !backward && stays && !copies.is_open(&self.copy);
+        // Lock order: the tables, then the state of a copy, which `leave` holds.
+        let retains = !backward && stays && !copies.next_joins(&self.copy);
         let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
             if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
                 let unsharded = weights.iter().map(StoredWeight::value);
@@ -260,13 +260,14 @@ impl UnshardedParams {
             let unshard = self.recomputed.load(Relaxed) || self.source.unit.control.lock().unshard_in_backward;
             if unshard { After::Again(self.source.post_all_gather(parts)) } else { After::Release }
         };
-        if *self.phase.lock() == PassPhase::Ended {
-            // A backward inside the unit's own forward has ended the pass.
+        let had_ended = *self.phase.lock() == PassPhase::Ended;
+        if had_ended {
+            // A backward inside the unit's own forward has ended the pass. None follows.
             state.begin_pass();
         }
         state.leave(after, Storage::release);
         *self.phase.lock() = if is_retained { PassPhase::Ended } else { PassPhase::Left };
-        if is_kept {
+        if is_kept && !had_ended {
             *self.kept.lock() = Some(copies.keep(&self.copy, &self.source.source()));
         } else if is_retained {
             copies.retain(&self.copy);
@@ -332,10 +333,12 @@ impl UnshardedParams {
         let stay = !unit.control.lock().reshard_after_backward;
         let kept = self.kept.lock().take();
         unit.copies.end_backward(kept, &self.copy, stay);
-        if stay && self.options.stays && !state.was_shared() {
+        // A backward inside the unit's own forward leaves the weights to the rest of that forward.
+        let has_left = *self.phase.lock() == PassPhase::Left;
+        if stay && has_left && self.options.stays && !state.was_shared() {
             // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
             self.copy.fill();
-            if !unit.copies.is_open(&self.copy) && state.retain(|weights| self.retained(weights)) {
+            if !unit.copies.next_joins(&self.copy) && state.retain(|weights| self.retained(weights)) {
                 *self.phase.lock() = PassPhase::Ended;
                 unit.copies.retain(&self.copy);
             }

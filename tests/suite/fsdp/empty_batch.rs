@@ -53,8 +53,8 @@ fn a_batch_without_elements_is_an_error_that_names_the_unit() {
     };
     let masked: Forward = |net, rows, device| {
         let mask = Tensor::<2, Bool>::full([rows, SHAPE[1]], true, device);
-        let x = Tensor::<2>::ones([rows, SHAPE[2]], device);
-        unit(&net.layer, (x, mask), |layer, (x, _)| layer.forward(x)).sum()
+        let x = |mask: Tensor<2, Bool>| mask.float().unsqueeze_dim::<3>(2).repeat_dim(2, SHAPE[2]);
+        unit(&net.layer, mask, |layer, mask| layer.forward(x(mask))).sum()
     };
     let normed: Forward = |net, rows, device| {
         let x = Tensor::<2>::ones([rows, SHAPE[2]], device);
@@ -90,7 +90,9 @@ fn rows_of_features_may_be_none() {
         let device = mesh.device().clone().autodiff();
         let layer = fully_shard(on_device(&layer, &device), mesh, FullyShard::new())?;
         let rows = [3, 0][mesh.rank()];
-        let output = unit(&layer, batch(rows, &device), |layer, x| layer.forward(x));
+        // With the experts to which they are routed.
+        let routed = Tensor::<2, Int>::zeros([rows, 2], &device);
+        let (output, _) = unit(&layer, (batch(rows, &device), routed), |layer, (x, routed)| (layer.forward(x), routed));
         assert_eq!(output.dims(), [rows, 3]);
         let grads = GradientsParams::from_grads(output.square().sum().backward(), &layer);
         let diff = max_diff(&full_grads(&layer, &grads)?, &expected);

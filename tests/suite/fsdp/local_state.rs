@@ -269,6 +269,38 @@ fn a_tensor_that_one_rank_detaches_shifts_no_index() {
     }
 }
 
+/// A backward inside a unit's own forward leaves nothing to later forwards, nor is it waited for.
+#[test]
+fn a_backward_inside_a_forward_leaves_nothing_to_the_next() {
+    for policy in [ReshardAfterForward::Auto, ReshardAfterForward::Always, ReshardAfterForward::Never] {
+        for stays in [false, true] {
+            for steps in [false, true] {
+                MeshTest::new([RANKS], ["shard"]).run(|mesh| {
+                    let device = mesh.device().clone().autodiff();
+                    let config = FullyShard::new().with_reshard_after_forward(policy);
+                    let mut layer: Linear = fully_shard(on_device(&Net::new().block, &device), mesh, config)?;
+                    FsdpModule::of(&layer)?.set_reshard_after_backward(!stays);
+                    let mut posted = Vec::new();
+                    for _ in 0..4 {
+                        mesh.world().ledger().reset();
+                        unit(&layer, batch(mesh.rank(), &device), |layer, x| {
+                            let y = layer.forward(x);
+                            drop(y.clone().sum().backward());
+                            y.detach()
+                        });
+                        posted.push(mesh.world().ledger().calls(Op::AllGather));
+                        if steps {
+                            layer = layer.map(&mut Shift);
+                        }
+                    }
+                    assert!(posted[1..].iter().all(|calls| *calls == posted[1]), "{policy:?}, {stays}: {posted:?}");
+                    Ok(())
+                });
+            }
+        }
+    }
+}
+
 /// Several micro-batches that wait are swept once each, in the order of entries, on all ranks alike.
 #[test]
 fn microbatches_are_swept_once() {
