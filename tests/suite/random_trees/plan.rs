@@ -162,6 +162,10 @@ impl Plan {
     /// Draws what the program calls beside forwards, backwards and steps, and which weights a rank leaves unused for once.
     fn draw_calls(&mut self, rng: &mut StdRng) {
         self.mode = Mode::draw(rng);
+        if rng.random_bool(0.3) {
+            let mut draw = || rng.random_bool(0.6);
+            self.evaluated = Times { before_steps: draw(), between_batches: draw(), before_backwards: draw() };
+        }
         self.resharded = Times::draw_rarely(rng);
         (self.unshards, self.exports) = (rng.random_bool(0.2), rng.random_bool(0.2));
         let (ranks, batches, scoped) = (self.ranks(), self.steps * self.batches_a_step, self.scoped);
