@@ -37,7 +37,7 @@ mod tests {
         assert!(tokens(&[0, 4]) && tokens(&[2, 0, 4]) && !tokens(&[0]) && !tokens(&[4, 0]) && !tokens(&[2, 4]));
     }
 
-    /// What the units rely on: experts without tokens compute with such inputs.
+    /// Units rely on this: experts without tokens compute with such inputs.
     #[test]
     fn a_matrix_without_rows_has_a_result_without_rows() {
         let device = Device::flex().autodiff();

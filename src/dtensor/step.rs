@@ -23,7 +23,7 @@ pub(super) struct PlannedStep {
     action: Action,
 }
 
-/// What a step must prepare for backward.
+/// Preparation of a step for backward.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tracking {
     /// True if a rank may track the tensor. Then all ranks draw an index for the gradient's collective, also those that

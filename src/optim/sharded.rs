@@ -364,7 +364,7 @@ struct TrainedParams<'a> {
 
 impl TensorVisitor for TrainedParams<'_> {
     fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-        self.has_grad |= self.grads.get::<D>(param.id).is_some();
+        self.has_grad = self.has_grad || self.grads.get::<D>(param.id).is_some();
         if param.is_require_grad() {
             self.trained += 1;
             self.first.get_or_insert_with(|| path.join());

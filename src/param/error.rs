@@ -307,7 +307,7 @@ pub enum ParamError {
         unit: String,
         /// Shape of the input.
         shape: Vec<usize>,
-        /// What goes wrong with such an input.
+        /// Consequence of such an input.
         problem: &'static str,
     },
     /// The module is not an FSDP unit, or the model contains none.

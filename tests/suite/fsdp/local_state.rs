@@ -121,7 +121,7 @@ fn a_weight_that_one_rank_leaves_unused_once_moves_no_all_gather() {
     }
 }
 
-/// What the program frees by hand is gathered once for all forwards that wait, also for those that burn has dropped on
+/// Weights that the program frees by hand are gathered once for all forwards that wait, also for those that burn has dropped on
 /// one rank.
 #[test]
 fn forwards_that_wait_are_resharded_together() {
@@ -188,7 +188,7 @@ fn a_forward_that_one_rank_has_dropped_still_counts() {
     }
 }
 
-/// What one rank alone still keeps is resharded by all.
+/// All ranks reshard a forward that only one rank still keeps.
 #[test]
 fn a_forward_that_only_one_rank_keeps_is_resharded_by_all() {
     MeshTest::new([RANKS], ["shard"]).run(|mesh| {
@@ -309,7 +309,7 @@ fn a_backward_inside_a_forward_leaves_nothing_to_the_next() {
     }
 }
 
-/// Several micro-batches that wait are swept once each, in the order of entries, on all ranks alike.
+/// Several micro-batches that wait are swept once each, in the order of entries, and as often on every rank.
 #[test]
 fn microbatches_are_swept_once() {
     let swept = |waiting: usize| {

@@ -72,7 +72,7 @@ impl Times {
     }
 }
 
-/// How forwards are made that no backward follows.
+/// Mode of the forwards that no backward follows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Mode {
     /// As those that train.
