@@ -204,7 +204,7 @@ pub(crate) struct Unit {
     pub(crate) accumulated: AccumulatedGrads,
     /// The unsharded copies of its parameters.
     pub(crate) copies: UnshardedCopies,
-    /// What the program has done with the unit.
+    /// Numbers of its forwards and backwards.
     pub(crate) counts: Arc<ProgramCounts>,
     /// The unit that was entered after this one in the most recent forward.
     pub(crate) follower: Mutex<Option<Weak<Unit>>>,

@@ -159,7 +159,7 @@ struct KeptPasses {
     waiting: u64,
     /// Number of these passes that forward has left since the unit's last backward.
     recent: u64,
-    /// What gathers their weights a second time; `None` if no pass waits.
+    /// Shards from which their weights are gathered a second time; `None` if no pass waits.
     source: Option<ShardSource>,
     /// This rank's copies, which exist as long as its passes do.
     copies: SmallVec<[Weak<UnshardedCopy>; 1]>,

@@ -110,7 +110,7 @@ pub(super) struct UnshardedParams {
     copy: Arc<UnshardedCopy>,
     pub(super) options: UnshardOptions,
     phase: Mutex<PassPhase>,
-    /// Where the pass is counted while it keeps weights for backward.
+    /// Entry in which the pass is counted while it keeps weights for backward.
     kept: Mutex<Option<KeptId>>,
     /// True if checkpointed blocks read the weights, and so will read them a second time in backward.
     recomputed: AtomicBool,
