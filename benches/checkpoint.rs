@@ -34,7 +34,8 @@ use std::time::Instant;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::prelude::*;
 use burn_dtensor::checkpoint::{
-    self, AsyncCheckpointer, Checkpoint, CheckpointManager, LoadOptions, ReadOptions, State, inspect,
+    self, AsyncCheckpointer, Checkpoint, CheckpointManager, LoadOptions, ReadOptions, State,
+    inspect,
 };
 use burn_dtensor::optim::{ShardedOptimizer, sharded};
 use burn_dtensor::prelude::*;
@@ -78,7 +79,13 @@ struct Cli {
 
 impl Cli {
     fn config(&self) -> GptConfig {
-        GptConfig { vocab: VOCAB, seq: SEQ, dim: self.dim, layers: self.layers, heads: 12 }
+        GptConfig {
+            vocab: VOCAB,
+            seq: SEQ,
+            dim: self.dim,
+            layers: self.layers,
+            heads: 12,
+        }
     }
 }
 
@@ -94,13 +101,18 @@ impl Training {
     fn new(cli: &Cli, mesh: &DeviceMesh) -> Result<Self> {
         let model = cli.config().init(&mesh.device().clone().autodiff());
         let model = fully_shard(model, mesh, FullyShard::new().with_units(["blocks.*"]))?;
-        Ok(Self { model: Some(model), optim: sharded(AdamWConfig::new()) })
+        Ok(Self {
+            model: Some(model),
+            optim: sharded(AdamWConfig::new()),
+        })
     }
 
     fn step(&mut self, rng: &mut StdRng, mesh: &DeviceMesh) -> Result<()> {
         let device = mesh.device().clone().autodiff();
         let mut tokens = || {
-            let tokens: Vec<i32> = (0..SEQ).map(|_| rng.random_range(0..VOCAB as i32)).collect();
+            let tokens: Vec<i32> = (0..SEQ)
+                .map(|_| rng.random_range(0..VOCAB as i32))
+                .collect();
             Tensor::<2, Int>::from_data(TensorData::new(tokens, [1, SEQ]), &device)
         };
         let model = self.model.take().expect("the last step returned it");
@@ -112,7 +124,9 @@ impl Training {
 
     fn state(&self, mesh: &DeviceMesh, step: u64) -> Result<State> {
         let model = self.model.as_ref().expect("the last step returned it");
-        let state = State::new(mesh).with_step(step).with_model("model", model)?;
+        let state = State::new(mesh)
+            .with_step(step)
+            .with_model("model", model)?;
         state.with_optimizer("optimizer", &self.optim.state(model)?)
     }
 }
@@ -150,7 +164,12 @@ fn timed<T>(world: &World, run: impl FnOnce() -> Result<T>) -> Result<(T, f64)> 
 }
 
 /// Saves once in each round, and then saves behind steps.
-fn save(cli: &Cli, folder: &Path, mut peer: Option<&mut Peer>, world: &World) -> Result<(Rounds, Behind)> {
+fn save(
+    cli: &Cli,
+    folder: &Path,
+    mut peer: Option<&mut Peer>,
+    world: &World,
+) -> Result<(Rounds, Behind)> {
     let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
     let mut rng = StdRng::seed_from_u64(world.rank() as u64);
     let mut training = Training::new(cli, &mesh)?;
@@ -167,12 +186,17 @@ fn save(cli: &Cli, folder: &Path, mut peer: Option<&mut Peer>, world: &World) ->
                     rounds.ours.push(timed(world, run)?.1);
                     if bytes.is_none() {
                         let file = format!("rank-{:05}.safetensors", world.rank());
-                        bytes = Some((fs::read(saved.join(file))?, fs::read(saved.join("manifest.json"))?));
+                        bytes = Some((
+                            fs::read(saved.join(file))?,
+                            fs::read(saved.join("manifest.json"))?,
+                        ));
                     }
                 }
                 1 => {
                     let (shards, manifest) = bytes.as_ref().expect("the first turn reads them");
-                    rounds.plain.push(timed(world, || write(world, &plain, shards, manifest))?.1);
+                    rounds
+                        .plain
+                        .push(timed(world, || write(world, &plain, shards, manifest))?.1);
                     world.run_on(0, || drop(fs::remove_dir_all(&plain)));
                 }
                 _ => {
@@ -190,7 +214,9 @@ fn save(cli: &Cli, folder: &Path, mut peer: Option<&mut Peer>, world: &World) ->
 
 /// Writes the bytes of a checkpoint with its syncs.
 fn write(world: &World, folder: &Path, shards: &[u8], manifest: &[u8]) -> Result<()> {
-    let parent = folder.parent().expect("it is in the folder of the benchmark");
+    let parent = folder
+        .parent()
+        .expect("it is in the folder of the benchmark");
     let sync = |folder: &Path| File::open(folder)?.sync_all();
     if world.rank() == 0 {
         sync(parent.parent().expect("it is an absolute path"))?;
@@ -198,7 +224,9 @@ fn write(world: &World, folder: &Path, shards: &[u8], manifest: &[u8]) -> Result
     }
     world.barrier("created")?;
     let mut file = File::create_new(folder.join(world.rank().to_string()))?;
-    shards.chunks(PART).try_for_each(|part| file.write_all(part))?;
+    shards
+        .chunks(PART)
+        .try_for_each(|part| file.write_all(part))?;
     file.sync_all()?;
     world.barrier("written")?;
     if world.rank() == 0 {
@@ -214,7 +242,13 @@ fn write(world: &World, folder: &Path, shards: &[u8], manifest: &[u8]) -> Result
     Ok(())
 }
 
-fn behind(cli: &Cli, folder: &Path, mesh: &DeviceMesh, training: &mut Training, rng: &mut StdRng) -> Result<Behind> {
+fn behind(
+    cli: &Cli,
+    folder: &Path,
+    mesh: &DeviceMesh,
+    training: &mut Training,
+    rng: &mut StdRng,
+) -> Result<Behind> {
     let world = mesh.world();
     let run = CheckpointManager::new(folder.join("run"), mesh).with_keep(1);
     let mut checkpointer = AsyncCheckpointer::new(run)?;
@@ -223,8 +257,9 @@ fn behind(cli: &Cli, folder: &Path, mesh: &DeviceMesh, training: &mut Training, 
     checkpointer.finish()?;
     let mut behind = Behind::default();
     for round in 0..cli.rounds as u64 {
-        let before =
-            (0..STEPS).map(|_| Ok(timed(world, || training.step(rng, mesh))?.1)).collect::<Result<Vec<_>>>()?;
+        let before = (0..STEPS)
+            .map(|_| Ok(timed(world, || training.step(rng, mesh))?.1))
+            .collect::<Result<Vec<_>>>()?;
         let save = || checkpointer.save(&training.state(mesh, round + 2)?);
         let blocked = timed(world, save)?.1;
         let mut steps = Vec::new();
@@ -237,7 +272,9 @@ fn behind(cli: &Cli, folder: &Path, mesh: &DeviceMesh, training: &mut Training, 
         }
         behind.step.push(sorted(&before)[STEPS / 2]);
         behind.blocked.push(blocked);
-        behind.slowest.push(steps.iter().copied().fold(0.0, f64::max));
+        behind
+            .slowest
+            .push(steps.iter().copied().fold(0.0, f64::max));
         behind.steps.push(steps.len() as f64);
     }
     Ok(behind)
@@ -257,8 +294,13 @@ fn load(cli: &Cli, folder: &Path, mut peer: Option<&mut Peer>) -> Result<Rounds>
                         let model = model.expect("it is new");
                         let load = || {
                             let checkpoint = Checkpoint::open(&saved, &mesh)?;
-                            let (model, _) = checkpoint.load_model("model", model, &LoadOptions::new())?;
-                            let (state, _) = checkpoint.load_optimizer("optimizer", &model, &LoadOptions::new())?;
+                            let (model, _) =
+                                checkpoint.load_model("model", model, &LoadOptions::new())?;
+                            let (state, _) = checkpoint.load_optimizer(
+                                "optimizer",
+                                &model,
+                                &LoadOptions::new(),
+                            )?;
                             Ok((model, state))
                         };
                         let ((model, state), loaded) = timed(world, load)?;
@@ -301,9 +343,13 @@ fn read(file: &Path, threads: usize) -> Result<Vec<Vec<u8>>> {
     let read = &read;
     thread::scope(|scope| {
         let bounds = |thread: usize| len * thread / threads;
-        let threads: Vec<_> =
-            (0..threads).map(|thread| scope.spawn(move || read(bounds(thread), bounds(thread + 1)))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("reading does not panic")).collect()
+        let threads: Vec<_> = (0..threads)
+            .map(|thread| scope.spawn(move || read(bounds(thread), bounds(thread + 1))))
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("reading does not panic"))
+            .collect()
     })
 }
 
@@ -319,10 +365,18 @@ impl Peer {
     fn start(python: &Path, folder: &Path, shapes: serde_json::Value) -> Result<Self> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/checkpoint_dcp.py");
         let mut command = Command::new(python);
-        let mut child = command.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command
+            .arg(script)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
         let mut to = child.stdin.take().expect("a pipe");
         let from = BufReader::new(child.stdout.take().expect("a pipe"));
-        writeln!(to, "{}", json!({ "folder": folder, "ranks": RANKS, "shapes": shapes }))?;
+        writeln!(
+            to,
+            "{}",
+            json!({ "folder": folder, "ranks": RANKS, "shapes": shapes })
+        )?;
         Ok(Self { child, to, from })
     }
 
@@ -331,7 +385,9 @@ impl Peer {
         writeln!(self.to, "{command}")?;
         let mut line = String::new();
         self.from.read_line(&mut line)?;
-        line.trim().parse().map_err(|_| Error::other(format!("the peer answered `{line}` to {command}")))
+        line.trim()
+            .parse()
+            .map_err(|_| Error::other(format!("the peer answered `{line}` to {command}")))
     }
 }
 
@@ -363,8 +419,17 @@ fn ratio(of: &[f64], to: &[f64]) -> String {
 
 impl Rounds {
     fn print(&self, what: &str, machine: &str, bytes: u64) {
-        let speed = |seconds: &[f64]| median(seconds.iter().map(|seconds| bytes as f64 / seconds / 1e9), 2);
-        println!("{what}: {} GB/s; {machine}: {} GB/s", speed(&self.ours), speed(&self.plain));
+        let speed = |seconds: &[f64]| {
+            median(
+                seconds.iter().map(|seconds| bytes as f64 / seconds / 1e9),
+                2,
+            )
+        };
+        println!(
+            "{what}: {} GB/s; {machine}: {} GB/s",
+            speed(&self.ours),
+            speed(&self.plain)
+        );
         println!("  share of the machine: {}", ratio(&self.plain, &self.ours));
         if !self.handed.is_empty() {
             let seconds = median(self.handed.iter().copied(), 3);
@@ -385,9 +450,14 @@ impl Rounds {
 
 fn main() -> Result<()> {
     let cli = Cli::parse();
-    let folder = cli.folder.clone().unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
+    let folder = cli
+        .folder
+        .clone()
+        .unwrap_or_else(|| env!("CARGO_TARGET_TMPDIR").into());
     fs::create_dir_all(&folder)?;
-    let folder = folder.canonicalize()?.join(format!("checkpoint-{}", std::process::id()));
+    let folder = folder
+        .canonicalize()?
+        .join(format!("checkpoint-{}", std::process::id()));
     fs::create_dir(&folder)?;
     let outcome = run(&cli, &folder);
     fs::remove_dir_all(&folder)?;
@@ -405,23 +475,56 @@ fn run(cli: &Cli, folder: &Path) -> Result<()> {
     })?;
     let summary = inspect(&tensors)?;
     fs::remove_dir_all(&tensors)?;
-    let bytes = summary.tensors.values().map(|tensor| tensor.bytes).sum::<u64>();
-    let shapes: serde_json::Value =
-        summary.tensors.iter().map(|(key, tensor)| (key.clone(), json!(tensor.shape))).collect();
-    let mut peer = cli.peer.as_deref().map(|python| Peer::start(python, &folder.join("dcp"), shapes)).transpose()?;
-    println!("{} tensors, {:.1} MB, {RANKS} ranks, {} rounds", summary.tensors.len(), bytes as f64 / 1e6, cli.rounds);
+    let bytes = summary
+        .tensors
+        .values()
+        .map(|tensor| tensor.bytes)
+        .sum::<u64>();
+    let shapes: serde_json::Value = summary
+        .tensors
+        .iter()
+        .map(|(key, tensor)| (key.clone(), json!(tensor.shape)))
+        .collect();
+    let mut peer = cli
+        .peer
+        .as_deref()
+        .map(|python| Peer::start(python, &folder.join("dcp"), shapes))
+        .transpose()?;
+    println!(
+        "{} tensors, {:.1} MB, {RANKS} ranks, {} rounds",
+        summary.tensors.len(),
+        bytes as f64 / 1e6,
+        cli.rounds
+    );
 
     let shared = parking_lot::Mutex::new(peer.as_mut());
     let mut outcomes = launch(Launch::threads(RANKS), |world| {
-        let peer = if world.rank() == 0 { shared.lock().take() } else { None };
+        let peer = if world.rank() == 0 {
+            shared.lock().take()
+        } else {
+            None
+        };
         save(cli, folder, peer, world)
     })?;
     let (_, (saves, behind)) = outcomes.swap_remove(0);
     saves.print("save", "plain writes", bytes);
     load(cli, folder, peer.as_mut())?.print("load", "plain reads", bytes);
-    let Behind { step, blocked, slowest, steps } = behind;
-    println!("steps while a checkpoint is written: {}, of {} s before it", median(steps, 0), median(step.clone(), 2));
-    println!("  blocked: {} s, {} of a step", median(blocked.clone(), 3), ratio(&blocked, &step));
+    let Behind {
+        step,
+        blocked,
+        slowest,
+        steps,
+    } = behind;
+    println!(
+        "steps while a checkpoint is written: {}, of {} s before it",
+        median(steps, 0),
+        median(step.clone(), 2)
+    );
+    println!(
+        "  blocked: {} s, {} of a step",
+        median(blocked.clone(), 3),
+        ratio(&blocked, &step)
+    );
     println!("  slowest step: {} of a step", ratio(&slowest, &step));
     Ok(())
 }

@@ -34,7 +34,9 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const ONES: u32 = 0x3f80_3f80;
 
 #[derive(Parser)]
-#[command(about = "Bandwidth of the copies around a unit's collectives, in GB read and written a second")]
+#[command(
+    about = "Bandwidth of the copies around a unit's collectives, in GB read and written a second"
+)]
 struct Cli {
     /// Device that copies
     #[arg(long, value_enum, default_value = "flex")]
@@ -97,7 +99,10 @@ impl Device {
         match self {
             Self::Flex => flex(case),
             #[cfg(feature = "wgpu")]
-            Self::Wgpu => cube(case, &burn::tensor::Device::wgpu(burn::tensor::DeviceKind::DefaultDevice)),
+            Self::Wgpu => cube(
+                case,
+                &burn::tensor::Device::wgpu(burn::tensor::DeviceKind::DefaultDevice),
+            ),
             #[cfg(feature = "cuda")]
             Self::Cuda => cube(case, &burn::tensor::Device::cuda(0)),
         }
@@ -106,20 +111,32 @@ impl Device {
 
 fn main() {
     let cli = Cli::parse();
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(cli.threads).build().expect("threads");
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(cli.threads)
+        .build()
+        .expect("threads");
     // All of it on a thread of the pool, as a rank is.
     pool.install(|| run(&cli));
 }
 
 fn run(cli: &Cli) {
     let dtype = cli.dtype.to_possible_value().expect("no value is skipped");
-    println!("{} ranks, sharded along dim {}, {}, GB/s read and written:\n", cli.ranks, cli.dim, dtype.get_name());
+    println!(
+        "{} ranks, sharded along dim {}, {}, GB/s read and written:\n",
+        cli.ranks,
+        cli.dim,
+        dtype.get_name()
+    );
     println!(
         "{:<28} {:<20} {:>8} {:>8} {:>8} {:>6} {:>8} {:>6}",
         "list", "copy", "MB", "copied", "plain", "ratio", "tensors", "ratio"
     );
     let mut rng = StdRng::seed_from_u64(0);
-    for (count, least, most) in [(150, 1 << 10, 16 << 10), (54, 64 << 10, 1 << 20), (3, 16 << 20, 64 << 20)] {
+    for (count, least, most) in [
+        (150, 1 << 10, 16 << 10),
+        (54, 64 << 10, 1 << 20),
+        (3, 16 << 20, 64 << 20),
+    ] {
         let lens: Vec<usize> = (0..count).map(|_| rng.random_range(least..=most)).collect();
         if lens.iter().sum::<usize>() > cli.max_elements {
             continue;
@@ -130,9 +147,17 @@ fn run(cli: &Cli) {
             let [copy, peers @ ..] = measure(cli.device.steps(case), bytes);
             let speed = |time: Duration| bytes as f64 / time.as_secs_f64() / 1e9;
             let list = format!("{count} of {} K to {} K", least >> 10, most >> 10);
-            print!("{list:<28} {name:<20} {:>8.1} {:>8.2}", bytes as f64 / 1e6, speed(copy));
+            print!(
+                "{list:<28} {name:<20} {:>8.1} {:>8.2}",
+                bytes as f64 / 1e6,
+                speed(copy)
+            );
             for peer in peers.into_iter().filter(|peer| *peer < Duration::MAX) {
-                print!(" {:>8.2} {:>6.2}", speed(peer), peer.as_secs_f64() / copy.as_secs_f64());
+                print!(
+                    " {:>8.2} {:>6.2}",
+                    speed(peer),
+                    peer.as_secs_f64() / copy.as_secs_f64()
+                );
             }
             println!();
         }
@@ -161,7 +186,12 @@ impl Cli {
         ];
         all.into_iter().map(move |(name, copy)| {
             let copies = UnitCopies::new(copy, self.ranks, shapes.clone(), self.dim as usize);
-            Case { name, copies, dtype, threads: self.threads }
+            Case {
+                name,
+                copies,
+                dtype,
+                threads: self.threads,
+            }
         })
     }
 }
@@ -179,7 +209,14 @@ impl Case {
 }
 
 /// The best time of each: rounds of a few calls, in turn.
-fn measure(Steps { copy, plain, tensors }: Steps, bytes: usize) -> [Duration; 3] {
+fn measure(
+    Steps {
+        copy,
+        plain,
+        tensors,
+    }: Steps,
+    bytes: usize,
+) -> [Duration; 3] {
     let repeats = ((256 << 20) / bytes.max(1)).clamp(1, 1000);
     let rounds = if bytes > 256 << 20 { 7 } else { 40 };
     let time = |step: &mut Step| {
@@ -201,14 +238,23 @@ fn measure(Steps { copy, plain, tensors }: Steps, bytes: usize) -> [Duration; 3]
 
 fn flex(case: Case) -> Steps {
     let (total, made) = (case.bytes() / 2, case.made());
-    let Case { copies, dtype, threads, .. } = case;
+    let Case {
+        copies,
+        dtype,
+        threads,
+        ..
+    } = case;
     let tensor = |shape: &Shape| {
-        let bytes = Bytes::from_elems(vec![ONES; (shape.num_elements() * dtype.size()).div_ceil(4)]);
+        let bytes = Bytes::from_elems(vec![
+            ONES;
+            (shape.num_elements() * dtype.size()).div_ceil(4)
+        ]);
         FlexTensor::new(bytes, Layout::contiguous(shape.clone()), dtype)
     };
     let sources: Vec<FlexTensor> = copies.sources().iter().map(tensor).collect();
     // As many bytes as the copy reads and writes, half of them each way.
-    let len = |shape: &Shape| (shape.num_elements() as u128 * total as u128 / made as u128) as usize;
+    let len =
+        |shape: &Shape| (shape.num_elements() as u128 * total as u128 / made as u128) as usize;
     let lens: Vec<usize> = copies.targets().iter().map(len).collect();
     let block = vec![1_u8; total];
     let parts = copies.sources().len();
@@ -218,8 +264,9 @@ fn flex(case: Case) -> Steps {
     Steps {
         copy: Box::new(move || drop(black_box(copies.run_flex(black_box(&sources))))),
         plain: Box::new(move || drop(black_box(plain(black_box(&block), &lens, threads)))),
-        tensors: (threads == 1)
-            .then(|| -> Step { Box::new(move || drop(black_box(tensors(black_box(&parts), &part_lens)))) }),
+        tensors: (threads == 1).then(|| -> Step {
+            Box::new(move || drop(black_box(tensors(black_box(&parts), &part_lens))))
+        }),
     }
 }
 
@@ -228,7 +275,11 @@ fn flex(case: Case) -> Steps {
 fn cube(case: Case, device: &burn::tensor::Device) -> Steps {
     let copies = std::rc::Rc::new(case.copies.on_cube(device, case.dtype));
     let plain = copies.clone();
-    Steps { copy: Box::new(move || copies.copy()), plain: Box::new(move || plain.plain()), tensors: None }
+    Steps {
+        copy: Box::new(move || copies.copy()),
+        plain: Box::new(move || plain.plain()),
+        tensors: None,
+    }
 }
 
 /// `block` in new vectors of `lens` bytes.
@@ -246,7 +297,9 @@ fn plain(block: &[u8], lens: &[usize], threads: usize) -> Vec<Vec<u8>> {
             let copy = |(to, from): (&mut [MaybeUninit<u8>], &[u8])| {
                 to.write_copy_of_slice(from);
             };
-            room.par_chunks_mut(chunk).zip(from.par_chunks(chunk)).for_each(copy);
+            room.par_chunks_mut(chunk)
+                .zip(from.par_chunks(chunk))
+                .for_each(copy);
         }
         // SAFETY: all of them were written.
         unsafe { to.set_len(*len) };
@@ -262,7 +315,10 @@ fn tensors(parts: &[FlexTensor], lens: &[usize]) -> Vec<FlexTensor> {
         let mut to = Vec::with_capacity(*len);
         while to.len() < *len {
             if rest.is_empty() {
-                rest = parts.next().expect("as many bytes are read as written").bytes();
+                rest = parts
+                    .next()
+                    .expect("as many bytes are read as written")
+                    .bytes();
             }
             let (from, behind) = rest.split_at(rest.len().min(len - to.len()));
             to.extend_from_slice(from);

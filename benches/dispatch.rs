@@ -79,7 +79,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     launch(Launch::threads(2), |world| {
         let device = world.device().clone();
-        for (title, device) in [("without autodiff", device.clone()), ("under autodiff", device.autodiff())] {
+        for (title, device) in [
+            ("without autodiff", device.clone()),
+            ("under autodiff", device.autodiff()),
+        ] {
             if world.rank() == 0 {
                 table(world, &device, title, &peer)?;
             } else {
@@ -101,42 +104,95 @@ fn bystander(world: &World) -> Result<(), Error> {
 
 fn table(world: &World, device: &Device, title: &str, peer: &Value) -> Result<(), Error> {
     let mesh = &DeviceMesh::new(world, [2], ["tp"])?;
-    println!("\n{title:<26} {:>9} {:>11} {:>12} {:>14}", "local ns", "overhead ns", "allocations", "of PyTorch's");
+    println!(
+        "\n{title:<26} {:>9} {:>11} {:>12} {:>14}",
+        "local ns", "overhead ns", "allocations", "of PyTorch's"
+    );
     let full = || Tensor::<2>::random([8, 8], Distribution::Default, device);
     let place = |placement| DTensor::distribute_replicated(full(), mesh, &[placement]);
-    let track = |x: DTensor<2>| if device.is_autodiff() { x.require_grad() } else { x };
+    let track = |x: DTensor<2>| {
+        if device.is_autodiff() {
+            x.require_grad()
+        } else {
+            x
+        }
+    };
     let (x, y, w) = (track(place(S(0))?), track(place(S(0))?), track(place(R)?));
     let ones = Tensor::<1>::ones([8], device);
     let gain = DTensor::distribute_replicated(ones.clone(), mesh, &[R])?;
     let (lx, ly, lw) = (x.local(), y.local(), w.local());
 
     let pairs = [
-        pair("add", "add", || lx.clone() + ly.clone(), || x.clone() + y.clone()),
-        pair("matmul S(0) x R", "matmul_S0_R", || lx.clone().matmul(lw.clone()), || x.clone().matmul(w.clone())),
+        pair(
+            "add",
+            "add",
+            || lx.clone() + ly.clone(),
+            || x.clone() + y.clone(),
+        ),
+        pair(
+            "matmul S(0) x R",
+            "matmul_S0_R",
+            || lx.clone().matmul(lw.clone()),
+            || x.clone().matmul(w.clone()),
+        ),
         pair(
             "layer norm",
             "layer_norm",
             || module::layer_norm(lx.clone(), ones.clone(), Some(ones.clone()), 1e-5),
             || ops::module::layer_norm(x.clone(), gain.clone(), Some(gain.clone()), 1e-5),
         ),
-        pair("softmax", "softmax", || activation::softmax(lx.clone(), 1), || ops::activation::softmax(x.clone(), 1)),
-        pair("relu", "relu", || activation::relu(lx.clone()), || ops::activation::relu(x.clone())),
-        pair("sum along a whole dim", "sum_dim1", || lx.clone().sum_dim(1), || x.clone().sum_dim(1)),
-        pair("reshape", "view", || lx.clone().reshape([4, 2, 4]), || x.clone().reshape([8, 2, 4])),
+        pair(
+            "softmax",
+            "softmax",
+            || activation::softmax(lx.clone(), 1),
+            || ops::activation::softmax(x.clone(), 1),
+        ),
+        pair(
+            "relu",
+            "relu",
+            || activation::relu(lx.clone()),
+            || ops::activation::relu(x.clone()),
+        ),
+        pair(
+            "sum along a whole dim",
+            "sum_dim1",
+            || lx.clone().sum_dim(1),
+            || x.clone().sum_dim(1),
+        ),
+        pair(
+            "reshape",
+            "view",
+            || lx.clone().reshape([4, 2, 4]),
+            || x.clone().reshape([8, 2, 4]),
+        ),
         pair(
             "from_local + to_local",
             "from_local_to_local",
             || lx.clone(),
-            || DTensor::from_local(lx.clone(), mesh, &[S(0)]).expect("even shards").to_local(),
+            || {
+                DTensor::from_local(lx.clone(), mesh, &[S(0)])
+                    .expect("even shards")
+                    .to_local()
+            },
         ),
         pair(
             "redistribute, nothing to do",
             "redistribute_noop",
             || lx.clone(),
-            || x.clone().redistribute(&[S(0)]).expect("the same placements"),
+            || {
+                x.clone()
+                    .redistribute(&[S(0)])
+                    .expect("the same placements")
+            },
         ),
     ];
-    for Pair { name, peer: key, local, distributed } in &pairs {
+    for Pair {
+        name,
+        peer: key,
+        local,
+        distributed,
+    } in &pairs
+    {
         let (local, distributed) = measure(local, distributed);
         let overhead = distributed.nanoseconds - local.nanoseconds;
         let theirs = peer["res"][key]["overhead_us"].as_f64();
@@ -159,7 +215,12 @@ fn pair<'a, A, B>(
 ) -> Pair<'a> {
     let local = Box::new(move || drop(black_box(local())));
     let distributed = Box::new(move || drop(black_box(distributed())));
-    Pair { name, peer, local, distributed }
+    Pair {
+        name,
+        peer,
+        local,
+        distributed,
+    }
 }
 
 /// Costs of both, timed in turn: a noisy moment hits both alike.
@@ -171,7 +232,9 @@ fn measure(local: &dyn Fn(), distributed: &dyn Fn()) -> (Cost, Cost) {
         (0..CALLS).for_each(|_| f());
         start.elapsed().as_nanos() as f64 / f64::from(CALLS)
     };
-    let (mut first, mut second): (Vec<_>, Vec<_>) = (0..ROUNDS).map(|_| (time(local), time(distributed))).unzip();
+    let (mut first, mut second): (Vec<_>, Vec<_>) = (0..ROUNDS)
+        .map(|_| (time(local), time(distributed)))
+        .unzip();
     let median = |times: &mut Vec<f64>| {
         times.sort_by(f64::total_cmp);
         times[ROUNDS / 2]
@@ -181,6 +244,9 @@ fn measure(local: &dyn Fn(), distributed: &dyn Fn()) -> (Cost, Cost) {
         (0..CALLS).for_each(|_| f());
         (ALLOCATIONS.get() - before) as f64 / f64::from(CALLS)
     };
-    let cost = |times: &mut Vec<f64>, f: &dyn Fn()| Cost { nanoseconds: median(times), allocations: allocations(f) };
+    let cost = |times: &mut Vec<f64>, f: &dyn Fn()| Cost {
+        nanoseconds: median(times),
+        allocations: allocations(f),
+    };
     (cost(&mut first, local), cost(&mut second, distributed))
 }

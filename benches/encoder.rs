@@ -13,7 +13,9 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
-use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
@@ -50,7 +52,9 @@ const RANKS: usize = 2;
 const VOCAB: usize = 1024;
 
 #[derive(Parser)]
-#[command(about = "A training step of burn's TransformerEncoder: units opened by reads, by the program, and unsharded")]
+#[command(
+    about = "A training step of burn's TransformerEncoder: units opened by reads, by the program, and unsharded"
+)]
 struct Cli {
     /// Timed steps of each kind
     #[arg(long, default_value_t = 8)]
@@ -84,7 +88,8 @@ struct Model {
 
 impl Model {
     fn new(cli: &Cli, device: &Device) -> Self {
-        let encoder = TransformerEncoderConfig::new(cli.dim, 4 * cli.dim, 6, cli.layers).with_dropout(0.0);
+        let encoder =
+            TransformerEncoderConfig::new(cli.dim, 4 * cli.dim, 6, cli.layers).with_dropout(0.0);
         Self {
             table: EmbeddingConfig::new(VOCAB, cli.dim).init(device),
             encoder: encoder.init(device),
@@ -95,7 +100,8 @@ impl Model {
     /// As one writes it for one device.
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let x = self.table.forward(tokens);
-        self.head.forward(self.encoder.forward(TransformerEncoderInput::new(x)))
+        self.head
+            .forward(self.encoder.forward(TransformerEncoderInput::new(x)))
     }
 
     /// With burn's loop written out.
@@ -103,7 +109,9 @@ impl Model {
         unit(self, tokens, |model, tokens| {
             let x = model.table.forward(tokens);
             let layers = model.encoder.layers.iter();
-            let x = layers.fold(x, |x, layer| unit(layer, x, |layer, x| layer.forward(x, None, None)));
+            let x = layers.fold(x, |x, layer| {
+                unit(layer, x, |layer, x| layer.forward(x, None, None))
+            });
             model.head.forward(x)
         })
     }
@@ -113,7 +121,9 @@ type Forward = fn(&Model, Tensor<2, Int>) -> Tensor<3>;
 
 const KINDS: [(&str, bool, Forward); 3] = [
     ("unit calls", true, Model::forward_opening),
-    ("patterns, opened by reads", true, |model, tokens| unit(model, tokens, |model, tokens| model.forward(tokens))),
+    ("patterns, opened by reads", true, |model, tokens| {
+        unit(model, tokens, |model, tokens| model.forward(tokens))
+    }),
     ("unsharded", false, Model::forward),
 ];
 
@@ -129,18 +139,23 @@ struct Cost {
 fn measure(cli: &Cli, world: &World) -> Result<[Cost; 3]> {
     let device = world.device().clone().autodiff();
     let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
-    let config =
-        FullyShard::new().with_units(["encoder.layers.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
+    let config = FullyShard::new()
+        .with_units(["encoder.layers.*"])
+        .with_reshard_after_forward(ReshardAfterForward::Always);
     let mut kinds = Vec::new();
     for (_, sharded, forward) in KINDS {
         let model = Model::new(cli, &device);
-        let model =
-            if sharded { fully_shard(model, &mesh, config.clone().with_implicit_unshard(false))? } else { model };
+        let model = if sharded {
+            fully_shard(model, &mesh, config.clone().with_implicit_unshard(false))?
+        } else {
+            model
+        };
         let optim: ModuleOptimizer = AdamWConfig::new().init();
         kinds.push((Some(model), optim, forward));
     }
     let mut costs: [Cost; 3] = Default::default();
-    let tokens = Tensor::<1, Int>::arange(0..(cli.batch * cli.seq) as i64, &device).remainder_scalar(VOCAB as i64);
+    let tokens = Tensor::<1, Int>::arange(0..(cli.batch * cli.seq) as i64, &device)
+        .remainder_scalar(VOCAB as i64);
     let tokens = tokens.reshape([cli.batch, cli.seq]);
     for step in 0..cli.warmup + cli.steps {
         for ((model, optim, forward), cost) in kinds.iter_mut().zip(&mut costs) {
@@ -154,7 +169,11 @@ fn measure(cli: &Cli, world: &World) -> Result<[Cost; 3]> {
             let loss = forward(&own, tokens.clone()).square().mean();
             let grads = GradientsParams::from_grads(loss.backward(), &own);
             let ledger = world.ledger();
-            cost.collectives = format!("{} + {}", ledger.calls(Op::AllGather), ledger.calls(Op::ReduceScatter));
+            cost.collectives = format!(
+                "{} + {}",
+                ledger.calls(Op::AllGather),
+                ledger.calls(Op::ReduceScatter)
+            );
             world.barrier("backward ends")?;
             cost.peak = PEAK.load(Relaxed).saturating_sub(before) / RANKS;
             *model = Some(optim.step(1e-4, own, grads));
@@ -170,11 +189,17 @@ fn measure(cli: &Cli, world: &World) -> Result<[Cost; 3]> {
 fn main() -> Result<()> {
     let cli = Cli::parse();
     let (_, costs) = launch(Launch::threads(RANKS), |world| measure(&cli, world))?.swap_remove(0);
-    println!("{:<26} {:>8} {:>26} {:>22}", "", "s/step", "all-gathers + reductions", "peak of step, MB");
+    println!(
+        "{:<26} {:>8} {:>26} {:>22}",
+        "", "s/step", "all-gathers + reductions", "peak of step, MB"
+    );
     for ((name, ..), mut cost) in KINDS.into_iter().zip(costs) {
         cost.seconds.sort_by(f64::total_cmp);
         let (median, peak) = (cost.seconds[cost.seconds.len() / 2], cost.peak as f64 / 1e6);
-        println!("{name:<26} {median:>8.3} {:>26} {peak:>22.1}", cost.collectives);
+        println!(
+            "{name:<26} {median:>8.3} {:>26} {peak:>22.1}",
+            cost.collectives
+        );
     }
     Ok(())
 }

@@ -68,14 +68,27 @@ struct Net {
 impl Net {
     fn new(cli: &Cli, params: usize, device: &Device) -> Self {
         let weight = |_| Param::from_tensor(Tensor::full([8, 8], 0.125, device));
-        let block = |_| Block { weights: (0..params).map(weight).collect() };
-        Self { blocks: (0..cli.units).map(block).collect() }
+        let block = |_| Block {
+            weights: (0..params).map(weight).collect(),
+        };
+        Self {
+            blocks: (0..cli.units).map(block).collect(),
+        }
     }
 
     /// Takes and returns `[4, 8]`. On a model that is not sharded, `unit` only calls the closure.
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let multiply = |block: &Block, x| block.weights.iter().fold(x, |x: Tensor<2>, weight| x.matmul(weight.val()));
-        unit(self, x, |net, x| net.blocks.iter().fold(x, |x, block| unit(block, x, multiply)))
+        let multiply = |block: &Block, x| {
+            block
+                .weights
+                .iter()
+                .fold(x, |x: Tensor<2>, weight| x.matmul(weight.val()))
+        };
+        unit(self, x, |net, x| {
+            net.blocks
+                .iter()
+                .fold(x, |x, block| unit(block, x, multiply))
+        })
     }
 }
 
@@ -95,7 +108,11 @@ fn measure(cli: &Cli, world: &World, params: usize) -> Result<Times> {
     let device = world.device().clone().autodiff();
     let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
     let unsharded = Net::new(cli, params, &device);
-    let sharded = fully_shard(unsharded.clone(), &mesh, FullyShard::new().with_units(["blocks.*"]))?;
+    let sharded = fully_shard(
+        unsharded.clone(),
+        &mesh,
+        FullyShard::new().with_units(["blocks.*"]),
+    )?;
     let x = || Tensor::<2>::ones([4, 8], &device);
     let step = |net: &Net| {
         let (x, start) = (x(), Instant::now());
@@ -115,14 +132,33 @@ fn measure(cli: &Cli, world: &World, params: usize) -> Result<Times> {
         .map(|_| DTensor::distribute_replicated(weight(), &mesh, &[Placement::Shard(0)]))
         .collect::<Result<_>>()?;
     let redistribute = || -> Result<()> {
-        shards.iter().try_for_each(|shard| shard.clone().redistribute(&[Placement::Replicate]).map(drop))
+        shards.iter().try_for_each(|shard| {
+            shard
+                .clone()
+                .redistribute(&[Placement::Replicate])
+                .map(drop)
+        })
     };
-    let (comm, meta) = (world.all(), TensorMeta { shape: [8, 8].into(), dtype: DType::F32 });
-    let described = (0..params).map(|_| (meta.clone(), 0, ShardSizes::Chunked(8))).collect();
+    let (comm, meta) = (
+        world.all(),
+        TensorMeta {
+            shape: [8, 8].into(),
+            dtype: DType::F32,
+        },
+    );
+    let described = (0..params)
+        .map(|_| (meta.clone(), 0, ShardSizes::Chunked(8)))
+        .collect();
     let plan = comm.plan_all_gather(described)?;
     let planned = || -> Result<()> {
-        let local = shards.iter().map(|shard| shard.local().clone().into_dispatch()).collect();
-        Ok(comm.execute_plan(Call::new("planned"), &plan, local).wait().map(drop)?)
+        let local = shards
+            .iter()
+            .map(|shard| shard.local().clone().into_dispatch())
+            .collect();
+        Ok(comm
+            .execute_plan(Call::new("planned"), &plan, local)
+            .wait()
+            .map(drop)?)
     };
     let units = |call: &dyn Fn() -> Result<()>| -> Result<f64> {
         world.barrier("round")?;
@@ -141,8 +177,16 @@ fn measure(cli: &Cli, world: &World, params: usize) -> Result<Times> {
             _ => (units(&redistribute)?, units(&planned)?),
         };
         if round > 0 {
-            times.unsharded.iter_mut().zip(plain).for_each(|(rounds, time)| rounds.push(time));
-            times.sharded.iter_mut().zip(own).for_each(|(rounds, time)| rounds.push(time));
+            times
+                .unsharded
+                .iter_mut()
+                .zip(plain)
+                .for_each(|(rounds, time)| rounds.push(time));
+            times
+                .sharded
+                .iter_mut()
+                .zip(own)
+                .for_each(|(rounds, time)| rounds.push(time));
             times.redistribute.push(one_by_one);
             times.planned.push(together);
         }
@@ -153,7 +197,12 @@ fn measure(cli: &Cli, world: &World, params: usize) -> Result<Times> {
 impl Cli {
     /// Returns the median of passes through all units, in microseconds a unit.
     fn of_unit(&self, passes: Vec<Duration>) -> f64 {
-        median(passes.into_iter().map(|time| time.as_secs_f64() * 1e6 / self.units as f64).collect())
+        median(
+            passes
+                .into_iter()
+                .map(|time| time.as_secs_f64() * 1e6 / self.units as f64)
+                .collect(),
+        )
     }
 
     /// Runs FSDP2 on the same model.
@@ -167,9 +216,19 @@ impl Cli {
             ("rounds", self.rounds),
         ];
         let mut command = Command::new(python);
-        command.arg(script).args(numbers.iter().flat_map(|(name, number)| [format!("--{name}"), number.to_string()]));
-        let output = command.output().unwrap_or_else(|error| panic!("{}: {error}", python.display()));
-        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+        command.arg(script).args(
+            numbers
+                .iter()
+                .flat_map(|(name, number)| [format!("--{name}"), number.to_string()]),
+        );
+        let output = command
+            .output()
+            .unwrap_or_else(|error| panic!("{}: {error}", python.display()));
+        assert!(
+            output.status.success(),
+            "{script}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
         serde_json::from_slice(&output.stdout).expect("the peer prints one line of JSON")
     }
 }
@@ -189,19 +248,31 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 /// Describes the median and the range of rounds.
 fn shown(rounds: &Rounds) -> String {
-    let (low, high) = rounds.iter().copied().minmax().into_option().expect("at least one round");
+    let (low, high) = rounds
+        .iter()
+        .copied()
+        .minmax()
+        .into_option()
+        .expect("at least one round");
     format!("{:.1} ({low:.1}..{high:.1})", median(rounds.clone()))
 }
 
 fn main() {
     let cli = Cli::parse();
-    println!("microseconds a unit: median of {} rounds of {} steps, and their range", cli.rounds, cli.steps);
+    println!(
+        "microseconds a unit: median of {} rounds of {} steps, and their range",
+        cli.rounds, cli.steps
+    );
     for (&ranks, &params) in cli.ranks.iter().cartesian_product(&cli.params) {
         let times = launch(Launch::threads(ranks), |world| measure(&cli, world, params));
         let times = times.unwrap_or_else(|error| panic!("{error}")).remove(0).1;
         println!("{ranks} ranks, {params} parameters a unit");
         let row = |name: &str, [forward, backward]: &[Rounds; 2]| {
-            println!("  {name:<24} forward {:<24} backward {}", shown(forward), shown(backward));
+            println!(
+                "  {name:<24} forward {:<24} backward {}",
+                shown(forward),
+                shown(backward)
+            );
         };
         row("sharded", &times.sharded);
         row("unsharded", &times.unsharded);
@@ -213,8 +284,14 @@ fn main() {
             );
         }
         if let Some(python) = &cli.peer {
-            let Peer { torch, sharded, unsharded } = cli.run_peer(python, ranks, params);
-            let ways = |rounds: &[[f64; 2]]| [0, 1].map(|way| rounds.iter().map(|round| round[way]).collect());
+            let Peer {
+                torch,
+                sharded,
+                unsharded,
+            } = cli.run_peer(python, ranks, params);
+            let ways = |rounds: &[[f64; 2]]| {
+                [0, 1].map(|way| rounds.iter().map(|round| round[way]).collect())
+            };
             row(&format!("FSDP2 {torch}"), &ways(&sharded));
             row("PyTorch, unsharded", &ways(&unsharded));
         }

@@ -47,7 +47,13 @@ use model::{Gpt, GptConfig, mean_cross_entropy};
 /// Sequences per rank and step.
 const BATCH: usize = 4;
 const LR: f64 = 1e-4;
-const MODEL: GptConfig = GptConfig { vocab: 4096, seq: 256, dim: 512, layers: 8, heads: 8 };
+const MODEL: GptConfig = GptConfig {
+    vocab: 4096,
+    seq: 256,
+    dim: 512,
+    layers: 8,
+    heads: 8,
+};
 
 /// PyTorch 2.15 on the same work: FSDP2 on gloo over 2 processes, and two unsharded copies at
 /// once, one thread each. Recorded on one quiet 2-core machine: there the ratio compares, on any
@@ -140,7 +146,11 @@ struct Delay {
 
 impl Delay {
     fn draw(rng: &mut StdRng, ranks: usize, length: Duration) -> Self {
-        Self { rank: rng.random_range(0..ranks), block: rng.random_range(0..MODEL.layers), length }
+        Self {
+            rank: rng.random_range(0..ranks),
+            block: rng.random_range(0..MODEL.layers),
+            length,
+        }
     }
 }
 
@@ -149,7 +159,11 @@ fn page_faults() -> f64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
     // After the name in parentheses: state, and then the seventh is minor faults.
     let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
-    fields.split(' ').nth(7).and_then(|faults| faults.parse().ok()).unwrap_or(0.0)
+    fields
+        .split(' ')
+        .nth(7)
+        .and_then(|faults| faults.parse().ok())
+        .unwrap_or(0.0)
 }
 
 /// A model in training; an option because the optimizer takes it and gives it back.
@@ -160,19 +174,35 @@ struct Training {
 
 impl Training {
     fn new(model: Gpt) -> Self {
-        Self { model: Some(model), optim: AdamWConfig::new().init() }
+        Self {
+            model: Some(model),
+            optim: AdamWConfig::new().init(),
+        }
     }
 
     /// One step on random tokens; barriers around it make ranks start and end together.
-    fn step(&mut self, world: &World, rng: &mut StdRng, delay: Option<Delay>, device: &Device) -> Result<Seconds> {
-        let model = self.model.take().expect("the last step gave the model back");
+    fn step(
+        &mut self,
+        world: &World,
+        rng: &mut StdRng,
+        delay: Option<Delay>,
+        device: &Device,
+    ) -> Result<Seconds> {
+        let model = self
+            .model
+            .take()
+            .expect("the last step gave the model back");
         let (tokens, targets) = (random_tokens(rng, device), random_tokens(rng, device));
         world.barrier("step begins")?;
         world.ledger().reset();
         let faults = page_faults();
         let start = Instant::now();
         let own = delay.filter(|delay| delay.rank == world.rank());
-        let before = |block| own.iter().filter(|delay| delay.block == block).for_each(|delay| sleep(delay.length));
+        let before = |block| {
+            own.iter()
+                .filter(|delay| delay.block == block)
+                .for_each(|delay| sleep(delay.length))
+        };
         let loss = mean_cross_entropy(model.forward_after(tokens, before), targets);
         finish(device)?;
         let forward = start.elapsed().as_secs_f64();
@@ -182,7 +212,10 @@ impl Training {
         self.model = Some(self.optim.step(LR, model, grads));
         finish(device)?;
         let optimizer = start.elapsed().as_secs_f64();
-        let WaitBreakdown { waiting, local_work } = world.ledger().spent();
+        let WaitBreakdown {
+            waiting,
+            local_work,
+        } = world.ledger().spent();
         world.barrier("step ends")?;
         Ok(Seconds {
             step: start.elapsed().as_secs_f64(),
@@ -202,7 +235,9 @@ fn finish(device: &Device) -> Result<()> {
 }
 
 fn random_tokens(rng: &mut StdRng, device: &Device) -> Tensor<2, Int> {
-    let tokens: Vec<i32> = (0..BATCH * MODEL.seq).map(|_| rng.random_range(0..MODEL.vocab as i32)).collect();
+    let tokens: Vec<i32> = (0..BATCH * MODEL.seq)
+        .map(|_| rng.random_range(0..MODEL.vocab as i32))
+        .collect();
     Tensor::from_data(TensorData::new(tokens, [BATCH, MODEL.seq]), device)
 }
 
@@ -219,7 +254,10 @@ struct Measured {
 /// What each rank has measured, in order.
 fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
     let device = world.device().clone().autodiff();
-    let config = GptConfig { dim: cli.dim, ..MODEL };
+    let config = GptConfig {
+        dim: cli.dim,
+        ..MODEL
+    };
     let mesh = match cli.replicate {
         false => DeviceMesh::new(world, [cli.ranks], ["shard"])?,
         true => DeviceMesh::new(world, [cli.ranks, 1], ["replicate", "shard"])?,
@@ -234,15 +272,27 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
     // The same on all ranks.
     let mut delays = StdRng::seed_from_u64(0xde1a);
     let mut half_a_block = Duration::ZERO;
-    let mut measured =
-        Measured { sharded: Vec::new(), unsharded: Vec::new(), faults: [0.0; 2], traffic: String::new() };
+    let mut measured = Measured {
+        sharded: Vec::new(),
+        unsharded: Vec::new(),
+        faults: [0.0; 2],
+        traffic: String::new(),
+    };
     for step in 0..cli.warmup + cli.steps * cli.repeats {
         let delay = Delay::draw(&mut delays, cli.ranks, half_a_block);
         let delay = Some(delay).filter(|_| cli.delay && step >= cli.warmup);
         let one = sharded.step(world, &mut rng, delay, &device)?;
         let ledger = world.ledger();
-        let traffic = |op| format!("{} x {op}, {:.1} MB", ledger.calls(op), ledger.bytes(op) as f64 / 1e6);
-        measured.traffic = [Op::AllGather, Op::ReduceScatter, Op::AllReduce].map(traffic).join("; ");
+        let traffic = |op| {
+            format!(
+                "{} x {op}, {:.1} MB",
+                ledger.calls(op),
+                ledger.bytes(op) as f64 / 1e6
+            )
+        };
+        measured.traffic = [Op::AllGather, Op::ReduceScatter, Op::AllReduce]
+            .map(traffic)
+            .join("; ");
         let other = unsharded.step(world, &mut rng, delay, &device)?;
         // Of the layers all but the last, which is about as much.
         half_a_block = Duration::from_secs_f64(other.forward / (MODEL.layers + 1) as f64 / 2.0);
@@ -252,8 +302,13 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
         }
     }
     // One after the other: what a step gives back to the system, the next one of the other kind may have to get again.
-    for (training, faults) in [&mut sharded, &mut unsharded].into_iter().zip(&mut measured.faults) {
-        let steps: Vec<_> = (0..4).map(|_| training.step(world, &mut rng, None, &device)).collect::<Result<_>>()?;
+    for (training, faults) in [&mut sharded, &mut unsharded]
+        .into_iter()
+        .zip(&mut measured.faults)
+    {
+        let steps: Vec<_> = (0..4)
+            .map(|_| training.step(world, &mut rng, None, &device))
+            .collect::<Result<_>>()?;
         *faults = medians(&steps[1..]).faults;
     }
     world.all().all_gather_object("measured".into(), &measured)
@@ -265,7 +320,11 @@ fn medians(steps: &[Seconds]) -> Seconds {
         let mut values: Vec<f64> = steps.iter().map(part).collect();
         values.sort_by(f64::total_cmp);
         let middle = values.len() / 2;
-        if values.len().is_multiple_of(2) { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] }
+        if values.len().is_multiple_of(2) {
+            (values[middle - 1] + values[middle]) / 2.0
+        } else {
+            values[middle]
+        }
     };
     Seconds {
         step: median(|s| s.step),
@@ -282,14 +341,25 @@ fn medians(steps: &[Seconds]) -> Seconds {
 #[cfg(feature = "mpi")]
 fn start_processes(ranks: usize) -> Result<()> {
     let count = ranks.to_string();
-    let arguments = env::args().skip(1).filter(|argument| argument != "--processes");
-    let status = mpirun().args(["-n", &count]).arg(env::current_exe()?).args(arguments).status()?;
-    status.success().then_some(()).ok_or_else(|| Error::other(format!("mpirun has ended with {status}")))
+    let arguments = env::args()
+        .skip(1)
+        .filter(|argument| argument != "--processes");
+    let status = mpirun()
+        .args(["-n", &count])
+        .arg(env::current_exe()?)
+        .args(arguments)
+        .status()?;
+    status
+        .success()
+        .then_some(())
+        .ok_or_else(|| Error::other(format!("mpirun has ended with {status}")))
 }
 
 #[cfg(not(feature = "mpi"))]
 fn start_processes(_ranks: usize) -> Result<()> {
-    Err(Error::other("ranks in processes need MPI: cargo bench --features mpi --bench step -- --processes"))
+    Err(Error::other(
+        "ranks in processes need MPI: cargo bench --features mpi --bench step -- --processes",
+    ))
 }
 
 fn main() -> Result<()> {
@@ -297,35 +367,65 @@ fn main() -> Result<()> {
     if cli.processes {
         return start_processes(cli.ranks);
     }
-    let mut outcomes =
-        launch(Launch::from_env(cli.ranks)?.with_device(cli.device.device()), |world| measure(&cli, world))?;
+    let mut outcomes = launch(
+        Launch::from_env(cli.ranks)?.with_device(cli.device.device()),
+        |world| measure(&cli, world),
+    )?;
     // Of several processes that of the first rank tells.
-    let Some((0, ranks)) = outcomes.first_mut() else { return Ok(()) };
+    let Some((0, ranks)) = outcomes.first_mut() else {
+        return Ok(());
+    };
     let first = &ranks[0];
     let [sharded, unsharded] = [medians(&first.sharded), medians(&first.unsharded)];
-    println!("{:<24} {:>8} {:>8} {:>8} {:>8} {:>10}", "", "s/step", "forward", "backward", "AdamW", "tokens/s");
-    for (name, Seconds { step, forward, backward, optimizer, .. }) in
-        [(format!("sharded, {} ranks", cli.ranks), sharded), (format!("{} unsharded copies", cli.ranks), unsharded)]
-    {
+    println!(
+        "{:<24} {:>8} {:>8} {:>8} {:>8} {:>10}",
+        "", "s/step", "forward", "backward", "AdamW", "tokens/s"
+    );
+    for (
+        name,
+        Seconds {
+            step,
+            forward,
+            backward,
+            optimizer,
+            ..
+        },
+    ) in [
+        (format!("sharded, {} ranks", cli.ranks), sharded),
+        (format!("{} unsharded copies", cli.ranks), unsharded),
+    ] {
         let tokens = (cli.ranks * BATCH * MODEL.seq) as f64 / step;
-        println!("{name:<24} {step:>8.4} {forward:>8.4} {backward:>8.4} {optimizer:>8.4} {tokens:>10.0}");
+        println!(
+            "{name:<24} {step:>8.4} {forward:>8.4} {backward:>8.4} {optimizer:>8.4} {tokens:>10.0}"
+        );
     }
     let is_default = cli.reshard == Reshard::Auto && !cli.replicate && !cli.delay;
-    let recorded = is_default && cli.device == RankDevice::Flex && cli.ranks == 2 && cli.dim == MODEL.dim;
+    let recorded =
+        is_default && cli.device == RankDevice::Flex && cli.ranks == 2 && cli.dim == MODEL.dim;
     if recorded {
-        println!("{:<24} {TORCH_FSDP2_S:>8.3}  (recorded on one quiet 2-core machine)", "PyTorch FSDP2, gloo");
+        println!(
+            "{:<24} {TORCH_FSDP2_S:>8.3}  (recorded on one quiet 2-core machine)",
+            "PyTorch FSDP2, gloo"
+        );
     }
     println!("collectives a step: {}", first.traffic);
     for (rank, measured) in ranks.iter().enumerate() {
-        let Seconds { waiting, moving, .. } = medians(&measured.sharded);
+        let Seconds {
+            waiting, moving, ..
+        } = medians(&measured.sharded);
         let [sharded, unsharded] = measured.faults;
         println!(
             "  rank {rank}: {moving:.3} s copying and reducing, {waiting:.3} s waiting for other ranks; {sharded:.0} minor page \
              faults, unsharded {unsharded:.0}"
         );
     }
-    let repeats = first.sharded.chunks(cli.steps).zip(first.unsharded.chunks(cli.steps));
-    let mut ratios: Vec<f64> = repeats.map(|(one, other)| medians(one).step / medians(other).step).collect();
+    let repeats = first
+        .sharded
+        .chunks(cli.steps)
+        .zip(first.unsharded.chunks(cli.steps));
+    let mut ratios: Vec<f64> = repeats
+        .map(|(one, other)| medians(one).step / medians(other).step)
+        .collect();
     ratios.sort_by(f64::total_cmp);
     println!(
         "ratio sharded / unsharded{}: {:.3}, of {} repeats {:.3} to {:.3}{}",
@@ -334,7 +434,14 @@ fn main() -> Result<()> {
         ratios.len(),
         ratios[0],
         ratios[ratios.len() - 1],
-        if recorded { format!("  (PyTorch FSDP2: {:.2})", TORCH_FSDP2_S / TORCH_UNSHARDED_S) } else { String::new() }
+        if recorded {
+            format!(
+                "  (PyTorch FSDP2: {:.2})",
+                TORCH_FSDP2_S / TORCH_UNSHARDED_S
+            )
+        } else {
+            String::new()
+        }
     );
     Ok(())
 }

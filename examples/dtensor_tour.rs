@@ -23,7 +23,10 @@ fn main() -> Result<()> {
     Args::parse();
     launch(Launch::threads(4), |world| {
         let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
-        let guide = Guide { talks: world.rank() == 0, world };
+        let guide = Guide {
+            talks: world.rank() == 0,
+            world,
+        };
         placements(&guide, &mesh)?;
         redistribution(&guide, &mesh)?;
         operators(&guide, &mesh)?;
@@ -37,12 +40,21 @@ fn main() -> Result<()> {
 /// mesh dimension.
 fn placements(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("1. Placements");
-    guide.say(format!("Four ranks make a mesh, {mesh}. Rank 0 is at {:?}.", mesh.coordinate().unwrap_or_default()));
-    for placements in [[Shard(0), Shard(1)], [Shard(0), Replicate], [Shard(0), Shard(0)]] {
+    guide.say(format!(
+        "Four ranks make a mesh, {mesh}. Rank 0 is at {:?}.",
+        mesh.coordinate().unwrap_or_default()
+    ));
+    for placements in [
+        [Shard(0), Shard(1)],
+        [Shard(0), Replicate],
+        [Shard(0), Shard(0)],
+    ] {
         let x = DTensor::distribute_replicated(numbers(mesh), mesh, &placements)?;
         guide.say(visualize_sharding(x.spec()));
     }
-    guide.say("Shards may be uneven: each holds ceil(n / ranks) elements, and the last holds the rest.");
+    guide.say(
+        "Shards may be uneven: each holds ceil(n / ranks) elements, and the last holds the rest.",
+    );
     let uneven = DTensor::<1, Int>::arange(0..5, mesh, &[Shard(0), Shard(0)], mesh.device())?;
     guide.say(visualize_sharding(uneven.spec()));
     Ok(())
@@ -52,12 +64,19 @@ fn placements(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
 fn redistribution(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("2. Redistribution");
     let x = DTensor::distribute_replicated(numbers(mesh), mesh, &[Shard(0), Shard(1)])?;
-    for target in [[Shard(0), Replicate], [Shard(1), Shard(0)], [Replicate, Replicate]] {
+    for target in [
+        [Shard(0), Replicate],
+        [Shard(1), Shard(0)],
+        [Replicate, Replicate],
+    ] {
         let from = x.layout().to_string();
         let (y, sent) = guide.count(|| x.clone().redistribute(&target))?;
         guide.say(format!("{from} -> {}: {sent}", y.layout()));
     }
-    guide.say(format!("The full tensor, on every rank:\n{}", x.full_tensor()?.into_data()));
+    guide.say(format!(
+        "The full tensor, on every rank:\n{}",
+        x.full_tensor()?.into_data()
+    ));
     Ok(())
 }
 
@@ -68,12 +87,23 @@ fn operators(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     let columns = DTensor::<2>::ones([4, 4], mesh, &[Replicate, Shard(1)], mesh.device())?;
     let rows = DTensor::<2>::ones([4, 4], mesh, &[Replicate, Shard(0)], mesh.device())?;
     let (h, sent) = guide.count(|| Ok(x.matmul(columns).tanh()))?;
-    guide.say(format!("x {{S(0), R}} @ columns {{R, S(1)}}, tanh -> {}: {sent}", h.layout()));
+    guide.say(format!(
+        "x {{S(0), R}} @ columns {{R, S(1)}}, tanh -> {}: {sent}",
+        h.layout()
+    ));
     let (y, sent) = guide.count(|| Ok(h.matmul(rows)))?;
-    guide.say(format!("        .. @ rows {{R, S(0)}}          -> {}: {sent}", y.layout()));
-    guide.say("P(sum) is a partial sum: every rank holds a partial value, and no rank has added them up.");
+    guide.say(format!(
+        "        .. @ rows {{R, S(0)}}          -> {}: {sent}",
+        y.layout()
+    ));
+    guide.say(
+        "P(sum) is a partial sum: every rank holds a partial value, and no rank has added them up.",
+    );
     let (y, sent) = guide.count(|| y.redistribute(&[Shard(0), Replicate]))?;
-    guide.say(format!("        .. redistributed like x      -> {}: {sent}", y.layout()));
+    guide.say(format!(
+        "        .. redistributed like x      -> {}: {sent}",
+        y.layout()
+    ));
     Ok(())
 }
 
@@ -84,15 +114,26 @@ fn gradients(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     let x = Tensor::from_inner(numbers(mesh));
     let x = DTensor::distribute_replicated(x, mesh, &[Replicate, Replicate])?.require_grad();
     let weight = |scale: f32| {
-        let w = Tensor::<2>::ones([4, 4], &device).mul_scalar(scale).detach();
+        let w = Tensor::<2>::ones([4, 4], &device)
+            .mul_scalar(scale)
+            .detach();
         DTensor::distribute_replicated(w, mesh, &[Replicate, Shard(1)])
     };
-    let (q, k, v) = (x.clone().matmul(weight(1.0)?), x.clone().matmul(weight(2.0)?), x.clone().matmul(weight(3.0)?));
+    let (q, k, v) = (
+        x.clone().matmul(weight(1.0)?),
+        x.clone().matmul(weight(2.0)?),
+        x.clone().matmul(weight(3.0)?),
+    );
     let loss = (q + k + v).full_tensor()?.sum();
     let (grads, sent) = guide.count(|| Ok(loss.backward()))?;
-    guide.say(format!("Three products of a replicated x with column-sharded weights. Backward: {sent}"));
+    guide.say(format!(
+        "Three products of a replicated x with column-sharded weights. Backward: {sent}"
+    ));
     if let Some(grad) = x.local().grad(&grads) {
-        guide.say(format!("The gradient of x, replicated on every rank:\n{}", grad.into_data()));
+        guide.say(format!(
+            "The gradient of x, replicated on every rank:\n{}",
+            grad.into_data()
+        ));
     }
     Ok(())
 }
@@ -108,14 +149,18 @@ fn denial(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     if let Err(panic) = std::panic::catch_unwind(denied)
         && let Some(error) = panic.downcast_ref::<Error>()
     {
-        guide.say(format!("The same under RedistributePolicy::Deny:\n  {error}"));
+        guide.say(format!(
+            "The same under RedistributePolicy::Deny:\n  {error}"
+        ));
     }
     Ok(())
 }
 
 /// Returns rows of four numbers, the same on every rank.
 fn numbers(mesh: &DeviceMesh) -> Tensor<2> {
-    Tensor::<1, Int>::arange(0..16, mesh.device()).float().reshape([4, 4])
+    Tensor::<1, Int>::arange(0..16, mesh.device())
+        .float()
+        .reshape([4, 4])
 }
 
 /// Prints explanations on one rank while all ranks compute.
@@ -140,11 +185,17 @@ impl Guide<'_> {
         self.world.ledger().reset();
         let value = f()?;
         let totals = self.world.ledger().by_phase();
-        let collectives = totals.iter().map(|((op, phase), total): (&(Op, Phase), _)| {
-            format!("{} {op} ({} bytes, {phase})", total.calls, total.bytes)
-        });
+        let collectives = totals
+            .iter()
+            .map(|((op, phase), total): (&(Op, Phase), _)| {
+                format!("{} {op} ({} bytes, {phase})", total.calls, total.bytes)
+            });
         let collectives: Vec<_> = collectives.collect();
-        let sent = if collectives.is_empty() { "no communication".into() } else { collectives.join(", ") };
+        let sent = if collectives.is_empty() {
+            "no communication".into()
+        } else {
+            collectives.join(", ")
+        };
         Ok((value, sent))
     }
 }

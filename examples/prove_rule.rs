@@ -72,14 +72,28 @@ fn main() {
         println!("{}", names.join("\n"));
         return;
     }
-    if let Some(unknown) = args.operators.iter().find(|name| !names.contains(&name.as_str())) {
-        eprintln!("there are no cases of `{unknown}`. Run with --list for the names of all operators");
+    if let Some(unknown) = args
+        .operators
+        .iter()
+        .find(|name| !names.contains(&name.as_str()))
+    {
+        eprintln!(
+            "there are no cases of `{unknown}`. Run with --list for the names of all operators"
+        );
         std::process::exit(2);
     }
-    let effort = if args.exhaustive { Effort::Exhaustive } else { Effort::Test };
-    let asked = |name: &&str| args.operators.is_empty() || args.operators.iter().any(|asked| asked == name);
+    let effort = if args.exhaustive {
+        Effort::Exhaustive
+    } else {
+        Effort::Test
+    };
+    let asked =
+        |name: &&str| args.operators.is_empty() || args.operators.iter().any(|asked| asked == name);
     // Proves and prints one operator at a time, because all of them take hours.
-    let mut all = Report { operators: Vec::new(), elapsed: Duration::ZERO };
+    let mut all = Report {
+        operators: Vec::new(),
+        elapsed: Duration::ZERO,
+    };
     for name in names.into_iter().filter(asked) {
         let of_it: Vec<Case> = cases.extract_if(.., |case| case.name() == name).collect();
         let Report { operators, elapsed } = prove_with(&of_it, effort);

@@ -181,7 +181,8 @@ impl Error {
         match catch_unwind(AssertUnwindSafe(program)) {
             Ok(result) => result,
             Err(payload) => {
-                let error = crate::comm::error_behind(&*payload).unwrap_or_else(|| resume_unwind(payload));
+                let error =
+                    crate::comm::error_behind(&*payload).unwrap_or_else(|| resume_unwind(payload));
                 crate::comm::forget_panic();
                 Err(error)
             }
@@ -199,7 +200,9 @@ impl Error {
         if crate::comm::is_rank() {
             let own_files = file!().trim_end_matches("error.rs");
             // A line of this crate, as in a step of backward, means nothing to the author of the program.
-            crate::comm::note_unwinding(Some(Location::caller()).filter(|at| !at.file().starts_with(own_files)));
+            crate::comm::note_unwinding(
+                Some(Location::caller()).filter(|at| !at.file().starts_with(own_files)),
+            );
             resume_unwind(Box::new(self));
         }
         panic!("{self}")
@@ -282,11 +285,17 @@ pub(crate) fn record_remedy(text: &str) -> Option<&'static str> {
     }
     let (_, mismatch) = text.split_once("hape mismatch")?;
     let mut shapes = mismatch.split('[').skip(1).map_while(|rest| {
-        let lengths = rest.split_once(']')?.0.split(',').map(|length| length.trim().parse::<usize>());
+        let lengths = rest
+            .split_once(']')?
+            .0
+            .split(',')
+            .map(|length| length.trim().parse::<usize>());
         lengths.collect::<std::result::Result<Vec<_>, _>>().ok()
     });
     let (model, record) = (shapes.next()?, shapes.next()?);
-    let is_within = |inner: &[usize], outer: &[usize]| inner.iter().zip(outer).all(|(inner, outer)| inner <= outer);
+    let is_within = |inner: &[usize], outer: &[usize]| {
+        inner.iter().zip(outer).all(|(inner, outer)| inner <= outer)
+    };
     match model.len() == record.len() && model != record {
         true if is_within(&model, &record) => Some(FULL_RECORD),
         true if is_within(&record, &model) => Some(RECORD_OF_SHARDS),

@@ -91,7 +91,10 @@
 // The host memory shared by ranks and the copies between tensors are compiled even without the backend that uses
 // them.
 #![cfg_attr(not(feature = "flex"), allow(dead_code, unused_variables))]
-#![cfg_attr(not(any(feature = "flex", feature = "cube")), allow(unused_imports, unused_macros))]
+#![cfg_attr(
+    not(any(feature = "flex", feature = "cube")),
+    allow(unused_imports, unused_macros)
+)]
 
 mod autodiff;
 mod burn_compat;
@@ -130,12 +133,14 @@ pub mod prelude {
     pub use crate::dtensor::ops::{RedistributePolicy, activation, loss, module};
     pub use crate::dtensor::{DTensor, DTensorSpec};
     pub use crate::fsdp::{
-        BufferSync, FsdpModule, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, ParamExt, ReshardAfterForward,
-        checkpoint_activations, clip_grad_norm, describe, full_model, fully_shard, named_parameters, sync_buffers,
-        unit,
+        BufferSync, FsdpModule, FullyShard, GradScaler, MixedPrecisionPolicy, NormType, ParamExt,
+        ReshardAfterForward, checkpoint_activations, clip_grad_norm, describe, full_model,
+        fully_shard, named_parameters, sync_buffers, unit,
     };
     pub use crate::mesh::{DeviceMesh, with_mesh};
-    pub use crate::nn::{DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, apply_style};
+    pub use crate::nn::{
+        DTensorForward, GroupedQueryAttention, GroupedQueryAttentionConfig, apply_style,
+    };
     pub use crate::parallel::{ParamStyles, Plan, Style, parallelize};
     pub use crate::placement::{Layout, PartialOp, Placement};
     pub use crate::{Error, Result, tensor_tree};

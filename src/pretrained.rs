@@ -124,13 +124,24 @@ pub struct LoadReport {
 /// store allows partial loading, or if a shape does not fit.
 /// [`PretrainedError::Distributed`] if the model is distributed; [`Error::Comm`](crate::Error::Comm) if another rank
 /// fails. Tensors of the file that the model does not have are no error: see [`LoadReport::unused`].
-pub fn load_from<M: Module, S: ModuleStore>(model: M, mesh: &DeviceMesh, store: &mut S) -> Result<(M, LoadReport)> {
-    if let Some(param) = walk_with_paths(&model).distributed.into_iter().find_map(|visited| visited.path) {
+pub fn load_from<M: Module, S: ModuleStore>(
+    model: M,
+    mesh: &DeviceMesh,
+    store: &mut S,
+) -> Result<(M, LoadReport)> {
+    if let Some(param) = walk_with_paths(&model)
+        .distributed
+        .into_iter()
+        .find_map(|visited| visited.path)
+    {
         return Err(PretrainedError::Distributed { param }.into());
     }
     let group = mesh.world().group(mesh.ranks())?;
     let call = Call::new("pretrained::load_from");
-    let failed = |reason| PretrainedError::Load { rank: mesh.ranks()[0], reason };
+    let failed = |reason| PretrainedError::Load {
+        rank: mesh.ranks()[0],
+        reason,
+    };
     if group.group().rank() == 0 {
         let (model, outcome) = match read(model, store) {
             Ok((model, loaded)) => (Some(model), Ok(loaded)),
@@ -138,11 +149,19 @@ pub fn load_from<M: Module, S: ModuleStore>(model: M, mesh: &DeviceMesh, store: 
         };
         let outcome = group.broadcast_object(call, Some(&outcome), 0)?;
         let Loaded { report, .. } = outcome.map_err(failed)?;
-        Ok((model.expect("the outcome is an error without a model"), report))
+        Ok((
+            model.expect("the outcome is an error without a model"),
+            report,
+        ))
     } else {
         let outcome: Result<Loaded, String> = group.broadcast_object(call, None, 0)?;
         let Loaded { report, discrete } = outcome.map_err(failed)?;
-        Ok((model.map(&mut WriteDiscrete { values: discrete.into() }), report))
+        Ok((
+            model.map(&mut WriteDiscrete {
+                values: discrete.into(),
+            }),
+            report,
+        ))
     }
 }
 
@@ -160,12 +179,23 @@ pub fn load_from<M: Module, S: ModuleStore>(model: M, mesh: &DeviceMesh, store: 
 /// [`full_model`](crate::fsdp::full_model); [`Error::Comm`](crate::Error::Comm) if another rank fails.
 ///
 /// [`ParamError::Replaced`]: crate::fsdp::ParamError::Replaced
-pub fn save_into<M: Module, S: ModuleStore>(model: &M, mesh: &DeviceMesh, store: &mut S) -> Result<()> {
+pub fn save_into<M: Module, S: ModuleStore>(
+    model: &M,
+    mesh: &DeviceMesh,
+    store: &mut S,
+) -> Result<()> {
     let group = mesh.world().group(mesh.ranks())?;
     let full = full_model_if(model, group.group().rank() == 0)?;
     let outcome = full.map(|full| store.collect_from(&full).map_err(reason));
-    let outcome = group.broadcast_object(Call::new("pretrained::save_into"), outcome.as_ref(), 0)?;
-    outcome.map_err(|reason| PretrainedError::Save { rank: mesh.ranks()[0], reason }.into())
+    let outcome =
+        group.broadcast_object(Call::new("pretrained::save_into"), outcome.as_ref(), 0)?;
+    outcome.map_err(|reason| {
+        PretrainedError::Save {
+            rank: mesh.ranks()[0],
+            reason,
+        }
+        .into()
+    })
 }
 
 /// Returns a store for a safetensors file with PyTorch's names and layouts, to be read or written.
@@ -208,8 +238,19 @@ fn read<M: Module, S: ModuleStore>(mut model: M, store: &mut S) -> Result<(M, Lo
     let mut discrete = ReadDiscrete::default();
     model.visit(&mut discrete);
     let missing = result.missing.into_iter().map(|(path, _)| path).collect();
-    let report = LoadReport { applied: result.applied, skipped: result.skipped, missing, unused: result.unused };
-    Ok((model, Loaded { report, discrete: discrete.values }))
+    let report = LoadReport {
+        applied: result.applied,
+        skipped: result.skipped,
+        missing,
+        unused: result.unused,
+    };
+    Ok((
+        model,
+        Loaded {
+            report,
+            discrete: discrete.values,
+        },
+    ))
 }
 
 /// Returns the message of a store's error, to be followed by a period.
@@ -232,10 +273,18 @@ impl TensorVisitor for FloatDTypes {
 }
 
 impl TensorMapper for FloatDTypes {
-    fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    fn float<const D: usize>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
         let dtype = self.0.get(&path.join());
-        let is_other = |dtype: &&DType| dtype.is_float() && param.is_initialized() && param.base().dtype() != **dtype;
-        let Some(&dtype) = dtype.filter(is_other) else { return param };
+        let is_other = |dtype: &&DType| {
+            dtype.is_float() && param.is_initialized() && param.base().dtype() != **dtype
+        };
+        let Some(&dtype) = dtype.filter(is_other) else {
+            return param;
+        };
         let require_grad = param.is_require_grad();
         param.map(|value| value.cast(dtype).detach().set_require_grad(require_grad))
     }
@@ -249,11 +298,13 @@ struct ReadDiscrete {
 
 impl ModuleVisitor for ReadDiscrete {
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.values.push(param.transform_for_save().val().into_data());
+        self.values
+            .push(param.transform_for_save().val().into_data());
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.values.push(param.transform_for_save().val().into_data());
+        self.values
+            .push(param.transform_for_save().val().into_data());
     }
 }
 
@@ -264,7 +315,9 @@ struct WriteDiscrete {
 
 impl WriteDiscrete {
     fn next(&mut self) -> TensorData {
-        self.values.pop_front().expect("the models of all ranks have the same parameters")
+        self.values
+            .pop_front()
+            .expect("the models of all ranks have the same parameters")
     }
 }
 
@@ -275,7 +328,10 @@ impl ModuleMapper for WriteDiscrete {
         param.transform_for_load(value, id)
     }
 
-    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
         let (id, value) = (param.id, self.next());
         let value = Tensor::from_data(value.clone(), (&param.lazy_device(), value.dtype()));
         param.transform_for_load(value, id)

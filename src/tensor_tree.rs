@@ -75,7 +75,11 @@ pub trait TensorTree: Sized {
         self.map_tensors(&mut |tensor| {
             let dtype = tensor.dtype();
             // A quantized tensor is a float tensor, too.
-            if dtype.is_int() || dtype.is_uint() || dtype.is_bool() { tensor } else { f(tensor) }
+            if dtype.is_int() || dtype.is_uint() || dtype.is_bool() {
+                tensor
+            } else {
+                f(tensor)
+            }
         })
     }
 }
@@ -123,9 +127,14 @@ impl<const D: usize, K: Kind> TensorTree for DTensor<D, K> {
             let spec = spec.in_dtype(local.dtype());
             return DTensor::from_parts(local, spec);
         }
-        let scaled = |dim: usize| (spec.shape()[dim] * after[dim]).checked_div(before[dim]).unwrap_or(after[dim]);
+        let scaled = |dim: usize| {
+            (spec.shape()[dim] * after[dim])
+                .checked_div(before[dim])
+                .unwrap_or(after[dim])
+        };
         let shape: [usize; D] = std::array::from_fn(scaled);
-        DTensor::from_local_with_layout(local, spec.mesh(), spec.layout().clone(), shape).or_unwind()
+        DTensor::from_local_with_layout(local, spec.mesh(), spec.layout().clone(), shape)
+            .or_unwind()
     }
 }
 
@@ -192,7 +201,9 @@ impl<T: TensorTree, const N: usize> TensorTree for [T; N] {
 
 impl<K: Ord, V: TensorTree> TensorTree for BTreeMap<K, V> {
     fn map_tensors(self, f: TensorMapFn<'_>) -> Self {
-        self.into_iter().map(|(key, value)| (key, value.map_tensors(f))).collect()
+        self.into_iter()
+            .map(|(key, value)| (key, value.map_tensors(f)))
+            .collect()
     }
 }
 
@@ -201,7 +212,10 @@ impl<K: Hash + Ord, V: TensorTree, S: BuildHasher + Default> TensorTree for Hash
     fn map_tensors(self, f: TensorMapFn<'_>) -> Self {
         let mut entries: Vec<_> = self.into_iter().collect();
         entries.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-        entries.into_iter().map(|(key, value)| (key, value.map_tensors(f))).collect()
+        entries
+            .into_iter()
+            .map(|(key, value)| (key, value.map_tensors(f)))
+            .collect()
     }
 }
 

@@ -110,8 +110,16 @@ fn note(call: &CallInfo, event: &CallEvent<'_>) {
         return;
     }
     let change = CHANGE.with_borrow(Clone::clone);
-    let module = change.as_ref().map_or_else(module, |change| change.origin.module.clone());
-    LOG.with_borrow_mut(|log| log.collectives.push(Seen { call: call.clone(), module, change }));
+    let module = change
+        .as_ref()
+        .map_or_else(module, |change| change.origin.module.clone());
+    LOG.with_borrow_mut(|log| {
+        log.collectives.push(Seen {
+            call: call.clone(),
+            module,
+            change,
+        })
+    });
 }
 
 fn module() -> Option<Arc<str>> {
@@ -129,13 +137,21 @@ impl CallSite {
     /// crate is replaced by the line that called the running layer, and the path of that layer's module is added.
     pub(crate) fn called(operator: &'static str, at: &'static Location<'static>) -> Self {
         if !is_on() {
-            return Self { operator, at, module: None };
+            return Self {
+                operator,
+                at,
+                module: None,
+            };
         }
         // A line of this crate means nothing to the author of the program; the line that called the layer does.
         let own = file!().trim_end_matches("watch.rs");
         let called = MODULES.with_borrow(|modules| modules.last().map(|(_, at)| *at));
         let at = called.filter(|_| at.file().starts_with(own)).unwrap_or(at);
-        Self { operator, at, module: module() }
+        Self {
+            operator,
+            at,
+            module: module(),
+        }
     }
 }
 

@@ -4,7 +4,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use burn::nn::{
-    DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, LinearLayout,
+    DropoutConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+    LinearLayout,
 };
 use burn::prelude::*;
 use burn::tensor::Distribution;
@@ -26,11 +27,17 @@ impl Net {
         for linear in &eager {
             let _ = linear.weight.val();
         }
-        Self { eager, lazy: linear() }
+        Self {
+            eager,
+            lazy: linear(),
+        }
     }
 
     fn eager(&self) -> Vec<TensorData> {
-        self.eager.iter().map(|linear| linear.weight.val().into_data()).collect()
+        self.eager
+            .iter()
+            .map(|linear| linear.weight.val().into_data())
+            .collect()
     }
 }
 
@@ -59,23 +66,43 @@ fn what_dtensors_draw_leaves_burns_random_state_alone() {
     let _alone = STATE.lock().unwrap_or_else(PoisonError::into_inner);
     let drawn = |dtensors: bool| {
         let outcome = launch(Launch::threads(1), |world| {
-            let (mesh, device) = (DeviceMesh::new(world, [1], ["tp"])?, world.device().clone().autodiff());
+            let (mesh, device) = (
+                DeviceMesh::new(world, [1], ["tp"])?,
+                world.device().clone().autodiff(),
+            );
             device.seed(5);
             let mut masks = Vec::new();
             if dtensors {
                 let x = DTensor::<2>::ones([4, 6], &mesh, &[Placement::Shard(0)], &device)?;
-                masks.push(x.random_like(Distribution::Default).full_tensor()?.into_data());
-                masks.push(DropoutConfig::new(0.5).init().forward_dtensor(x).full_tensor()?.into_data());
+                masks.push(
+                    x.random_like(Distribution::Default)
+                        .full_tensor()?
+                        .into_data(),
+                );
+                masks.push(
+                    DropoutConfig::new(0.5)
+                        .init()
+                        .forward_dtensor(x)
+                        .full_tensor()?
+                        .into_data(),
+                );
                 masks.push(random::tensor::<2>([2, 2], Distribution::Default, &device).into_data());
             }
             let burns = Tensor::<1>::random([8], Distribution::Default, &device).into_data();
             Ok((masks, burns))
         });
-        outcome.unwrap_or_else(|error| panic!("{error}")).remove(0).1
+        outcome
+            .unwrap_or_else(|error| panic!("{error}"))
+            .remove(0)
+            .1
     };
     let (masks, after) = drawn(true);
     assert_eq!(drawn(false).1, after);
-    assert_eq!(drawn(true).0, masks, "nor does it matter where burn's stands");
+    assert_eq!(
+        drawn(true).0,
+        masks,
+        "nor does it matter where burn's stands"
+    );
 }
 
 #[test]
@@ -101,9 +128,14 @@ fn a_model_built_on_every_rank_is_the_same_on_all_and_at_every_run() {
     });
     let error = error.expect_err("a rank panics");
     assert!(error.to_string().contains("rank 1 cannot build"), "{error}");
-    let error = launch(Launch::threads(2), |world| world.run_seeded(0, || world.barrier("inside"))?);
+    let error = launch(Launch::threads(2), |world| {
+        world.run_seeded(0, || world.barrier("inside"))?
+    });
     let error = error.expect_err("the others are waiting elsewhere");
-    assert!(matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
+    assert!(
+        matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })),
+        "{error}"
+    );
     assert!(error.to_string().contains("seeded"), "{error}");
 }
 
@@ -157,16 +189,24 @@ fn distributed(mesh: &DeviceMesh, order: Option<Order>) -> Result<Lazy> {
     mesh.world().barrier("seeded")?;
     let model = Lazy::new(&device);
     let config = || FullyShard::new().with_units(["table", "blocks.*"]);
-    let plan = || Plan::new().with_style("blocks.0", Style::colwise()).with_style("head", Style::rowwise());
+    let plan = || {
+        Plan::new()
+            .with_style("blocks.0", Style::colwise())
+            .with_style("head", Style::rowwise())
+    };
     match order {
         None => fully_shard(model, mesh, config()),
         Some(Order::ShardedByName) => fully_shard(model, mesh, config().with_shard_dims(["dp"])),
-        Some(Order::ShardedFirst) => {
-            parallelize(fully_shard(model, &mesh.slice("dp")?, config())?, &mesh.slice("tp")?, plan())
-        }
-        Some(Order::ParallelizedFirst) => {
-            fully_shard(parallelize(model, &mesh.slice("tp")?, plan())?, &mesh.slice("dp")?, config())
-        }
+        Some(Order::ShardedFirst) => parallelize(
+            fully_shard(model, &mesh.slice("dp")?, config())?,
+            &mesh.slice("tp")?,
+            plan(),
+        ),
+        Some(Order::ParallelizedFirst) => fully_shard(
+            parallelize(model, &mesh.slice("tp")?, plan())?,
+            &mesh.slice("dp")?,
+            config(),
+        ),
     }
 }
 
@@ -192,7 +232,11 @@ fn lazy_parameters_are_those_of_one_device_whatever_the_mesh() {
     }
     for shape in [[2, 2], [3, 2], [1, 3]] {
         run(&shape, &["replicate", "shard"], None);
-        for order in [Order::ShardedFirst, Order::ParallelizedFirst, Order::ShardedByName] {
+        for order in [
+            Order::ShardedFirst,
+            Order::ParallelizedFirst,
+            Order::ShardedByName,
+        ] {
             run(&shape, &["dp", "tp"], Some(order));
         }
     }

@@ -28,11 +28,18 @@ fn cases() -> Vec<Case> {
     let part = |bytes, ranks| bytes / ranks;
     let full = |bytes, _| bytes;
     let copied = || -> OfBytes { Box::new(|bytes, world, _| copy_fresh(bytes, world)) };
-    let part_copied = || -> OfBytes { Box::new(|bytes, world, _| copy_fresh(bytes / world.size(), world)) };
+    let part_copied =
+        || -> OfBytes { Box::new(|bytes, world, _| copy_fresh(bytes / world.size(), world)) };
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
         let mut case = |name: &str, output, collective, peer, by_hand| {
-            cases.push(Case { name: format!("{name} {}", dtype.name()), output, collective, peer, by_hand });
+            cases.push(Case {
+                name: format!("{name} {}", dtype.name()),
+                output,
+                collective,
+                peer,
+                by_hand,
+            });
         };
         for dim in [0, 1] {
             case(
@@ -40,21 +47,27 @@ fn cases() -> Vec<Case> {
                 full,
                 Box::new(move |bytes, world, _| gather(bytes, dim, dtype, world)),
                 copied(),
-                Box::new(move |bytes, world, hands| by_hand::gather(bytes, dim, dtype, world, hands)),
+                Box::new(move |bytes, world, hands| {
+                    by_hand::gather(bytes, dim, dtype, world, hands)
+                }),
             );
             case(
                 &format!("all-to-all dim {dim} to {}", 1 - dim),
                 part,
                 Box::new(move |bytes, world, _| all_to_all(bytes, dim, dtype, world)),
                 part_copied(),
-                Box::new(move |bytes, world, hands| by_hand::all_to_all(bytes, dim, dtype, world, hands)),
+                Box::new(move |bytes, world, hands| {
+                    by_hand::all_to_all(bytes, dim, dtype, world, hands)
+                }),
             );
             case(
                 &format!("reduce-scatter dim {dim}"),
                 part,
                 Box::new(move |bytes, world, _| scatter(bytes, dim, dtype, world)),
                 Box::new(move |bytes, world, _| add_part(bytes, dim, dtype, world)),
-                Box::new(move |bytes, world, hands| by_hand::scatter(bytes, dim, dtype, world, hands)),
+                Box::new(move |bytes, world, hands| {
+                    by_hand::scatter(bytes, dim, dtype, world, hands)
+                }),
             );
         }
         case(
@@ -79,19 +92,35 @@ fn cases() -> Vec<Case> {
 /// `separate`.
 pub fn bandwidth(ranks: usize, separate: bool, only: &str) {
     let threads = Launch::threads(ranks);
-    let threads = if separate { threads.with_separate_memory() } else { threads };
-    let measure = |bytes: usize, prepare: &(dyn Fn(usize, &World, &Arc<HandWritten>) -> Step + Sync)| {
-        measure(bytes, ranks, &threads, prepare)
+    let threads = if separate {
+        threads.with_separate_memory()
+    } else {
+        threads
     };
+    let measure =
+        |bytes: usize, prepare: &(dyn Fn(usize, &World, &Arc<HandWritten>) -> Step + Sync)| {
+            measure(bytes, ranks, &threads, prepare)
+        };
     let barrier = measure(MIB, &|_, world, _| barrier(world));
     println!(
         "{ranks} ranks; a barrier takes {:.1} us; GB of output per rank and second, and beside its peers:",
         barrier * 1e6
     );
-    for Case { name, output, collective, peer, by_hand } in cases().iter().filter(|case| case.name.contains(only)) {
-        println!("\n{name:<28} {:>10} {:>10} {:>7} {:>12} {:>10}", "collective", "peer", "", "us above it", "by hand");
+    for Case {
+        name,
+        output,
+        collective,
+        peer,
+        by_hand,
+    } in cases().iter().filter(|case| case.name.contains(only))
+    {
+        println!(
+            "\n{name:<28} {:>10} {:>10} {:>7} {:>12} {:>10}",
+            "collective", "peer", "", "us above it", "by hand"
+        );
         for bytes in SIZES {
-            let [own, its, hands] = [collective, peer, by_hand].map(|prepare| measure(bytes, &**prepare));
+            let [own, its, hands] =
+                [collective, peer, by_hand].map(|prepare| measure(bytes, &**prepare));
             let speed = |seconds: f64| output(bytes, ranks) as f64 / seconds / 1e9;
             let above = (own - its) * 1e6;
             println!(
@@ -115,12 +144,22 @@ fn measure(
     prepare: &(dyn Fn(usize, &World, &Arc<HandWritten>) -> Step + Sync),
 ) -> f64 {
     let (repeats, hands) = (repeats(bytes), Arc::new(HandWritten::new(ranks)));
-    best_of((4096 * MIB / (bytes * repeats)).clamp(16, 4000), repeats, threads, |world| prepare(bytes, world, &hands))
+    best_of(
+        (4096 * MIB / (bytes * repeats)).clamp(16, 4000),
+        repeats,
+        threads,
+        |world| prepare(bytes, world, &hands),
+    )
 }
 
 /// Seconds of one step on all ranks of `threads`: the best of `rounds`, each of so many `repeats`, from the first rank's start to the
 /// last one's end.
-pub fn best_of(rounds: usize, repeats: usize, threads: &Launch, prepare: impl Fn(&World) -> Step + Sync) -> f64 {
+pub fn best_of(
+    rounds: usize,
+    repeats: usize,
+    threads: &Launch,
+    prepare: impl Fn(&World) -> Step + Sync,
+) -> f64 {
     let spans = launch(threads.clone(), |world| {
         let mut step = prepare(world);
         let mut spans = Vec::with_capacity(rounds);
@@ -133,11 +172,22 @@ pub fn best_of(rounds: usize, repeats: usize, threads: &Launch, prepare: impl Fn
         }
         Ok(spans)
     });
-    let spans: Vec<_> = spans.unwrap_or_else(|error| panic!("{error}")).into_iter().map(|(_, spans)| spans).collect();
+    let spans: Vec<_> = spans
+        .unwrap_or_else(|error| panic!("{error}"))
+        .into_iter()
+        .map(|(_, spans)| spans)
+        .collect();
     let of_round = |round: usize| {
         let of_rank = spans.iter().map(|spans| spans[round]);
-        let (start, end) = of_rank.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).expect("there are ranks");
+        let (start, end) = of_rank
+            .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+            .expect("there are ranks");
         end - start
     };
-    (0..rounds).map(of_round).min().expect("there are rounds").as_secs_f64() / repeats as f64
+    (0..rounds)
+        .map(of_round)
+        .min()
+        .expect("there are rounds")
+        .as_secs_f64()
+        / repeats as f64
 }

@@ -22,17 +22,27 @@ pub struct HandWritten {
 
 impl HandWritten {
     pub fn new(ranks: usize) -> Self {
-        Self { meeting: StepBarrier::new(ranks), parts: (0..ranks).map(|_| OnceLock::new()).collect() }
+        Self {
+            meeting: StepBarrier::new(ranks),
+            parts: (0..ranks).map(|_| OnceLock::new()).collect(),
+        }
     }
 
     /// Every rank brings a part of so many bytes, and copies these runs of all into new memory.
     fn copy(self: &Arc<Self>, part: usize, runs: Runs, world: &World) -> Step {
         let (hands, own) = (Arc::clone(self), vec![world.rank() as u8 + 1; part]);
-        hands.parts[world.rank()].set(own).expect("a rank has one part");
+        hands.parts[world.rank()]
+            .set(own)
+            .expect("a rank has one part");
         Box::new(move || {
             hands.meeting.wait();
-            let parts = hands.parts.iter().map(|part| &part.get().expect("all have met")[..]);
-            drop(black_box(runs.copied(black_box(&parts.collect::<Vec<_>>()))));
+            let parts = hands
+                .parts
+                .iter()
+                .map(|part| &part.get().expect("all have met")[..]);
+            drop(black_box(
+                runs.copied(black_box(&parts.collect::<Vec<_>>())),
+            ));
         })
     }
 
@@ -91,39 +101,84 @@ struct Runs {
 impl Runs {
     /// One.
     fn one(run: usize, start: usize) -> Self {
-        Self { rows: 1, run, start, stride: run, side_by_side: false }
+        Self {
+            rows: 1,
+            run,
+            start,
+            stride: run,
+            side_by_side: false,
+        }
     }
 
     fn copied(&self, parts: &[&[u8]]) -> Vec<u8> {
-        let Self { rows, run, start, stride, side_by_side } = *self;
+        let Self {
+            rows,
+            run,
+            start,
+            stride,
+            side_by_side,
+        } = *self;
         let mut out = Vec::with_capacity(parts.len() * rows * run);
-        let mut copy = |part: &[u8], row: usize| out.extend_from_slice(&part[start + row * stride..][..run]);
+        let mut copy =
+            |part: &[u8], row: usize| out.extend_from_slice(&part[start + row * stride..][..run]);
         if side_by_side {
             (0..rows).for_each(|row| parts.iter().for_each(|part| copy(part, row)));
         } else {
-            parts.iter().for_each(|part| (0..rows).for_each(|row| copy(part, row)));
+            parts
+                .iter()
+                .for_each(|part| (0..rows).for_each(|row| copy(part, row)));
         }
         out
     }
 }
 
-pub fn gather(bytes: usize, dim: usize, dtype: DType, world: &World, hands: &Arc<HandWritten>) -> Step {
+pub fn gather(
+    bytes: usize,
+    dim: usize,
+    dtype: DType,
+    world: &World,
+    hands: &Arc<HandWritten>,
+) -> Step {
     let ([rows, columns], part) = (matrix(bytes, dtype), bytes / world.size());
     let run = columns * dtype.size() / world.size();
     let runs = match dim {
         0 => Runs::one(part, 0),
-        _ => Runs { rows, run, start: 0, stride: run, side_by_side: true },
+        _ => Runs {
+            rows,
+            run,
+            start: 0,
+            stride: run,
+            side_by_side: true,
+        },
     };
     hands.copy(part, runs, world)
 }
 
-pub fn all_to_all(bytes: usize, dim: usize, dtype: DType, world: &World, hands: &Arc<HandWritten>) -> Step {
+pub fn all_to_all(
+    bytes: usize,
+    dim: usize,
+    dtype: DType,
+    world: &World,
+    hands: &Arc<HandWritten>,
+) -> Step {
     let [rows, columns] = matrix(bytes, dtype);
     let (rows, row) = (rows / world.size(), columns * dtype.size());
     let run = row / world.size();
     let runs = match dim {
-        0 => Runs { rows, run, start: world.rank() * run, stride: row, side_by_side: false },
-        _ => Runs { rows, run, start: world.rank() * rows * run, stride: run, side_by_side: true },
+        0 => Runs {
+            rows,
+            run,
+            start: world.rank() * run,
+            stride: row,
+            side_by_side: false,
+        },
+        _ => Runs {
+            rows,
+            run,
+            start: world.rank() * rows * run,
+            stride: run,
+            side_by_side: true,
+        },
     };
     hands.copy(bytes / world.size(), runs, world)
 }
@@ -134,13 +189,22 @@ pub fn rows_to_all(bytes: usize, world: &World, hands: &Arc<HandWritten>) -> Ste
     hands.copy(part, Runs::one(run, world.rank() * run), world)
 }
 
-pub fn scatter(bytes: usize, dim: usize, dtype: DType, world: &World, hands: &Arc<HandWritten>) -> Step {
+pub fn scatter(
+    bytes: usize,
+    dim: usize,
+    dtype: DType,
+    world: &World,
+    hands: &Arc<HandWritten>,
+) -> Step {
     hands.met(vec![add_part(bytes, dim, dtype, world)])
 }
 
 pub fn all_reduce(bytes: usize, dtype: DType, world: &World, hands: &Arc<HandWritten>) -> Step {
     hands.met(match world.size() {
         2 => vec![add_fresh(bytes, dtype, world)],
-        ranks => vec![add_fresh(bytes / ranks, dtype, world), copy_fresh(bytes, world)],
+        ranks => vec![
+            add_fresh(bytes / ranks, dtype, world),
+            copy_fresh(bytes, world),
+        ],
     })
 }

@@ -63,10 +63,20 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
 /// Bytes of the wholes.
-const SIZES: [usize; 7] = [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB];
+const SIZES: [usize; 7] = [
+    64 * KIB,
+    256 * KIB,
+    MIB,
+    4 * MIB,
+    16 * MIB,
+    64 * MIB,
+    256 * MIB,
+];
 
 #[derive(Parser)]
-#[command(about = "Bandwidth of the collectives, beside what else moves as many bytes in the same run")]
+#[command(
+    about = "Bandwidth of the collectives, beside what else moves as many bytes in the same run"
+)]
 struct Cli {
     /// How many ranks, each a thread
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..))]
@@ -104,7 +114,16 @@ enum Role {
 }
 
 fn main() -> ExitCode {
-    let Cli { threads, separate, only, ranks, processes, overlap, role, .. } = Cli::parse();
+    let Cli {
+        threads,
+        separate,
+        only,
+        ranks,
+        processes,
+        overlap,
+        role,
+        ..
+    } = Cli::parse();
     match (processes, &ranks[..]) {
         (Some(count), _) => {
             if let Err(error) = among_processes(count as usize, &only, overlap, role) {
@@ -113,13 +132,24 @@ fn main() -> ExitCode {
             }
         }
         (None, []) => bandwidth::bandwidth(threads as usize, separate, &only),
-        (None, ranks) => growth::growth(&ranks.iter().map(|ranks| *ranks as usize).collect::<Vec<_>>(), &only),
+        (None, ranks) => growth::growth(
+            &ranks
+                .iter()
+                .map(|ranks| *ranks as usize)
+                .collect::<Vec<_>>(),
+            &only,
+        ),
     }
     ExitCode::SUCCESS
 }
 
 #[cfg(feature = "mpi")]
-fn among_processes(count: usize, only: &str, overlap: bool, role: Option<Role>) -> anyhow::Result<()> {
+fn among_processes(
+    count: usize,
+    only: &str,
+    overlap: bool,
+    role: Option<Role>,
+) -> anyhow::Result<()> {
     match role {
         Some(role) => processes::play(role, count, only),
         None if overlap => processes::overlap(count),
@@ -128,8 +158,15 @@ fn among_processes(count: usize, only: &str, overlap: bool, role: Option<Role>) 
 }
 
 #[cfg(not(feature = "mpi"))]
-fn among_processes(count: usize, _only: &str, _overlap: bool, _role: Option<Role>) -> anyhow::Result<()> {
-    anyhow::bail!("ranks in {count} processes need MPI: cargo bench --features mpi --bench collectives -- --processes")
+fn among_processes(
+    count: usize,
+    _only: &str,
+    _overlap: bool,
+    _role: Option<Role>,
+) -> anyhow::Result<()> {
+    anyhow::bail!(
+        "ranks in {count} processes need MPI: cargo bench --features mpi --bench collectives -- --processes"
+    )
 }
 
 /// How often a step of `bytes` is repeated in a round, so that what begins and ends the round is little beside it.
@@ -139,5 +176,9 @@ fn repeats(bytes: usize) -> usize {
 
 /// `64 KiB`, `4 MiB`
 fn size_text(bytes: usize) -> String {
-    if bytes < MIB { format!("{} KiB", bytes / KIB) } else { format!("{} MiB", bytes / MIB) }
+    if bytes < MIB {
+        format!("{} KiB", bytes / KIB)
+    } else {
+        format!("{} MiB", bytes / MIB)
+    }
 }

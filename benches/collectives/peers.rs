@@ -26,11 +26,19 @@ fn sum(arrays: &[Array], runs: &Runs) -> Array {
             let last = rest.pop().expect("there are two ranks");
             Array::F32(runs.sum(|run, strip, out| {
                 if rest.is_empty() {
-                    return out.extend(first[run.clone()].iter().zip(&last[run]).map(|(a, b)| a + b));
+                    return out.extend(
+                        first[run.clone()]
+                            .iter()
+                            .zip(&last[run])
+                            .map(|(a, b)| a + b),
+                    );
                 }
                 strip.copy_from_slice(&first[run.clone()]);
                 for array in &rest {
-                    strip.iter_mut().zip(&array[run.clone()]).for_each(|(sum, a)| *sum += a);
+                    strip
+                        .iter_mut()
+                        .zip(&array[run.clone()])
+                        .for_each(|(sum, a)| *sum += a);
                 }
                 out.extend(strip.iter().zip(&last[run]).map(|(sum, a)| sum + a));
             }))
@@ -43,11 +51,22 @@ fn sum(arrays: &[Array], runs: &Runs) -> Array {
                     let pairs = first[run.clone()].iter().zip(&last[run]);
                     return out.extend(pairs.map(|(a, b)| rounded(widened(*a) + widened(*b))));
                 }
-                strip.iter_mut().zip(&first[run.clone()]).for_each(|(sum, a)| *sum = widened(*a));
+                strip
+                    .iter_mut()
+                    .zip(&first[run.clone()])
+                    .for_each(|(sum, a)| *sum = widened(*a));
                 for array in &rest {
-                    strip.iter_mut().zip(&array[run.clone()]).for_each(|(sum, a)| *sum += widened(*a));
+                    strip
+                        .iter_mut()
+                        .zip(&array[run.clone()])
+                        .for_each(|(sum, a)| *sum += widened(*a));
                 }
-                out.extend(strip.iter().zip(&last[run]).map(|(sum, a)| rounded(sum + widened(*a))));
+                out.extend(
+                    strip
+                        .iter()
+                        .zip(&last[run])
+                        .map(|(sum, a)| rounded(sum + widened(*a))),
+                );
             }))
         }
         [] => unreachable!("there are ranks"),
@@ -121,7 +140,17 @@ fn rounded(single: f32) -> u16 {
 /// Adds arrays of `bytes`.
 pub fn add_fresh(bytes: usize, dtype: DType, world: &World) -> Step {
     let len = bytes / dtype.size();
-    add_runs(bytes, Runs { count: 1, len, start: 0, stride: len }, dtype, world)
+    add_runs(
+        bytes,
+        Runs {
+            count: 1,
+            len,
+            start: 0,
+            stride: len,
+        },
+        dtype,
+        world,
+    )
 }
 
 /// Adds this rank's part of matrices of `bytes`, cut along `dim`.
@@ -131,11 +160,23 @@ pub fn add_part(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
         return add_fresh(bytes / world.size(), dtype, world);
     }
     let part = ShardSizes::Chunked(columns).range(world.size(), world.rank());
-    add_runs(bytes, Runs { count: rows, len: part.len(), start: part.start, stride: columns }, dtype, world)
+    add_runs(
+        bytes,
+        Runs {
+            count: rows,
+            len: part.len(),
+            start: part.start,
+            stride: columns,
+        },
+        dtype,
+        world,
+    )
 }
 
 fn add_runs(bytes: usize, runs: Runs, dtype: DType, world: &World) -> Step {
-    let arrays: Vec<_> = (0..world.size()).map(|_| Array::ones(bytes, dtype)).collect();
+    let arrays: Vec<_> = (0..world.size())
+        .map(|_| Array::ones(bytes, dtype))
+        .collect();
     Box::new(move || drop(black_box(sum(black_box(&arrays), &runs))))
 }
 
@@ -144,7 +185,10 @@ pub fn reduce_fresh(bytes: usize, dtype: DType, world: &World) -> Step {
     if world.size() == 2 {
         return add_fresh(bytes, dtype, world);
     }
-    let (mut add, mut copy) = (add_fresh(bytes / world.size(), dtype, world), copy_fresh(bytes, world));
+    let (mut add, mut copy) = (
+        add_fresh(bytes / world.size(), dtype, world),
+        copy_fresh(bytes, world),
+    );
     Box::new(move || {
         add();
         copy();

@@ -21,14 +21,21 @@ fn waited(mut post: Post) -> Step {
 
 pub fn barrier(world: &World) -> Step {
     let comm = world.all();
-    Box::new(move || comm.barrier("barrier".into()).wait().expect("all ranks meet"))
+    Box::new(move || {
+        comm.barrier("barrier".into())
+            .wait()
+            .expect("all ranks meet")
+    })
 }
 
 /// An all-reduce of `bytes` on every rank.
 pub fn all_reduce(bytes: usize, dtype: DType, world: &World) -> Step {
-    let tensor = Tensor::<1>::full([bytes / dtype.size()], 1.0, (world.device(), dtype)).into_dispatch();
+    let tensor =
+        Tensor::<1>::full([bytes / dtype.size()], 1.0, (world.device(), dtype)).into_dispatch();
     let comm = world.all();
-    waited(Box::new(move || comm.all_reduce("reduce".into(), vec![tensor.clone()], ReduceOp::Sum)))
+    waited(Box::new(move || {
+        comm.all_reduce("reduce".into(), vec![tensor.clone()], ReduceOp::Sum)
+    }))
 }
 
 /// A matrix of `bytes`.
@@ -42,7 +49,11 @@ fn part(bytes: usize, dim: usize, dtype: DType, world: &World) -> ShardedTensor 
     let mut shape = matrix(bytes, dtype);
     let sizes = ShardSizes::Chunked(shape[dim]);
     shape[dim] = sizes.range(world.size(), world.rank()).len();
-    ShardedTensor { tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(), dim, sizes }
+    ShardedTensor {
+        tensor: Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch(),
+        dim,
+        sizes,
+    }
 }
 
 /// An all-gather of a matrix of `bytes`.
@@ -70,7 +81,8 @@ pub fn all_to_all(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step
 pub fn rows_to_all(bytes: usize, dtype: DType, world: &World) -> Step {
     let [rows, columns] = matrix(bytes / world.size(), dtype);
     let (rows, comm) = (rows / world.size(), world.all());
-    let tensor = Tensor::<2>::full([rows * world.size(), columns], 1.0, (world.device(), dtype)).into_dispatch();
+    let tensor = Tensor::<2>::full([rows * world.size(), columns], 1.0, (world.device(), dtype))
+        .into_dispatch();
     let splits = vec![rows; world.size()];
     Box::new(move || {
         let work = comm.all_to_all_single("rows".into(), tensor.clone(), &splits, &splits);
@@ -87,6 +99,13 @@ pub fn scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Step {
 pub fn post_scatter(bytes: usize, dim: usize, dtype: DType, world: &World) -> Post {
     let shape = matrix(bytes, dtype);
     let tensor = Tensor::<2>::full(shape, 1.0, (world.device(), dtype)).into_dispatch();
-    let (complete, comm) = (ShardedTensor { tensor, dim, sizes: ShardSizes::Chunked(shape[dim]) }, world.all());
+    let (complete, comm) = (
+        ShardedTensor {
+            tensor,
+            dim,
+            sizes: ShardSizes::Chunked(shape[dim]),
+        },
+        world.all(),
+    );
     Box::new(move || comm.reduce_scatter("scatter".into(), vec![complete.clone()], ReduceOp::Sum))
 }

@@ -103,7 +103,9 @@ impl Args {
         | Command::Consolidate(Consolidate { checkpoint, .. })
         | Command::Reshard(Reshard { checkpoint, .. })) = &mut self.command;
         *checkpoint = found(checkpoint)?;
-        Ok(Settings { command: self.command })
+        Ok(Settings {
+            command: self.command,
+        })
     }
 }
 
@@ -114,16 +116,25 @@ fn found(folder: &Path) -> Result<PathBuf, String> {
     if folder.join("manifest.json").exists() {
         return Ok(folder.into());
     }
-    Ok(checkpoint::latest(folder).map_err(|error| error.to_string())?.unwrap_or_else(|| folder.into()))
+    Ok(checkpoint::latest(folder)
+        .map_err(|error| error.to_string())?
+        .unwrap_or_else(|| folder.into()))
 }
 
 fn shard_dim(text: &str) -> Result<(Pattern, usize), String> {
     let (pattern, dim) = text.rsplit_once('=').ok_or("expected PATTERN=DIM")?;
     let pattern = Pattern::new(pattern).map_err(|error| error.to_string())?;
-    Ok((pattern, dim.parse().map_err(|error| format!("`{dim}` is no dimension: {error}"))?))
+    Ok((
+        pattern,
+        dim.parse()
+            .map_err(|error| format!("`{dim}` is no dimension: {error}"))?,
+    ))
 }
 
 fn replacement(text: &str) -> Result<(String, String), String> {
-    let (from, to) = text.split_once('=').filter(|(from, _)| !from.is_empty()).ok_or("expected FROM=TO")?;
+    let (from, to) = text
+        .split_once('=')
+        .filter(|(from, _)| !from.is_empty())
+        .ok_or("expected FROM=TO")?;
     Ok((from.into(), to.into()))
 }

@@ -22,7 +22,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::cli::{Command, Consolidate, Reshard, Settings};
 
 fn main() -> ExitCode {
-    common::main(cli::Args::settings, |settings: &Settings| run(&settings.command))
+    common::main(cli::Args::settings, |settings: &Settings| {
+        run(&settings.command)
+    })
 }
 
 /// Runs a command. Returns false if a checkpoint is damaged.
@@ -40,17 +42,39 @@ fn verify(checkpoint: &Path) -> Result<bool> {
     let found = checkpoint::verify(checkpoint, &ReadOptions::new(), progress(&bar))?;
     bar.finish_and_clear();
     found.damage.iter().for_each(|damage| println!("{damage}"));
-    println!("{}: {} verified, {} damaged", checkpoint.display(), size(found.bytes), found.damage.len());
+    println!(
+        "{}: {} verified, {} damaged",
+        checkpoint.display(),
+        size(found.bytes),
+        found.damage.len()
+    );
     Ok(found.is_intact())
 }
 
 fn consolidate(command: &Consolidate) -> Result<bool> {
-    let Consolidate { checkpoint, out, key, max_file_mb, transpose, rename } = command.clone();
+    let Consolidate {
+        checkpoint,
+        out,
+        key,
+        max_file_mb,
+        transpose,
+        rename,
+    } = command.clone();
     let options = ConsolidateOptions::new()
         .with_max_file_bytes(max_file_mb.saturating_mul(1_000_000))
         .with_transposed(move |name| transpose.iter().any(|pattern| pattern.matches(name)))
-        .with_renamed(move |name| Some(rename.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to))));
-    let options = if key.is_empty() { options } else { options.with_key(&key) };
+        .with_renamed(move |name| {
+            Some(
+                rename
+                    .iter()
+                    .fold(name.to_owned(), |name, (from, to)| name.replace(from, to)),
+            )
+        });
+    let options = if key.is_empty() {
+        options
+    } else {
+        options.with_key(&key)
+    };
     let bar = bar();
     let report = checkpoint::consolidate(&checkpoint, &out, &options, progress(&bar))?;
     bar.finish_and_clear();
@@ -62,15 +86,28 @@ fn consolidate(command: &Consolidate) -> Result<bool> {
 }
 
 fn reshard(command: &Reshard) -> Result<bool> {
-    let Reshard { checkpoint, out, ranks, shard, without } = command.clone();
+    let Reshard {
+        checkpoint,
+        out,
+        ranks,
+        shard,
+        without,
+    } = command.clone();
     let is_left_out = move |key: &str| {
-        without
-            .iter()
-            .any(|left| key.strip_prefix(left.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
+        without.iter().any(|left| {
+            key.strip_prefix(left.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        })
     };
-    let dim =
-        move |key: &str, _: &[usize]| shard.iter().find(|(pattern, _)| pattern.matches(key)).map_or(0, |(_, dim)| *dim);
-    let options = ReshardOptions::new().with_keep(move |key| !is_left_out(key)).with_shard_dim(dim);
+    let dim = move |key: &str, _: &[usize]| {
+        shard
+            .iter()
+            .find(|(pattern, _)| pattern.matches(key))
+            .map_or(0, |(_, dim)| *dim)
+    };
+    let options = ReshardOptions::new()
+        .with_keep(move |key| !is_left_out(key))
+        .with_shard_dim(dim);
     let reports = launch(Launch::threads(ranks), |world| {
         let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
         Checkpoint::open(&checkpoint, &mesh)?.reshard(&out, &options)
@@ -80,7 +117,9 @@ fn reshard(command: &Reshard) -> Result<bool> {
 }
 
 fn bar() -> ProgressBar {
-    let style = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left");
+    let style = ProgressStyle::with_template(
+        "{bar:40} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
+    );
     ProgressBar::no_length().with_style(style.expect("the template is well formed"))
 }
 

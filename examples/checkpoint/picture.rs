@@ -28,14 +28,20 @@ pub fn picture(summary: &CheckpointSummary) -> String {
         .collect();
     rows.push(("all", all));
     let margin = LETTER * rows.iter().map(|(key, _)| key.len()).max().unwrap_or(0) as f64 + 12.0;
-    let (width, height) = (margin + CELL[0] * rows[0].1.len() as f64 + 4.0, CELL[1] * (rows.len() + 1) as f64 + 4.0);
+    let (width, height) = (
+        margin + CELL[0] * rows[0].1.len() as f64 + 4.0,
+        CELL[1] * (rows.len() + 1) as f64 + 4.0,
+    );
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"monospace\" \
          font-size=\"11\">\n"
     );
     for rank in 0..rows[0].1.len() {
         let x = margin + CELL[0] * (rank as f64 + 0.5);
-        let _ = writeln!(text, "<text x=\"{x:.1}\" y=\"12\" text-anchor=\"middle\">{rank}</text>");
+        let _ = writeln!(
+            text,
+            "<text x=\"{x:.1}\" y=\"12\" text-anchor=\"middle\">{rank}</text>"
+        );
     }
     for (row, (key, bytes)) in rows.iter().enumerate() {
         let y = CELL[1] * (row + 1) as f64;

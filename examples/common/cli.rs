@@ -23,7 +23,10 @@ pub fn main<C: Parser, S>(
         // The usage below clap's error would hide it.
         Err(error) => {
             let text = error.to_string();
-            let lines = text.trim_start_matches("error: ").lines().take_while(|line| !line.is_empty());
+            let lines = text
+                .trim_start_matches("error: ")
+                .lines()
+                .take_while(|line| !line.is_empty());
             Err(lines.map(str::trim).collect::<Vec<_>>().join(" "))
         }
     };
@@ -47,7 +50,10 @@ pub fn main<C: Parser, S>(
 }
 
 fn is_help(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand)
+    matches!(
+        kind,
+        ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    )
 }
 
 /// Sizes of at most `MOST` mesh dimensions, such as `2x2`.

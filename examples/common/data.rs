@@ -29,15 +29,24 @@ impl Text {
     /// # Errors
     /// A message with the path that could not be read.
     pub fn load(file: Option<&Path>) -> Result<Self, String> {
-        let read =
-            |file: &Path| fs::read_to_string(file).map_err(|e| format!("cannot read the text {}: {e}", file.display()));
+        let read = |file: &Path| {
+            fs::read_to_string(file)
+                .map_err(|e| format!("cannot read the text {}: {e}", file.display()))
+        };
         Ok(Self::new(&file.map_or(Ok(STORIES.into()), read)?))
     }
 
     fn new(text: &str) -> Self {
         let alphabet: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
-        let token = |c| alphabet.binary_search(&c).expect("the alphabet holds every character") as u32;
-        Self { tokens: text.chars().map(token).collect(), alphabet }
+        let token = |c| {
+            alphabet
+                .binary_search(&c)
+                .expect("the alphabet holds every character") as u32
+        };
+        Self {
+            tokens: text.chars().map(token).collect(),
+            alphabet,
+        }
     }
 
     /// Splits the text in two, with the same alphabet: nine tenths to train on, the rest to validate with. The rest
@@ -45,13 +54,22 @@ impl Text {
     pub fn split(mut self) -> (Self, Self) {
         let rest = &self.tokens[self.len() * 9 / 10..];
         let near = &rest[..rest.len() / 2];
-        let newline = self.alphabet.binary_search(&'\n').ok().map(|token| token as u32);
+        let newline = self
+            .alphabet
+            .binary_search(&'\n')
+            .ok()
+            .map(|token| token as u32);
         let after = |newlines: usize| {
-            let at = near.windows(newlines).position(|tokens| tokens.iter().all(|&token| Some(token) == newline));
+            let at = near
+                .windows(newlines)
+                .position(|tokens| tokens.iter().all(|&token| Some(token) == newline));
             at.map(|at| at + newlines)
         };
         let start = self.len() - rest.len() + after(2).or_else(|| after(1)).unwrap_or(0);
-        let validation = Self { tokens: self.tokens.split_off(start), alphabet: self.alphabet.clone() };
+        let validation = Self {
+            tokens: self.tokens.split_off(start),
+            alphabet: self.alphabet.clone(),
+        };
         (self, validation)
     }
 
@@ -88,14 +106,26 @@ impl Text {
     /// Returns the characters of `tokens`. A token of a model with a larger vocabulary is the replacement character.
     pub fn decode(&self, tokens: &[u32]) -> String {
         let character = |&token: &u32| self.alphabet.get(token as usize).copied();
-        tokens.iter().map(|token| character(token).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
+        tokens
+            .iter()
+            .map(|token| character(token).unwrap_or(char::REPLACEMENT_CHARACTER))
+            .collect()
     }
 
     /// Returns rows `rows` of the batch of `step`: windows of `seq + 1` characters at random positions.
-    pub fn batch(&self, (seed, step): (u64, usize), rows: Range<usize>, seq: usize, device: &Device) -> Batch {
+    pub fn batch(
+        &self,
+        (seed, step): (u64, usize),
+        rows: Range<usize>,
+        seq: usize,
+        device: &Device,
+    ) -> Batch {
         // The golden-ratio constant spreads neighbouring steps over the generator's seeds.
-        let mut rng = StdRng::seed_from_u64(seed ^ (step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let starts: Vec<usize> = (0..rows.end).map(|_| rng.random_range(0..self.len() - seq)).collect();
+        let mut rng =
+            StdRng::seed_from_u64(seed ^ (step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let starts: Vec<usize> = (0..rows.end)
+            .map(|_| rng.random_range(0..self.len() - seq))
+            .collect();
         self.windows(&starts[rows], seq, device)
     }
 

@@ -24,13 +24,33 @@ pub struct Difference {
 
 impl Difference {
     /// Compares two runs of the same steps and parameters on `device`.
-    pub fn new((losses, found): Run<'_>, (expected_losses, expected): Run<'_>, device: &Device) -> Self {
-        assert!(found.keys().eq(expected.keys()), "both runs have the same parameters");
-        let parts = found.into_iter().map(|(path, values)| (largest(&values, &expected[&path]), path));
-        let worse = |worst: (f64, String), part: (f64, String)| if beyond(part.0, worst.0) { part } else { worst };
+    pub fn new(
+        (losses, found): Run<'_>,
+        (expected_losses, expected): Run<'_>,
+        device: &Device,
+    ) -> Self {
+        assert!(
+            found.keys().eq(expected.keys()),
+            "both runs have the same parameters"
+        );
+        let parts = found
+            .into_iter()
+            .map(|(path, values)| (largest(&values, &expected[&path]), path));
+        let worse = |worst: (f64, String), part: (f64, String)| {
+            if beyond(part.0, worst.0) { part } else { worst }
+        };
         let (weight, path) = parts.fold((0.0, String::new()), worse);
-        let bounds = if format!("{device:?}").contains("Cuda") { TF32_BOUNDS } else { BOUNDS };
-        Self { loss: largest(losses, expected_losses), weight, path, bounds }
+        let bounds = if format!("{device:?}").contains("Cuda") {
+            TF32_BOUNDS
+        } else {
+            BOUNDS
+        };
+        Self {
+            loss: largest(losses, expected_losses),
+            weight,
+            path,
+            bounds,
+        }
     }
 
     /// Returns true if both are within the bounds.
@@ -41,18 +61,43 @@ impl Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let place = if self.path.is_empty() { String::new() } else { format!(", in {}", self.path) };
-        writeln!(f, "Compared with the unsharded model, trained on the same device and data")?;
-        writeln!(f, "  largest loss difference    {:.1e}  (bound {:.0e})", self.loss, self.bounds[0])?;
-        writeln!(f, "  largest weight difference  {:.1e}  (bound {:.0e}){place}", self.weight, self.bounds[1])?;
+        let place = if self.path.is_empty() {
+            String::new()
+        } else {
+            format!(", in {}", self.path)
+        };
+        writeln!(
+            f,
+            "Compared with the unsharded model, trained on the same device and data"
+        )?;
+        writeln!(
+            f,
+            "  largest loss difference    {:.1e}  (bound {:.0e})",
+            self.loss, self.bounds[0]
+        )?;
+        writeln!(
+            f,
+            "  largest weight difference  {:.1e}  (bound {:.0e}){place}",
+            self.weight, self.bounds[1]
+        )?;
         write!(f, "  {}", if self.passes() { "agrees" } else { "DIFFERS" })
     }
 }
 
 fn largest(a: &[f32], b: &[f32]) -> f64 {
-    assert_eq!(a.len(), b.len(), "both runs have the same steps and parameters");
-    let parts = a.iter().zip(b).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
-    parts.fold(0.0, |worst, part| if beyond(part, worst) { part } else { worst })
+    assert_eq!(
+        a.len(),
+        b.len(),
+        "both runs have the same steps and parameters"
+    );
+    let parts = a
+        .iter()
+        .zip(b)
+        .map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+    parts.fold(
+        0.0,
+        |worst, part| if beyond(part, worst) { part } else { worst },
+    )
 }
 
 /// Returns true if `value` exceeds `bound` or is NaN.
@@ -62,7 +107,9 @@ fn beyond(value: f64, bound: f64) -> bool {
 
 /// Returns the values of every parameter of these models by name and path. Running statistics are excluded, because
 /// they depend on the batches of each rank.
-pub fn weights<'a, M: Module + 'a>(models: impl IntoIterator<Item = (&'a str, &'a M)>) -> BTreeMap<String, Vec<f32>> {
+pub fn weights<'a, M: Module + 'a>(
+    models: impl IntoIterator<Item = (&'a str, &'a M)>,
+) -> BTreeMap<String, Vec<f32>> {
     let mut values = Values::default();
     for (name, model) in models {
         values.enter_module(name, "");
@@ -88,8 +135,16 @@ impl ModuleVisitor for Values {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.path.last().is_some_and(|name| !name.starts_with("running_")) {
-            let values = param.val().into_data().try_to_vec().expect("the model is f32");
+        if self
+            .path
+            .last()
+            .is_some_and(|name| !name.starts_with("running_"))
+        {
+            let values = param
+                .val()
+                .into_data()
+                .try_to_vec()
+                .expect("the model is f32");
             self.found.insert(self.path.join("."), values);
         }
     }

@@ -32,23 +32,47 @@ impl Progress {
     pub fn new(reports: bool, steps: Range<usize>, a_step: (usize, &'static str)) -> Self {
         // The message alone, because indicatif draws once for each change of message, position or length.
         let style = ProgressStyle::with_template("{msg}").expect("the template is well formed");
-        let bar = (reports && std::io::stderr().is_terminal()).then(|| ProgressBar::no_length().with_style(style));
-        let Range { start: first, end: steps } = steps;
-        Self { reports, bar, start: Instant::now(), first, steps, done: first, a_step, last: String::new() }
+        let bar = (reports && std::io::stderr().is_terminal())
+            .then(|| ProgressBar::no_length().with_style(style));
+        let Range {
+            start: first,
+            end: steps,
+        } = steps;
+        Self {
+            reports,
+            bar,
+            start: Instant::now(),
+            first,
+            steps,
+            done: first,
+            a_step,
+            last: String::new(),
+        }
     }
 
     /// Counts a step with these results, such as `loss 0.4321`.
     pub fn step(&mut self, results: impl Display) {
         self.done += 1;
-        let Self { first, done, steps, a_step: (_, unit), .. } = *self;
-        self.last = format!("step {done:>3}/{steps}  {results}  {:.0} {unit}/s", self.per_s());
+        let Self {
+            first,
+            done,
+            steps,
+            a_step: (_, unit),
+            ..
+        } = *self;
+        self.last = format!(
+            "step {done:>3}/{steps}  {results}  {:.0} {unit}/s",
+            self.per_s()
+        );
         match &self.bar {
             Some(bar) => {
-                let left = self.start.elapsed().as_secs_f64() / (done - first) as f64 * (steps - done) as f64;
+                let left = self.start.elapsed().as_secs_f64() / (done - first) as f64
+                    * (steps - done) as f64;
                 bar.set_message(format!("{}  {left:.0} s left", self.last));
             }
             None if self.reports
-                && (done.is_multiple_of(steps.div_ceil(LINES)) || [first + 1, steps].contains(&done)) =>
+                && (done.is_multiple_of(steps.div_ceil(LINES))
+                    || [first + 1, steps].contains(&done)) =>
             {
                 eprintln!("{}", self.last);
             }

@@ -125,9 +125,16 @@ impl Cli {
     /// A message with the flags that do not fit, and the remedy.
     pub fn settings(self) -> Result<Settings, String> {
         let text = Text::load(self.text.as_deref())?;
-        let weights = self.weights.as_deref().map(|folder| Weights::open(folder, self.seq)).transpose()?;
+        let weights = self
+            .weights
+            .as_deref()
+            .map(|folder| Weights::open(folder, self.seq))
+            .transpose()?;
         let (model, [dim, heads, kv_heads]) = match &weights {
-            Some(Weights { config, .. }) => (*config, ["hidden_size", "num_attention_heads", "num_key_value_heads"]),
+            Some(Weights { config, .. }) => (
+                *config,
+                ["hidden_size", "num_attention_heads", "num_key_value_heads"],
+            ),
             None => (self.model(text.vocab()), ["--dim", "--heads", "--kv-heads"]),
         };
         let LlamaConfig { vocab, .. } = model;
@@ -137,9 +144,10 @@ impl Cli {
                 text.vocab()
             ));
         }
-        for (a, b, divisor, number) in
-            [(heads, dim, model.heads, model.dim), (kv_heads, heads, model.kv_heads, model.heads)]
-        {
+        for (a, b, divisor, number) in [
+            (heads, dim, model.heads, model.dim),
+            (kv_heads, heads, model.kv_heads, model.heads),
+        ] {
             if divisor == 0 || !number.is_multiple_of(divisor) {
                 return Err(format!("{a} {divisor} does not divide {b} {number}"));
             }
@@ -162,9 +170,29 @@ impl Cli {
         }
         let groups: usize = mesh[..mesh.len() - 1].iter().product();
         text.check_batch(groups.saturating_mul(self.batch), self.seq)?;
-        let Self { steps, batch, lr, seed, generate, check, .. } = self;
+        let Self {
+            steps,
+            batch,
+            lr,
+            seed,
+            generate,
+            check,
+            ..
+        } = self;
         let read_memory = self.read_memory << 20;
-        Ok(Settings { mesh, steps, batch, model, lr, seed, generate, check, text, weights, read_memory })
+        Ok(Settings {
+            mesh,
+            steps,
+            batch,
+            model,
+            lr,
+            seed,
+            generate,
+            check,
+            text,
+            weights,
+            read_memory,
+        })
     }
 
     /// Returns the sizes of the flags.

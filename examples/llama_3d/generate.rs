@@ -34,8 +34,13 @@ pub fn generate(
     for step in 0..count {
         let window = &tokens[tokens.len().saturating_sub(seq)..];
         let input = Tensor::<1, Int>::from_data(window, mesh.device()).unsqueeze::<2>();
-        let logits = model.forward(DTensor::from_local(input, mesh, &[Placement::Replicate])?).full_tensor()?;
-        let logits = logits.slice_dim(1, window.len() - 1).into_data().convert::<f32>();
+        let logits = model
+            .forward(DTensor::from_local(input, mesh, &[Placement::Replicate])?)
+            .full_tensor()?;
+        let logits = logits
+            .slice_dim(1, window.len() - 1)
+            .into_data()
+            .convert::<f32>();
         let next = sample(logits.as_slice().expect("converted to f32"), seed, step);
         tokens.push(next.token.into());
         sampled.push(next);
@@ -44,13 +49,26 @@ pub fn generate(
 }
 
 fn sample(logits: &[f32], seed: u64, step: usize) -> Sampled {
-    let mut rng = StdRng::seed_from_u64(seed ^ (step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let mut rng =
+        StdRng::seed_from_u64(seed ^ (step as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     // An exponential variable is above 0, and minus its logarithm has the Gumbel distribution.
-    let mut gumbel = || -(-(1.0 - rng.random::<f32>()).ln()).max(f32::MIN_POSITIVE).ln();
-    let mut scores: Vec<_> = (0u32..).zip(logits).map(|(token, logit)| (logit + gumbel(), token)).collect();
+    let mut gumbel = || {
+        -(-(1.0 - rng.random::<f32>()).ln())
+            .max(f32::MIN_POSITIVE)
+            .ln()
+    };
+    let mut scores: Vec<_> = (0u32..)
+        .zip(logits)
+        .map(|(token, logit)| (logit + gumbel(), token))
+        .collect();
     scores.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-    let margin = scores.get(1).map_or(f32::INFINITY, |(second, _)| scores[0].0 - second);
-    Sampled { token: scores[0].1, margin }
+    let margin = scores
+        .get(1)
+        .map_or(f32::INFINITY, |(second, _)| scores[0].0 - second);
+    Sampled {
+        token: scores[0].1,
+        margin,
+    }
 }
 
 /// The tokens that two meshes have sampled from the same weights with the same seed.
@@ -69,7 +87,10 @@ impl Agreement {
         assert_eq!(left.len(), right.len(), "both have the same steps");
         let parted = left.iter().zip(right).position(|(a, b)| a.token != b.token);
         let parted = parted.map(|step| (step, left[step].margin.min(right[step].margin)));
-        Self { tokens: left.len(), parted }
+        Self {
+            tokens: left.len(),
+            parted,
+        }
     }
 
     /// Returns true if all tokens are equal, or if rounding may have decided the first that is not.
@@ -83,7 +104,11 @@ impl std::fmt::Display for Agreement {
         match self.parted {
             None => write!(f, "one device samples the same {} tokens", self.tokens),
             Some((step, margin)) => {
-                let verdict = if self.passes() { "a matter of rounding" } else { "DIFFERS" };
+                let verdict = if self.passes() {
+                    "a matter of rounding"
+                } else {
+                    "DIFFERS"
+                };
                 write!(
                     f,
                     "one device samples the same {step} of {} tokens; the next was decided by {margin:.1e}: {verdict}",

@@ -30,12 +30,24 @@ pub struct Report<'a> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { ranks, ranks_of_process, memory } = *self;
+        let Self {
+            ranks,
+            ranks_of_process,
+            memory,
+        } = *self;
         let mb = |bytes: u64| bytes as f64 / 1e6;
-        let sum = |part: fn(&ReadStats) -> u64| ranks.iter().map(|load| part(&load.stats)).sum::<u64>();
-        let (read, reads) = (mb(sum(|stats| stats.read + stats.block_rounding)), sum(|stats| stats.reads));
+        let sum =
+            |part: fn(&ReadStats) -> u64| ranks.iter().map(|load| part(&load.stats)).sum::<u64>();
+        let (read, reads) = (
+            mb(sum(|stats| stats.read + stats.block_rounding)),
+            sum(|stats| stats.reads),
+        );
         let seconds = ranks.iter().map(|load| load.seconds).fold(0.0, f64::max);
-        writeln!(f, "Loaded on {} ranks in {seconds:.2} s: {read:.1} MB in {reads} reads", ranks.len())?;
+        writeln!(
+            f,
+            "Loaded on {} ranks in {seconds:.2} s: {read:.1} MB in {reads} reads",
+            ranks.len()
+        )?;
         writeln!(
             f,
             "  {:<26} {:>10} {:>10} {:>11} {:>14}",
@@ -47,14 +59,36 @@ impl fmt::Display for Report<'_> {
             (RunClass::ShortRuns, "in shorter runs"),
         ];
         for (class, name) in classes {
-            let of_ranks: Vec<&ClassStats> = ranks.iter().filter_map(|load| load.stats.by_class.get(&class)).collect();
-            let (needed, read) =
-                of_ranks.iter().fold((0, 0), |(needed, read), class| (needed + class.needed, read + class.read));
-            let most = of_ranks.iter().map(|class| class.over_read()).fold(1.0, f64::max);
-            let over = if needed == 0 { 1.0 } else { read as f64 / needed as f64 };
-            writeln!(f, "  {name:<26} {:>10.1} {:>10.1} {over:>11.3} {most:>14.3}", mb(needed), mb(read))?;
+            let of_ranks: Vec<&ClassStats> = ranks
+                .iter()
+                .filter_map(|load| load.stats.by_class.get(&class))
+                .collect();
+            let (needed, read) = of_ranks.iter().fold((0, 0), |(needed, read), class| {
+                (needed + class.needed, read + class.read)
+            });
+            let most = of_ranks
+                .iter()
+                .map(|class| class.over_read())
+                .fold(1.0, f64::max);
+            let over = if needed == 0 {
+                1.0
+            } else {
+                read as f64 / needed as f64
+            };
+            writeln!(
+                f,
+                "  {name:<26} {:>10.1} {:>10.1} {over:>11.3} {most:>14.3}",
+                mb(needed),
+                mb(read)
+            )?;
         }
-        writeln!(f, "  {:<26} {:>10} {:>10.1}", "rounding to blocks", "", mb(sum(|stats| stats.block_rounding)))?;
+        writeln!(
+            f,
+            "  {:<26} {:>10} {:>10.1}",
+            "rounding to blocks",
+            "",
+            mb(sum(|stats| stats.block_rounding))
+        )?;
         let shards = ranks.iter().map(|load| load.shards).max().unwrap_or(0);
         let bound = shards + memory;
         write!(
@@ -68,7 +102,11 @@ impl fmt::Display for Report<'_> {
             // The old shards, which are as large, were there before.
             let peak = shards + added / ranks_of_process as u64;
             let verdict = if peak <= bound { "within it" } else { "MORE" };
-            write!(f, "; measured at most {:.1} MB ({ranks_of_process} ranks a process): {verdict}", mb(peak))?;
+            write!(
+                f,
+                "; measured at most {:.1} MB ({ranks_of_process} ranks a process): {verdict}",
+                mb(peak)
+            )?;
         }
         match &ranks[0].unused[..] {
             [] => Ok(()),

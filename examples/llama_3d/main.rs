@@ -50,38 +50,75 @@ fn run(settings: &Settings) -> Result<bool> {
     let initial = settings.model.init(&device);
     // Initialized once, because ranks share one random state. `train` initializes parameters that are still lazy, which those
     // that are loaded stay until then.
-    let initial = if settings.weights.is_some() { initial } else { initial.train() };
+    let initial = if settings.weights.is_some() {
+        initial
+    } else {
+        initial.train()
+    };
     let params = initial.num_params();
-    let dims = settings.names().iter().zip(&settings.mesh).map(|(name, size)| format!("{name}={size}"));
+    let dims = settings
+        .names()
+        .iter()
+        .zip(&settings.mesh)
+        .map(|(name, size)| format!("{name}={size}"));
     let mesh = dims.collect::<Vec<_>>().join(" ");
     let outcomes = launch(Launch::from_env(settings.ranks())?, |world| {
-        world.run_on(0, || println!("{params} parameters, {} characters of text, mesh {mesh}", settings.text.len()));
+        world.run_on(0, || {
+            println!(
+                "{params} parameters, {} characters of text, mesh {mesh}",
+                settings.text.len()
+            )
+        });
         train::train(settings, &initial, world)
     })?;
     // Only the process of rank 0 reports.
-    let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
+    let Some((0, outcome)) = outcomes.first() else {
+        return Ok(true);
+    };
     if let Some(ranks) = &outcome.loads {
         let memory = settings.read_memory as u64;
-        println!("{}\n", loading::Report { ranks, ranks_of_process: outcomes.len(), memory });
+        println!(
+            "{}\n",
+            loading::Report {
+                ranks,
+                ranks_of_process: outcomes.len(),
+                memory
+            }
+        );
     }
     if let (Some(first), Some(last)) = (outcome.losses.first(), outcome.losses.last()) {
-        println!("loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s", settings.steps, outcome.tokens_per_s);
-        println!("fingerprint of all losses: {:016x}", fingerprint::of(&outcome.losses));
+        println!(
+            "loss {first:.4} -> {last:.4} in {} steps, {:.0} tokens/s",
+            settings.steps, outcome.tokens_per_s
+        );
+        println!(
+            "fingerprint of all losses: {:016x}",
+            fingerprint::of(&outcome.losses)
+        );
     }
-    println!("rank 0 steps {} of the {params} parameters\n", outcome.local_params);
+    println!(
+        "rank 0 steps {} of the {params} parameters\n",
+        outcome.local_params
+    );
     let collectives = report::Collectives::new(settings, outcome);
     println!("{collectives}\n");
     let mut passes = true;
     if let Some(model) = &outcome.model {
         let seeded = train::generate(settings, model, &DeviceMesh::single_device(&device))?;
         let agreement = generate::Agreement::new(&outcome.sampled, &seeded);
-        println!("{}\n\n{agreement}\n", settings.text.decode(&train::text_of(settings, &outcome.sampled)));
+        println!(
+            "{}\n\n{agreement}\n",
+            settings
+                .text
+                .decode(&train::text_of(settings, &outcome.sampled))
+        );
         passes = agreement.passes();
     }
     if !settings.check {
         return Ok(passes);
     }
-    let difference = report::Difference::new(&outcome.losses, &train::unsharded(settings, &initial)?);
+    let difference =
+        report::Difference::new(&outcome.losses, &train::unsharded(settings, &initial)?);
     println!("{difference}");
     Ok(passes && difference.passes() && collectives.agree())
 }

@@ -4,7 +4,9 @@
 use burn::module::Module;
 use burn::nn::RotaryEncodingConfig;
 use burn::nn::activation::{SwiGlu, SwiGluConfig};
-use burn::nn::{Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{
+    Embedding, EmbeddingConfig, Initializer, Linear, LinearConfig, RmsNorm, RmsNormConfig,
+};
 use burn::tensor::{Device, Int};
 use burn_dtensor::prelude::*;
 
@@ -54,9 +56,14 @@ pub struct Block {
 impl LlamaConfig {
     /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
     pub fn init(&self, device: &Device) -> Llama {
-        let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
+        let normal = Initializer::Normal {
+            mean: 0.0,
+            std: 0.02,
+        };
         Llama {
-            token: EmbeddingConfig::new(self.vocab, self.dim).with_initializer(normal).init(device),
+            token: EmbeddingConfig::new(self.vocab, self.dim)
+                .with_initializer(normal)
+                .init(device),
             blocks: (0..self.layers).map(|_| self.block(device)).collect(),
             norm: self.norm(device),
             head: linear(self.dim, self.vocab, device),
@@ -78,12 +85,16 @@ impl LlamaConfig {
     }
 
     fn norm(&self, device: &Device) -> RmsNorm {
-        RmsNormConfig::new(self.dim).with_epsilon(self.norm_epsilon).init(device)
+        RmsNormConfig::new(self.dim)
+            .with_epsilon(self.norm_epsilon)
+            .init(device)
     }
 }
 
 fn linear(input: usize, output: usize, device: &Device) -> Linear {
-    LinearConfig::new(input, output).with_bias(false).init(device)
+    LinearConfig::new(input, output)
+        .with_bias(false)
+        .init(device)
 }
 
 impl Llama {
@@ -107,8 +118,13 @@ impl Llama {
 impl Block {
     /// Runs the block on `x` `[batch, seq, dim]`. The result has the same shape.
     pub fn forward(&self, x: DTensor<3>) -> DTensor<3> {
-        let x = x.clone() + self.attention.forward_dtensor(self.attention_norm.forward_dtensor(x));
-        let h = self.gate.forward_dtensor(self.mlp_norm.forward_dtensor(x.clone()));
+        let x = x.clone()
+            + self
+                .attention
+                .forward_dtensor(self.attention_norm.forward_dtensor(x));
+        let h = self
+            .gate
+            .forward_dtensor(self.mlp_norm.forward_dtensor(x.clone()));
         x + self.down.forward_dtensor(h)
     }
 }

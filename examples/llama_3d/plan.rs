@@ -17,19 +17,42 @@ pub fn parallel(model: Llama, config: &LlamaConfig, mesh: &DeviceMesh) -> Result
         .with_style("blocks.*.*_norm", Style::sequence_parallel())
         .with_style("norm", Style::sequence_parallel())
         // Each rank computes complete heads, and a shard of the hidden features.
-        .with_style("blocks.*.attention.query", Style::colwise().with_heads(config.heads))
-        .with_style("blocks.*.attention.key", Style::colwise().with_heads(config.kv_heads))
-        .with_style("blocks.*.attention.value", Style::colwise().with_heads(config.kv_heads))
-        .with_style("blocks.*.attention.output", Style::rowwise().with_heads(config.heads).with_output(sequence))
+        .with_style(
+            "blocks.*.attention.query",
+            Style::colwise().with_heads(config.heads),
+        )
+        .with_style(
+            "blocks.*.attention.key",
+            Style::colwise().with_heads(config.kv_heads),
+        )
+        .with_style(
+            "blocks.*.attention.value",
+            Style::colwise().with_heads(config.kv_heads),
+        )
+        .with_style(
+            "blocks.*.attention.output",
+            Style::rowwise()
+                .with_heads(config.heads)
+                .with_output(sequence),
+        )
         .with_style("blocks.*.gate.*", Style::colwise())
         .with_style("blocks.*.down", Style::rowwise().with_output(sequence))
         // Logits stay sharded along the vocabulary, and the loss is computed from the shards.
         .with_style("head", Style::colwise())
         .with_units(["blocks.*"]);
     let model = parallelize(model, &mesh.slice("tp")?, plan)?;
-    let data: Vec<&str> = mesh.names().iter().map(String::as_str).filter(|name| *name != "tp").collect();
+    let data: Vec<&str> = mesh
+        .names()
+        .iter()
+        .map(String::as_str)
+        .filter(|name| *name != "tp")
+        .collect();
     match data.is_empty() {
         true => Ok(model),
-        false => fully_shard(model, &mesh.slice(data)?, FullyShard::new().with_units(["blocks.*"])),
+        false => fully_shard(
+            model,
+            &mesh.slice(data)?,
+            FullyShard::new().with_units(["blocks.*"]),
+        ),
     }
 }

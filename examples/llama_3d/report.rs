@@ -36,18 +36,41 @@ impl Collectives {
         let row = |op, phase, a_step: u64, formula| Row {
             op,
             phase,
-            counted: outcome.ledger.total(|key| key.op == op && key.phase == phase).calls,
+            counted: outcome
+                .ledger
+                .total(|key| key.op == op && key.phase == phase)
+                .calls,
             expected: settings.steps as u64 * a_step,
             formula,
         };
         use Op::{AllGather, AllReduce, ReduceScatter};
         use Phase::{Backward, Forward};
         Self(vec![
-            row(AllGather, Forward, tp * pairs + shard * units, "tp: 2 blocks + 1; shard: units"),
+            row(
+                AllGather,
+                Forward,
+                tp * pairs + shard * units,
+                "tp: 2 blocks + 1; shard: units",
+            ),
             row(ReduceScatter, Forward, tp * pairs, "tp: 2 blocks + 1"),
-            row(AllReduce, Forward, tp * LOSS + shard.max(replicate), "tp: the loss; shard or replicate: its mean"),
-            row(AllGather, Backward, tp * pairs + shard * blocks, "tp: 2 blocks + 1; shard: blocks"),
-            row(ReduceScatter, Backward, tp * pairs + shard * units, "tp: 2 blocks + 1; shard: units"),
+            row(
+                AllReduce,
+                Forward,
+                tp * LOSS + shard.max(replicate),
+                "tp: the loss; shard or replicate: its mean",
+            ),
+            row(
+                AllGather,
+                Backward,
+                tp * pairs + shard * blocks,
+                "tp: 2 blocks + 1; shard: blocks",
+            ),
+            row(
+                ReduceScatter,
+                Backward,
+                tp * pairs + shard * units,
+                "tp: 2 blocks + 1; shard: units",
+            ),
             row(
                 AllReduce,
                 Backward,
@@ -70,10 +93,28 @@ const LOSS: u64 = 2;
 impl std::fmt::Display for Collectives {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "Collectives of rank 0 while training")?;
-        write!(f, "  {:<14} {:<8} {:>6}  {:<52} agrees", "operation", "pass", "calls", "formula per step")?;
-        for Row { op, phase, counted, expected, formula } in &self.0 {
-            let agrees = if counted == expected { "yes".into() } else { format!("NO, expected {expected}") };
-            write!(f, "\n  {op:<14} {phase:<8} {counted:>6}  {formula:<52} {agrees}")?;
+        write!(
+            f,
+            "  {:<14} {:<8} {:>6}  {:<52} agrees",
+            "operation", "pass", "calls", "formula per step"
+        )?;
+        for Row {
+            op,
+            phase,
+            counted,
+            expected,
+            formula,
+        } in &self.0
+        {
+            let agrees = if counted == expected {
+                "yes".into()
+            } else {
+                format!("NO, expected {expected}")
+            };
+            write!(
+                f,
+                "\n  {op:<14} {phase:<8} {counted:>6}  {formula:<52} {agrees}"
+            )?;
         }
         Ok(())
     }
@@ -88,9 +129,22 @@ pub struct Difference(f64);
 impl Difference {
     /// Compares the losses step by step.
     pub fn new(parallel: &[f32], unsharded: &[f32]) -> Self {
-        assert_eq!(parallel.len(), unsharded.len(), "both runs have the same steps");
-        let parts = parallel.iter().zip(unsharded).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
-        Self(parts.fold(0.0, |worst, part| if part.is_nan() || part > worst { part } else { worst }))
+        assert_eq!(
+            parallel.len(),
+            unsharded.len(),
+            "both runs have the same steps"
+        );
+        let parts = parallel
+            .iter()
+            .zip(unsharded)
+            .map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+        Self(parts.fold(0.0, |worst, part| {
+            if part.is_nan() || part > worst {
+                part
+            } else {
+                worst
+            }
+        }))
     }
 
     /// Returns true if the difference is within the bound. A NaN is not.
@@ -101,8 +155,15 @@ impl Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        writeln!(f, "Compared with the model on one device, trained on the same data")?;
-        writeln!(f, "  largest loss difference    {:.1e}  (bound {BOUND:.0e})", self.0)?;
+        writeln!(
+            f,
+            "Compared with the model on one device, trained on the same data"
+        )?;
+        writeln!(
+            f,
+            "  largest loss difference    {:.1e}  (bound {BOUND:.0e})",
+            self.0
+        )?;
         write!(f, "  {}", if self.passes() { "agrees" } else { "DIFFERS" })
     }
 }

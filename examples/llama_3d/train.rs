@@ -56,15 +56,23 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
     let shard = mesh.data_shard(settings.data_names())?;
     let rows = shard.index * settings.batch..(shard.index + 1) * settings.batch;
     for step in 0..settings.steps {
-        let (tokens, targets) = settings.text.batch((settings.seed, step), rows.clone(), settings.model.seq, &device);
+        let (tokens, targets) = settings.text.batch(
+            (settings.seed, step),
+            rows.clone(),
+            settings.model.seq,
+            &device,
+        );
         let replicated = |x| DTensor::from_local(x, &tp, &[Placement::Replicate]);
-        let loss = model.loss(replicated(tokens)?, replicated(targets)?).full_tensor()?;
+        let loss = model
+            .loss(replicated(tokens)?, replicated(targets)?)
+            .full_tensor()?;
         // Each group holds the mean over its own rows; together they are a Partial(avg).
         let placements = settings.names().iter().map(|name| match *name {
             "tp" => Placement::Replicate,
             _ => Placement::Partial(PartialOp::Avg),
         });
-        let mean = DTensor::from_local(loss.clone().inner(), &mesh, &placements.collect::<Vec<_>>())?;
+        let mean =
+            DTensor::from_local(loss.clone().inner(), &mesh, &placements.collect::<Vec<_>>())?;
         losses.push(mean.full_tensor()?.into_scalar::<f32>());
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(settings.lr, model, grads)?;
@@ -77,7 +85,15 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
         sampled = generate(settings, &model.valid(), &tp)?;
         full = full_model_on(&model, 0)?.map(|model| model.valid());
     }
-    Ok(Outcome { losses, local_params, ledger, tokens_per_s, sampled, model: full, loads })
+    Ok(Outcome {
+        losses,
+        local_params,
+        ledger,
+        tokens_per_s,
+        sampled,
+        model: full,
+        loads,
+    })
 }
 
 /// Loads this rank's shards of the weights. Also returns the loads of all ranks.
@@ -85,7 +101,13 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
 /// # Collective
 /// Every rank calls it.
 fn load(settings: &Settings, mesh: &DeviceMesh) -> Result<(Llama, Vec<Load>)> {
-    let (world, weights) = (mesh.world(), settings.weights.as_ref().expect("there are weights to load"));
+    let (world, weights) = (
+        mesh.world(),
+        settings
+            .weights
+            .as_ref()
+            .expect("there are weights to load"),
+    );
     let lazy = settings.model.init(&world.device().clone().autodiff());
     let lazy = parallel(lazy, &settings.model, mesh)?;
     world.barrier("distributed")?;
@@ -95,21 +117,40 @@ fn load(settings: &Settings, mesh: &DeviceMesh) -> Result<(Llama, Vec<Load>)> {
     let (model, unused, stats) = weights.load(lazy, mesh, settings.read_memory)?;
     world.barrier("loaded")?;
     let seconds = start.elapsed().as_secs_f64();
-    let added = loading::peak().zip(before).map(|(peak, before)| peak.saturating_sub(before));
+    let added = loading::peak()
+        .zip(before)
+        .map(|(peak, before)| peak.saturating_sub(before));
     let shards = (model.num_params() * size_of::<f32>()) as u64;
-    let load = Load { stats, seconds, shards, added, unused };
+    let load = Load {
+        stats,
+        seconds,
+        shards,
+        added,
+        unused,
+    };
     Ok((model, world.all().all_gather_object("loads".into(), &load)?))
 }
 
 /// Continues the beginning of the text, with a model on `mesh`.
 pub fn generate(settings: &Settings, model: &Llama, mesh: &DeviceMesh) -> Result<Vec<Sampled>> {
     let sizes = (settings.model.seq, settings.generate);
-    generate::generate(model, mesh, &settings.text.head(PROMPT), sizes, settings.seed)
+    generate::generate(
+        model,
+        mesh,
+        &settings.text.head(PROMPT),
+        sizes,
+        settings.seed,
+    )
 }
 
 /// Returns the prompt and what was sampled after it.
 pub fn text_of(settings: &Settings, sampled: &[Sampled]) -> Vec<u32> {
-    settings.text.head(PROMPT).into_iter().chain(sampled.iter().map(|sampled| sampled.token)).collect()
+    settings
+        .text
+        .head(PROMPT)
+        .into_iter()
+        .chain(sampled.iter().map(|sampled| sampled.token))
+        .collect()
 }
 
 /// Tokens at the beginning of the text that sampling continues.
@@ -121,14 +162,19 @@ pub fn unsharded(settings: &Settings, initial: &Llama) -> Result<Vec<f32>> {
     let mut model = match &settings.weights {
         Some(weights) => {
             let mesh = DeviceMesh::single_device(&Device::flex());
-            weights.load(settings.model.init(&device), &mesh, settings.read_memory)?.0
+            weights
+                .load(settings.model.init(&device), &mesh, settings.read_memory)?
+                .0
         }
         None => initial.clone(),
     };
     let mut optim = AdamWConfig::new().init();
     let rows = settings.groups() * settings.batch;
     let step = |step| {
-        let (tokens, targets) = settings.text.batch((settings.seed, step), 0..rows, settings.model.seq, &device);
+        let (tokens, targets) =
+            settings
+                .text
+                .batch((settings.seed, step), 0..rows, settings.model.seq, &device);
         let loss = model.loss(tokens.into(), targets.into());
         let value = loss.local().clone().inner().into_scalar::<f32>();
         let grads = GradientsParams::from_grads(loss.backward(), &model);

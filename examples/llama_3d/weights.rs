@@ -26,7 +26,9 @@ use std::path::{Path, PathBuf};
 
 use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::Tensor;
-use burn_dtensor::checkpoint::{KeyReport, ReadOptions, ReadStats, SafetensorsWeights, WeightSource};
+use burn_dtensor::checkpoint::{
+    KeyReport, ReadOptions, ReadStats, SafetensorsWeights, WeightSource,
+};
 use burn_dtensor::prelude::*;
 use serde::Deserialize;
 
@@ -84,13 +86,22 @@ impl Weights {
     /// A message about a file that cannot be read, or about a model that this one cannot be.
     pub fn open(folder: &Path, seq: usize) -> Result<Self, String> {
         let path = folder.join("config.json");
-        let text = fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-        let file: ConfigFile = serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+        let text = fs::read_to_string(&path)
+            .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        let file: ConfigFile =
+            serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
         let refused = file.refused();
         if !refused.is_empty() {
-            return Err(format!("{}: this example has no {}", path.display(), refused.join(", ")));
+            return Err(format!(
+                "{}: this example has no {}",
+                path.display(),
+                refused.join(", ")
+            ));
         }
-        let theta = file.rope_parameters.and_then(|rope| rope.rope_theta).or(file.rope_theta);
+        let theta = file
+            .rope_parameters
+            .and_then(|rope| rope.rope_theta)
+            .or(file.rope_theta);
         let config = LlamaConfig {
             vocab: file.vocab_size,
             seq,
@@ -102,7 +113,11 @@ impl Weights {
             norm_epsilon: file.rms_norm_eps,
             rope_theta: theta.unwrap_or(10_000.0),
         };
-        Ok(Self { folder: folder.into(), config, is_tied: file.tie_word_embeddings })
+        Ok(Self {
+            folder: folder.into(),
+            config,
+            is_tied: file.tie_word_embeddings,
+        })
     }
 
     /// Loads a model, as it is distributed. Each rank uses at most `memory` bytes next to its shards. Also returns the tensors
@@ -110,14 +125,33 @@ impl Weights {
     ///
     /// # Collective
     /// Every rank of `mesh`, of which the model's meshes are slices.
-    pub fn load(&self, model: Llama, mesh: &DeviceMesh, memory: usize) -> Result<(Llama, Vec<String>, ReadStats)> {
+    pub fn load(
+        &self,
+        model: Llama,
+        mesh: &DeviceMesh,
+        memory: usize,
+    ) -> Result<(Llama, Vec<String>, ReadStats)> {
         let options = ReadOptions::new().with_memory(memory);
         let files = SafetensorsWeights::open(&self.folder, mesh)?.with_read_options(options);
         let (model, report) = files.load_model(model, |path| self.source(path))?;
-        let KeyReport { skipped, unexpected, .. } = report;
-        assert!(skipped.is_empty(), "the table has every parameter, also {skipped:?}");
+        let KeyReport {
+            skipped,
+            unexpected,
+            ..
+        } = report;
+        assert!(
+            skipped.is_empty(),
+            "the table has every parameter, also {skipped:?}"
+        );
         let width = self.config.dim / self.config.heads;
-        Ok((model.map(&mut Interleave { width, path: Vec::new() }), unexpected, files.read_stats()))
+        Ok((
+            model.map(&mut Interleave {
+                width,
+                path: Vec::new(),
+            }),
+            unexpected,
+            files.read_stats(),
+        ))
     }
 
     /// Returns the place of a parameter's values.
@@ -146,23 +180,44 @@ impl Weights {
             _ => return None,
         };
         let source = WeightSource::new(key);
-        Some(if is_linear { source.transposed() } else { source })
+        Some(if is_linear {
+            source.transposed()
+        } else {
+            source
+        })
     }
 }
 
 impl ConfigFile {
     /// Returns what the model of this example does not have.
     fn refused(&self) -> Vec<&'static str> {
-        let has_other_width = self.head_dim.is_some_and(|width| width * self.num_attention_heads != self.hidden_size);
-        let is_scaled = [&self.rope_scaling, &self.rope_parameters].into_iter().flatten();
-        let is_scaled = is_scaled.filter_map(|rope| rope.rope_type.as_deref()).any(|kind| kind != "default");
+        let has_other_width = self
+            .head_dim
+            .is_some_and(|width| width * self.num_attention_heads != self.hidden_size);
+        let is_scaled = [&self.rope_scaling, &self.rope_parameters]
+            .into_iter()
+            .flatten();
+        let is_scaled = is_scaled
+            .filter_map(|rope| rope.rope_type.as_deref())
+            .any(|kind| kind != "default");
         let refused = [
             (self.attention_bias || self.mlp_bias, "biases"),
-            (has_other_width, "`head_dim` other than `hidden_size` / `num_attention_heads`"),
+            (
+                has_other_width,
+                "`head_dim` other than `hidden_size` / `num_attention_heads`",
+            ),
             (is_scaled, "scaled rotary encoding"),
-            (self.hidden_act.as_deref().is_some_and(|name| name != "silu"), "`hidden_act` other than `silu`"),
+            (
+                self.hidden_act
+                    .as_deref()
+                    .is_some_and(|name| name != "silu"),
+                "`hidden_act` other than `silu`",
+            ),
         ];
-        refused.into_iter().filter_map(|(is_refused, what)| is_refused.then_some(what)).collect()
+        refused
+            .into_iter()
+            .filter_map(|(is_refused, what)| is_refused.then_some(what))
+            .collect()
     }
 }
 
@@ -190,7 +245,11 @@ impl ModuleMapper for Interleave {
         param.map(|weight| {
             let (is_trained, shape) = (weight.is_require_grad(), weight.shape());
             let halves = [shape[0], shape[1] / self.width, 2, self.width / 2];
-            let turned = weight.detach().reshape(halves).swap_dims(2, 3).reshape(shape);
+            let turned = weight
+                .detach()
+                .reshape(halves)
+                .swap_dims(2, 3)
+                .reshape(shape);
             turned.detach().set_require_grad(is_trained)
         })
     }

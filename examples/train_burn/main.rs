@@ -81,13 +81,21 @@ struct Settings {
 }
 
 fn settings(cli: Cli) -> Result<Settings, String> {
-    let mesh = cli.mesh.clone().map_or_else(|| vec![cli.ranks.unwrap_or(2)], |MeshShape(sizes)| sizes);
+    let mesh = cli
+        .mesh
+        .clone()
+        .map_or_else(|| vec![cli.ranks.unwrap_or(2)], |MeshShape(sizes)| sizes);
     let size = mesh.iter().product();
     if cli.ranks.is_some_and(|ranks| ranks != size) {
-        return Err(format!("--mesh has {size} ranks, --ranks is another number"));
+        return Err(format!(
+            "--mesh has {size} ranks, --ranks is another number"
+        ));
     }
     if !cli.batch.is_multiple_of(size) {
-        return Err(format!("{size} ranks cannot share --batch {} evenly", cli.batch));
+        return Err(format!(
+            "{size} ranks cannot share --batch {} evenly",
+            cli.batch
+        ));
     }
     Ok(Settings { cli, mesh })
 }
@@ -96,13 +104,21 @@ fn settings(cli: Cli) -> Result<Settings, String> {
 fn train(world: &World, Settings { cli, mesh }: &Settings) -> Result<()> {
     let mesh = DeviceMesh::new(world, mesh, &["replicate", "shard"][2 - mesh.len()..])?;
     let device = world.device().clone().autodiff();
-    let resumed = if cli.resume { last_checkpoint(&mesh, &cli.dir)? } else { None };
+    let resumed = if cli.resume {
+        last_checkpoint(&mesh, &cli.dir)?
+    } else {
+        None
+    };
     if resumed.is_none() {
         std::fs::remove_dir_all(rank_directory(&mesh, &cli.dir)).ok();
         // A run on more ranks has left theirs, from which this one could not resume.
         let of_rank = |rank| cli.dir.join(format!("rank-{rank}"));
-        let remove =
-            || (world.size()..).map(of_rank).take_while(|folder| std::fs::remove_dir_all(folder).is_ok()).count();
+        let remove = || {
+            (world.size()..)
+                .map(of_rank)
+                .take_while(|folder| std::fs::remove_dir_all(folder).is_ok())
+                .count()
+        };
         world.run_on(0, remove);
     }
     let (train, valid) = (ShapeDataset::train(), ShapeDataset::test());
@@ -116,7 +132,9 @@ fn train(world: &World, Settings { cli, mesh }: &Settings) -> Result<()> {
         Aggregate::Mean,
         Direction::Lowest,
         Split::Valid,
-        StoppingCondition::NoImprovementSince { n_epochs: cli.patience },
+        StoppingCondition::NoImprovementSince {
+            n_epochs: cli.patience,
+        },
     );
     let mut training = supervised(&mesh, &cli.dir, train, valid)?
         .metrics((AccuracyMetric::new(), LossMetric::new()))
@@ -141,8 +159,15 @@ fn print_epochs(folder: &Path) -> Result<()> {
     let summary = LearnerSummary::new(folder, &["Loss", "Accuracy"]).map_err(Error::other)?;
     println!("epoch  train loss  valid loss  valid accuracy");
     let [train, valid] = [&summary.metrics.train, &summary.metrics.valid];
-    for (loss, (valid_loss, accuracy)) in train[0].entries.iter().zip(valid[0].entries.iter().zip(&valid[1].entries)) {
-        println!("{:5}  {:10.6}  {:10.6}  {:12.2} %", loss.step, loss.value, valid_loss.value, accuracy.value);
+    for (loss, (valid_loss, accuracy)) in train[0]
+        .entries
+        .iter()
+        .zip(valid[0].entries.iter().zip(&valid[1].entries))
+    {
+        println!(
+            "{:5}  {:10.6}  {:10.6}  {:12.2} %",
+            loss.step, loss.value, valid_loss.value, accuracy.value
+        );
     }
     Ok(())
 }

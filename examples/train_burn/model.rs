@@ -49,13 +49,21 @@ impl Model {
             let x = model.activation.forward(model.conv1.forward(x));
             let x = model.activation.forward(model.conv2.forward(x));
             let x = model.pool.forward(x).reshape([batch_size, 16 * 4 * 4]);
-            model.linear2.forward(model.activation.forward(model.linear1.forward(x)))
+            model
+                .linear2
+                .forward(model.activation.forward(model.linear1.forward(x)))
         })
     }
 
-    fn forward_classification(&self, images: Tensor<3>, targets: Tensor<1, Int>) -> ClassificationOutput {
+    fn forward_classification(
+        &self,
+        images: Tensor<3>,
+        targets: Tensor<1, Int>,
+    ) -> ClassificationOutput {
         let output = self.forward(images);
-        let loss = CrossEntropyLossConfig::new().init(&output.device()).forward(output.clone(), targets.clone());
+        let loss = CrossEntropyLossConfig::new()
+            .init(&output.device())
+            .forward(output.clone(), targets.clone());
         ClassificationOutput::new(loss, output, targets)
     }
 }

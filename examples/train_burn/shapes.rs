@@ -39,12 +39,18 @@ pub struct ShapeDataset {
 impl ShapeDataset {
     /// Returns the images to train on.
     pub fn train() -> Self {
-        Self { first: 0, len: 1000 }
+        Self {
+            first: 0,
+            len: 1000,
+        }
     }
 
     /// Returns other images, of which 48 are no multiple.
     pub fn test() -> Self {
-        Self { first: 1_000_000, len: 205 }
+        Self {
+            first: 1_000_000,
+            len: 205,
+        }
     }
 }
 
@@ -57,7 +63,8 @@ impl Dataset<ShapeItem> for ShapeDataset {
         for pixel in image.as_flattened_mut() {
             *pixel = rng.random_range(0.0..0.8);
         }
-        for (row, column) in (0..SHAPE).flat_map(|row| (0..SHAPE).map(move |column| (row, column))) {
+        for (row, column) in (0..SHAPE).flat_map(|row| (0..SHAPE).map(move |column| (row, column)))
+        {
             if is_drawn(label, row, column) {
                 image[top + row][left + column] += 0.6;
             }

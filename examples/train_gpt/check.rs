@@ -17,7 +17,10 @@ use crate::train::{Outcome, batches, schedule, train_step};
 /// None without a mesh. The result is a `Result` because the sharded run uses the same step.
 pub fn reference(settings: &Settings, initial: Gpt) -> Result<(Vec<f32>, Gpt)> {
     let device = settings.args.device.device();
-    let validation = settings.validation.rows(0..settings.validation_rows(), settings.model.seq, &device);
+    let validation =
+        settings
+            .validation
+            .rows(0..settings.validation_rows(), settings.model.seq, &device);
     let device = device.autodiff();
     let mut model = initial.fork(&device);
     let (mut optim, mut schedule) = (AdamWConfig::new().init(), schedule(settings)?);
@@ -43,5 +46,9 @@ pub fn reference(settings: &Settings, initial: Gpt) -> Result<(Vec<f32>, Gpt)> {
 pub fn difference(outcome: &Outcome, (losses, model): &(Vec<f32>, Gpt)) -> Difference {
     let sharded = weights(outcome.model.iter().map(|model| ("model", model)));
     let found = [&outcome.losses[..], &outcome.validations].concat();
-    Difference::new((&found, sharded), (losses, weights([("model", model)])), &model.devices()[0])
+    Difference::new(
+        (&found, sharded),
+        (losses, weights([("model", model)])),
+        &model.devices()[0],
+    )
 }

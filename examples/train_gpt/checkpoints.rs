@@ -38,16 +38,25 @@ impl<'a> Checkpoints<'a> {
     /// # Collective
     /// Every rank calls it.
     pub fn open(settings: &'a Settings, mesh: &'a DeviceMesh) -> Result<Option<Self>> {
-        let Some(folder) = &settings.args.save else { return Ok(None) };
+        let Some(folder) = &settings.args.save else {
+            return Ok(None);
+        };
         let run = CheckpointManager::new(folder, mesh);
-        let run = settings.args.keep.map_or(run.clone(), |keep| run.with_keep(keep));
+        let run = settings
+            .args
+            .keep
+            .map_or(run.clone(), |keep| run.with_keep(keep));
         if !settings.args.resume && !run.steps()?.is_empty() {
             let folder = folder.display();
             return Err(Error::other(format!(
                 "{folder} contains checkpoints. Add --resume, or --save to another folder"
             )));
         }
-        Ok(Some(Self { run, mesh, settings }))
+        Ok(Some(Self {
+            run,
+            mesh,
+            settings,
+        }))
     }
 
     /// Returns true if a checkpoint is saved after step `step`, counted from 0.
@@ -61,7 +70,14 @@ impl<'a> Checkpoints<'a> {
     /// Every rank calls it.
     pub fn save(&self, steps: usize, training: &Training) -> Result<String> {
         let start = Instant::now();
-        let Training { model, optim, scaler, losses, validations, .. } = training;
+        let Training {
+            model,
+            optim,
+            scaler,
+            losses,
+            validations,
+            ..
+        } = training;
         let state = State::new(self.mesh)
             .with_step(steps as u64)
             .with_model("model", model)?
@@ -71,7 +87,10 @@ impl<'a> Checkpoints<'a> {
             .with_value("validations", validations)?
             .with_value("settings", &self.described())?;
         let report = self.run.save(&state)?;
-        Ok(format!("saved {report}, in {:.3} s", start.elapsed().as_secs_f64()))
+        Ok(format!(
+            "saved {report}, in {:.3} s",
+            start.elapsed().as_secs_f64()
+        ))
     }
 
     /// Loads the latest checkpoint, whatever the mesh that saved it, into a training that has not begun; if there is none,
@@ -82,7 +101,11 @@ impl<'a> Checkpoints<'a> {
     pub fn resume(&self, training: Training) -> Result<(Training, usize, String)> {
         let start = Instant::now();
         let Some(checkpoint) = self.run.latest()? else {
-            return Ok((training, 0, format!("nothing to resume from in {}", self.run.path().display())));
+            return Ok((
+                training,
+                0,
+                format!("nothing to resume from in {}", self.run.path().display()),
+            ));
         };
         let (model, _) = checkpoint.load_model("model", training.model, &LoadOptions::new())?;
         let (optim, _) = checkpoint.load_optimizer("optimizer", &model, &LoadOptions::new())?;
@@ -108,20 +131,28 @@ impl<'a> Checkpoints<'a> {
             )));
         }
         let (saved, now) = (checkpoint.value::<String>("settings")?, self.described());
-        let other =
-            if saved == now { String::new() } else { format!("\nit was saved with {saved}\nbut this is   {now}") };
+        let other = if saved == now {
+            String::new()
+        } else {
+            format!("\nit was saved with {saved}\nbut this is   {now}")
+        };
         if self.settings.args.check && !other.is_empty() {
-            let reason =
-                "--check compares with a run that was not interrupted, which needs the settings of the checkpoint";
+            let reason = "--check compares with a run that was not interrupted, which needs the settings of the checkpoint";
             return Err(Error::other(format!("{reason}{other}")));
         }
         let (bytes, seconds) = (checkpoint.read_stats().read, start.elapsed().as_secs_f64());
-        Ok((training, steps, format!("resumed from {path}: {bytes} bytes read by rank 0, in {seconds:.3} s{other}")))
+        Ok((
+            training,
+            steps,
+            format!("resumed from {path}: {bytes} bytes read by rank 0, in {seconds:.3} s{other}"),
+        ))
     }
 
     /// Describes what decides about losses and weights, apart from rounding.
     fn described(&self) -> String {
-        let Settings { args, model, text, .. } = self.settings;
+        let Settings {
+            args, model, text, ..
+        } = self.settings;
         format!(
             "--steps {} --validate-every {} --lr {} --clip {:?} --seed {} --param-dtype {:?} --reduce-dtype {:?}, {} rows, \
              {} batches, {} characters of text, {model:?}",

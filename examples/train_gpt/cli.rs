@@ -144,7 +144,9 @@ impl Settings {
 
     /// Returns the number of validation rows.
     pub fn validation_rows(&self) -> usize {
-        self.validation.row_count(self.model.seq).min((VALIDATION / self.model.seq).max(1))
+        self.validation
+            .row_count(self.model.seq)
+            .min((VALIDATION / self.model.seq).max(1))
     }
 }
 
@@ -168,20 +170,30 @@ impl Args {
             }
         };
         if self.save.is_none() && (self.resume || self.keep.is_some()) {
-            return Err("--resume and --keep concern the checkpoints of --save. Add --save DIR".into());
+            return Err(
+                "--resume and --keep concern the checkpoints of --save. Add --save DIR".into(),
+            );
         }
         if !self.dim.is_multiple_of(self.heads) {
-            return Err(format!("--heads {} does not divide --dim {}", self.heads, self.dim));
+            return Err(format!(
+                "--heads {} does not divide --dim {}",
+                self.heads, self.dim
+            ));
         }
         let shards = mesh[mesh.len() - 1];
         if let ReshardAfterForward::Ranks(ranks) = self.reshard
             && !shards.is_multiple_of(ranks)
         {
-            return Err(format!("--reshard {ranks} does not divide the {shards} ranks a parameter is sharded over"));
+            return Err(format!(
+                "--reshard {ranks} does not divide the {shards} ranks a parameter is sharded over"
+            ));
         }
         let dtypes = [self.param_dtype, self.reduce_dtype];
         if self.check && dtypes != [DType::F32; 2] {
-            return Err("half precision exceeds the bound of --check, 1e-5. Omit --check or the dtypes".into());
+            return Err(
+                "half precision exceeds the bound of --check, 1e-5. Omit --check or the dtypes"
+                    .into(),
+            );
         }
         for dtype in dtypes {
             if !self.device.device().supports_dtype(dtype) {
@@ -199,18 +211,34 @@ impl Args {
                 self.seq
             ));
         }
-        let model =
-            GptConfig { vocab: text.vocab(), seq: self.seq, dim: self.dim, layers: self.layers, heads: self.heads };
-        Ok(Settings { args: self, mesh, model, text, validation })
+        let model = GptConfig {
+            vocab: text.vocab(),
+            seq: self.seq,
+            dim: self.dim,
+            layers: self.layers,
+            heads: self.heads,
+        };
+        Ok(Settings {
+            args: self,
+            mesh,
+            model,
+            text,
+            validation,
+        })
     }
 }
 
 fn learning_rate(text: &str) -> Result<f64, String> {
-    positive_float(text).ok().filter(|&rate| rate <= 1.0).ok_or_else(|| "expected a number above 0, at most 1".into())
+    positive_float(text)
+        .ok()
+        .filter(|&rate| rate <= 1.0)
+        .ok_or_else(|| "expected a number above 0, at most 1".into())
 }
 
 fn float(text: &str) -> Result<DType, String> {
-    let known = [DType::F32, DType::BF16, DType::F16].into_iter().find(|dtype| dtype.name() == text);
+    let known = [DType::F32, DType::BF16, DType::F16]
+        .into_iter()
+        .find(|dtype| dtype.name() == text);
     known.ok_or_else(|| "expected f32, bf16 or f16".into())
 }
 

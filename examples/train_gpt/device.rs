@@ -40,7 +40,9 @@ impl FromStr for RankDevice {
         };
         match built {
             true => Ok(device),
-            false => Err(format!("this program was built without {text}. Build it with --features {text}")),
+            false => Err(format!(
+                "this program was built without {text}. Build it with --features {text}"
+            )),
         }
     }
 }

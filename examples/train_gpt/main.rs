@@ -45,19 +45,31 @@ fn run(settings: &Settings) -> Result<bool> {
     // The weights are initialized once, on the CPU, so that they are the same for every device and for `--check`.
     let device = Device::flex();
     device.seed(args.seed);
-    let initial = settings.model.init(&device.clone().autodiff()).fork(&device.clone().autodiff());
-    let outcomes = launch(Launch::from_env(settings.ranks())?.with_device(args.device.device()), |world| {
-        world.run_on(0, || {
+    let initial = settings
+        .model
+        .init(&device.clone().autodiff())
+        .fork(&device.clone().autodiff());
+    let outcomes = launch(
+        Launch::from_env(settings.ranks())?.with_device(args.device.device()),
+        |world| {
+            world.run_on(0, || {
             let (params, mesh) = (initial.num_params(), report::by(&settings.mesh));
             let (text, validation) = (settings.text.len(), settings.validation.len());
             println!("{params} parameters, {text} characters of text, {validation} for validation, mesh {mesh}");
         });
-        train::train(settings, &initial, world)
-    })?;
+            train::train(settings, &initial, world)
+        },
+    )?;
     // Only the process of rank 0 reports.
-    let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
-    let [first, last, validation] = [outcome.losses.first(), outcome.losses.last(), outcome.validations.last()]
-        .map(|loss| loss.expect("there is at least one step"));
+    let Some((0, outcome)) = outcomes.first() else {
+        return Ok(true);
+    };
+    let [first, last, validation] = [
+        outcome.losses.first(),
+        outcome.losses.last(),
+        outcome.validations.last(),
+    ]
+    .map(|loss| loss.expect("there is at least one step"));
     println!(
         "loss {first:.4} -> {last:.4}, validation loss {validation:.4}, in {} steps, {:.0} tokens/s",
         args.steps, outcome.tokens_per_s
@@ -65,22 +77,38 @@ fn run(settings: &Settings) -> Result<bool> {
     println!("exposed per step: {}", report::Waiting(&outcome.waiting));
     if let (Some(file), Some(timelines)) = (&args.trace, &outcome.timelines) {
         let is_picture = file.extension().is_some_and(|extension| extension == "svg");
-        let text = if is_picture { timeline_picture(timelines) } else { chrome_trace(timelines) };
-        std::fs::write(file, text).map_err(|error| Error::other(format!("{}: {error}", file.display())))?;
+        let text = if is_picture {
+            timeline_picture(timelines)
+        } else {
+            chrome_trace(timelines)
+        };
+        std::fs::write(file, text)
+            .map_err(|error| Error::other(format!("{}: {error}", file.display())))?;
         let overlap: Overlap = timelines.iter().map(Timeline::overlap).sum();
-        println!("trace of the last step on all ranks: {}; {overlap}", file.display());
+        println!(
+            "trace of the last step on all ranks: {}; {overlap}",
+            file.display()
+        );
     }
-    println!("fingerprint of all losses: {:016x}\n", fingerprint::of(&outcome.losses));
+    println!(
+        "fingerprint of all losses: {:016x}\n",
+        fingerprint::of(&outcome.losses)
+    );
 
     let collectives = report::Collectives::new(settings, outcome, &device);
-    println!("{collectives}\n\n{}\n", report::Memory::new(settings, outcome, &device));
+    println!(
+        "{collectives}\n\n{}\n",
+        report::Memory::new(settings, outcome, &device)
+    );
     if args.sample > 0
         && let Some(model) = &outcome.model
     {
         let sample = sample::sample(model, settings);
         let (words, known) = sample::known_words(&sample, &settings.text);
         let percent = 100 * known / words.max(1);
-        println!("Sample\n{sample}\n\n{percent} % of the sample's {words} words occur in the text\n");
+        println!(
+            "Sample\n{sample}\n\n{percent} % of the sample's {words} words occur in the text\n"
+        );
     }
     if !args.check {
         return Ok(true);

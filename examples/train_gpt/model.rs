@@ -1,7 +1,9 @@
 //! A decoder-only transformer as an ordinary burn module. It does not depend on the mesh. The only addition to a
 //! single-device model is `unit(..)` around the root and around each block.
 
-use burn::nn::{Embedding, EmbeddingConfig, Gelu, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{
+    Embedding, EmbeddingConfig, Gelu, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+};
 use burn::prelude::*;
 use burn::tensor::activation::{log_softmax, softmax};
 use burn_dtensor::prelude::*;
@@ -53,7 +55,10 @@ impl GptConfig {
     pub fn init(&self, device: &Device) -> Gpt {
         let embedding = |rows| {
             EmbeddingConfig::new(rows, self.dim)
-                .with_initializer(Initializer::Normal { mean: 0.0, std: 0.02 })
+                .with_initializer(Initializer::Normal {
+                    mean: 0.0,
+                    std: 0.02,
+                })
                 .init(device)
         };
         Gpt {
@@ -61,14 +66,20 @@ impl GptConfig {
             position: embedding(self.seq),
             blocks: (0..self.layers).map(|_| self.block(device)).collect(),
             norm: LayerNormConfig::new(self.dim).init(device),
-            head: LinearConfig::new(self.dim, self.vocab).with_bias(false).init(device),
+            head: LinearConfig::new(self.dim, self.vocab)
+                .with_bias(false)
+                .init(device),
             checkpoint: false,
         }
     }
 
     fn block(&self, device: &Device) -> Block {
         let norm = || LayerNormConfig::new(self.dim).init(device);
-        let square = || LinearConfig::new(self.dim, self.dim).with_bias(false).init(device);
+        let square = || {
+            LinearConfig::new(self.dim, self.dim)
+                .with_bias(false)
+                .init(device)
+        };
         Block {
             attention_norm: norm(),
             query: square(),
@@ -123,7 +134,9 @@ impl Block {
     /// Runs the block on `x` `[batch, seq, dim]`. The result has the same shape.
     pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let x = x.clone() + self.attend(self.attention_norm.forward(x));
-        let h = self.gelu.forward(rows(&self.up, self.mlp_norm.forward(x.clone())));
+        let h = self
+            .gelu
+            .forward(rows(&self.up, self.mlp_norm.forward(x.clone())));
         x + rows(&self.down, h)
     }
 
@@ -131,21 +144,32 @@ impl Block {
         let [batch, seq, dim] = x.dims();
         let head_dim = dim / self.heads;
         // [batch, seq, dim] -> [batch, heads, seq, head_dim]
-        let split = |t: Tensor<3>| t.reshape([batch, seq, self.heads, head_dim]).swap_dims(1, 2);
+        let split = |t: Tensor<3>| {
+            t.reshape([batch, seq, self.heads, head_dim])
+                .swap_dims(1, 2)
+        };
         let query = split(rows(&self.query, x.clone()) / (head_dim as f64).sqrt());
         let key = split(rows(&self.key, x.clone()));
         let value = split(rows(&self.value, x));
         let future = Tensor::<2, Bool>::tril_mask([seq, seq], 0, &query.device()).unsqueeze();
-        let scores = query.matmul(key.transpose()).mask_fill(future, f32::NEG_INFINITY);
+        let scores = query
+            .matmul(key.transpose())
+            .mask_fill(future, f32::NEG_INFINITY);
         let weights = softmax(scores, 3);
-        let mixed = weights.matmul(value).swap_dims(1, 2).reshape([batch, seq, dim]);
+        let mixed = weights
+            .matmul(value)
+            .swap_dims(1, 2)
+            .reshape([batch, seq, dim]);
         rows(&self.output, mixed)
     }
 }
 
 /// Returns the mean cross entropy of logits `[batch, seq, vocab]` and targets `[batch, seq]`.
 pub fn mean_cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
-    log_softmax(logits, 2).gather(2, targets.unsqueeze_dim(2)).mean().neg()
+    log_softmax(logits, 2)
+        .gather(2, targets.unsqueeze_dim(2))
+        .mean()
+        .neg()
 }
 
 /// Applies `layer` to `x` `[batch, seq, d_input]` as one matrix of `batch * seq` rows.

@@ -25,7 +25,9 @@ impl std::fmt::Display for Waiting<'_> {
         let mean = self.0.iter().sum::<Duration>() / self.0.len().max(1) as u32;
         write!(f, "{:.3} ms of waiting for other ranks", millis(mean))?;
         match self.0.iter().enumerate().max_by_key(|(_, time)| **time) {
-            Some((rank, most)) if self.0.len() > 1 => write!(f, ", {:.3} ms on rank {rank}", millis(*most)),
+            Some((rank, most)) if self.0.len() > 1 => {
+                write!(f, ", {:.3} ms on rank {rank}", millis(*most))
+            }
             _ => Ok(()),
         }
     }
@@ -51,38 +53,74 @@ impl Collectives {
         let replicas = settings.ranks() / shards;
         let units = settings.model.layers as u64 + 1;
         let full = params(&settings.model, device);
-        let blocks = full - params(&GptConfig { layers: 0, ..settings.model }, device);
+        let blocks = full
+            - params(
+                &GptConfig {
+                    layers: 0,
+                    ..settings.model
+                },
+                device,
+            );
         let shard = outcome.local_params as u64;
         // A reduction contains one flag per parameter and rank: 1 if the rank has a gradient of it.
         let used = tensors(&settings.model, device);
         let batches = args.accumulate as u64;
-        let batch = if batches == 1 { "steps" } else { "steps x batches" };
+        let batch = if batches == 1 {
+            "steps"
+        } else {
+            "steps x batches"
+        };
         let (again, again_params, again_formula) = match args.reshard {
             ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => (0, 0, String::new()),
-            ReshardAfterForward::Auto => (units - 1, blocks, format!("{batch} x blocks: the root is kept")),
+            ReshardAfterForward::Auto => (
+                units - 1,
+                blocks,
+                format!("{batch} x blocks: the root is kept"),
+            ),
             ReshardAfterForward::Always | ReshardAfterForward::Ranks(_) => {
                 (units, full, format!("{batch} x (blocks + root)"))
             }
         };
-        let [weight, gradient] = [args.param_dtype, args.reduce_dtype].map(|dtype| dtype.size() as u64);
+        let [weight, gradient] =
+            [args.param_dtype, args.reduce_dtype].map(|dtype| dtype.size() as u64);
         let (steps, losses) = (outcome.steps as u64, outcome.validated as u64);
         // Weights are gathered for every batch. Gradients are reduced with the last batch of a step.
         let trained = steps * batches;
         let forwards = trained + losses;
-        let total = |times: u64, calls: u64, bytes: u64| CallTotals { calls: times * calls, bytes: times * bytes };
+        let total = |times: u64, calls: u64, bytes: u64| CallTotals {
+            calls: times * calls,
+            bytes: times * bytes,
+        };
         let row = |op: Op, phase: Phase, group: usize, expected: CallTotals, formula: &str| Row {
             operation: op.to_string(),
             phase: phase.to_string(),
-            counted: outcome.ledger.total(|key| key.op == op && key.phase == phase),
+            counted: outcome
+                .ledger
+                .total(|key| key.op == op && key.phase == phase),
             // A group of one rank does not communicate.
-            expected: if group > 1 { expected } else { CallTotals::default() },
+            expected: if group > 1 {
+                expected
+            } else {
+                CallTotals::default()
+            },
             formula: formula.into(),
         };
         // Steps that overflow compute no norm. A norm is sent as sums of large, ordinary and small squares.
-        let norms = if args.clip.is_some() && shards > 1 { outcome.made as u64 } else { 0 };
-        let overflows = if args.param_dtype == DType::F16 { steps } else { 0 };
+        let norms = if args.clip.is_some() && shards > 1 {
+            outcome.made as u64
+        } else {
+            0
+        };
+        let overflows = if args.param_dtype == DType::F16 {
+            steps
+        } else {
+            0
+        };
         let single = steps + losses + overflows;
-        let other = CallTotals { calls: single + norms, bytes: (single + 3 * norms) * ELEMENT };
+        let other = CallTotals {
+            calls: single + norms,
+            bytes: (single + 3 * norms) * ELEMENT,
+        };
         let reduced = total(steps, units, (full + used * shards as u64) * gradient);
         let mut rows = vec![
             row(
@@ -92,8 +130,20 @@ impl Collectives {
                 total(forwards, units, full * weight),
                 &format!("({batch} + validation) x (blocks + root)"),
             ),
-            row(Op::AllGather, Phase::Backward, shards, total(trained, again, again_params * weight), &again_formula),
-            row(Op::ReduceScatter, Phase::Backward, shards, reduced, "steps x (blocks + root), and flags"),
+            row(
+                Op::AllGather,
+                Phase::Backward,
+                shards,
+                total(trained, again, again_params * weight),
+                &again_formula,
+            ),
+            row(
+                Op::ReduceScatter,
+                Phase::Backward,
+                shards,
+                reduced,
+                "steps x (blocks + root), and flags",
+            ),
             row(
                 Op::AllReduce,
                 Phase::Backward,
@@ -101,12 +151,23 @@ impl Collectives {
                 total(steps, units, (shard + used) * gradient),
                 "steps x (blocks + root), of shards",
             ),
-            row(Op::AllReduce, Phase::Other, settings.ranks(), other, "losses, norms of --clip, overflow of f16"),
+            row(
+                Op::AllReduce,
+                Phase::Other,
+                settings.ranks(),
+                other,
+                "losses, norms of --clip, overflow of f16",
+            ),
         ];
         if args.offload {
             // Weights that a smaller group of ranks keeps after forward are on the device.
-            let is_kept_in_part = matches!(args.reshard, ReshardAfterForward::Ranks(ranks) if ranks != shards);
-            let (again, again_params) = if is_kept_in_part { (0, 0) } else { (again, again_params) };
+            let is_kept_in_part =
+                matches!(args.reshard, ReshardAfterForward::Ranks(ranks) if ranks != shards);
+            let (again, again_params) = if is_kept_in_part {
+                (0, 0)
+            } else {
+                (again, again_params)
+            };
             let OffloadTraffic { to_device, to_host } = outcome.host_copies;
             let copy = |operation: &str, counted, expected, formula: &str| Row {
                 operation: operation.into(),
@@ -121,7 +182,12 @@ impl Collectives {
             };
             rows.extend([
                 copy("to device", to_device, gathered, "bytes of all all-gathers"),
-                copy("to host", to_host, total(steps, units, shard * gradient), "steps x (blocks + root), of shards"),
+                copy(
+                    "to host",
+                    to_host,
+                    total(steps, units, shard * gradient),
+                    "steps x (blocks + root), of shards",
+                ),
             ]);
         }
         rows.retain(|row| row.counted.calls + row.expected.calls > 0);
@@ -143,11 +209,28 @@ impl Row {
 impl std::fmt::Display for Collectives {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         writeln!(f, "Collectives of rank 0 while training")?;
-        write!(f, "  {:<14} {:<8} {:>7} {:>14}  {:<42} agrees", "operation", "pass", "calls", "bytes", "formula")?;
+        write!(
+            f,
+            "  {:<14} {:<8} {:>7} {:>14}  {:<42} agrees",
+            "operation", "pass", "calls", "bytes", "formula"
+        )?;
         for row in &self.0 {
-            let Row { operation, phase, counted: CallTotals { calls, bytes }, formula, .. } = row;
-            let agrees = if row.agrees() { "yes".into() } else { format!("NO, expected {:?}", row.expected) };
-            write!(f, "\n  {operation:<14} {phase:<8} {calls:>7} {bytes:>14}  {formula:<42} {agrees}")?;
+            let Row {
+                operation,
+                phase,
+                counted: CallTotals { calls, bytes },
+                formula,
+                ..
+            } = row;
+            let agrees = if row.agrees() {
+                "yes".into()
+            } else {
+                format!("NO, expected {:?}", row.expected)
+            };
+            write!(
+                f,
+                "\n  {operation:<14} {phase:<8} {calls:>7} {bytes:>14}  {formula:<42} {agrees}"
+            )?;
         }
         Ok(())
     }
@@ -162,7 +245,10 @@ pub struct Memory {
 impl Memory {
     /// Memory on the rank of `outcome`.
     pub fn new(settings: &Settings, outcome: &Outcome, device: &Device) -> Self {
-        Self { sharded: outcome.local_params as u64, unsharded: params(&settings.model, device) }
+        Self {
+            sharded: outcome.local_params as u64,
+            unsharded: params(&settings.model, device),
+        }
     }
 }
 
@@ -172,8 +258,18 @@ impl std::fmt::Display for Memory {
         let mb = |elements: u64| format!("{:.2} MB", (elements * ELEMENT) as f64 / 1e6);
         writeln!(f, "Memory of rank 0")?;
         write!(f, "  {:<24} {:>12} {:>12}", "", "sharded", "unsharded")?;
-        for (what, copies) in [("parameters", 1), ("gradients", 1), ("AdamW moments", 2), ("total", 4)] {
-            write!(f, "\n  {what:<24} {:>12} {:>12}", mb(copies * sharded), mb(copies * unsharded))?;
+        for (what, copies) in [
+            ("parameters", 1),
+            ("gradients", 1),
+            ("AdamW moments", 2),
+            ("total", 4),
+        ] {
+            write!(
+                f,
+                "\n  {what:<24} {:>12} {:>12}",
+                mb(copies * sharded),
+                mb(copies * unsharded)
+            )?;
         }
         Ok(())
     }
@@ -181,7 +277,11 @@ impl std::fmt::Display for Memory {
 
 /// Formats `[2, 2]` as `2x2`.
 pub fn by(shape: &[usize]) -> String {
-    shape.iter().map(ToString::to_string).collect::<Vec<_>>().join("x")
+    shape
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join("x")
 }
 
 /// Returns the number of parameter tensors of the unsharded model, without initializing them.

@@ -23,12 +23,20 @@ pub fn sample(model: &Gpt, settings: &Settings) -> String {
     let mut rng = StdRng::seed_from_u64(settings.args.seed);
     let mut tokens = settings.validation.head(PROMPT);
     for _ in 0..settings.args.sample {
-        let window: Vec<i32> =
-            tokens[tokens.len().saturating_sub(settings.model.seq)..].iter().map(|&t| t as i32).collect();
+        let window: Vec<i32> = tokens[tokens.len().saturating_sub(settings.model.seq)..]
+            .iter()
+            .map(|&t| t as i32)
+            .collect();
         let seq = window.len();
-        let logits = model.forward(Tensor::from_data(TensorData::new(window, [1, seq]), &device));
+        let logits = model.forward(Tensor::from_data(
+            TensorData::new(window, [1, seq]),
+            &device,
+        ));
         let last = logits.slice([0..1, seq - 1..seq]) / TEMPERATURE;
-        let odds: Vec<f32> = softmax(last, 2).into_data().try_to_vec().expect("the model is f32");
+        let odds: Vec<f32> = softmax(last, 2)
+            .into_data()
+            .try_to_vec()
+            .expect("the model is f32");
         tokens.push(draw(&odds, rng.random()));
     }
     settings.text.decode(&tokens)
@@ -40,13 +48,17 @@ pub fn known_words(sample: &str, text: &Text) -> (usize, usize) {
     let known: HashSet<&str> = words(&text).collect();
     let prompt: String = sample.chars().take(PROMPT).collect();
     // Without the last word, which may be incomplete.
-    let [prompt, sample] = [&prompt, sample].map(|text| text.trim_end_matches(char::is_alphanumeric));
+    let [prompt, sample] =
+        [&prompt, sample].map(|text| text.trim_end_matches(char::is_alphanumeric));
     let generated = words(sample).skip(words(prompt).count());
-    generated.fold((0, 0), |(all, found), word| (all + 1, found + usize::from(known.contains(word))))
+    generated.fold((0, 0), |(all, found), word| {
+        (all + 1, found + usize::from(known.contains(word)))
+    })
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
-    text.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty())
+    text.split(|c: char| !c.is_alphanumeric())
+        .filter(|word| !word.is_empty())
 }
 
 /// Returns the token at `point`, from 0 to 1, of the cumulative distribution of `odds`.

@@ -60,15 +60,25 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
     let names = &names[names.len() - settings.mesh.len()..];
     let mesh = DeviceMesh::new(world, &settings.mesh, names)?;
     let device = world.device().clone().autodiff();
-    let policy = MixedPrecisionPolicy::new().with_param_dtype(args.param_dtype).with_reduce_dtype(args.reduce_dtype);
+    let policy = MixedPrecisionPolicy::new()
+        .with_param_dtype(args.param_dtype)
+        .with_reduce_dtype(args.reduce_dtype);
     let config = FullyShard::new()
         .with_units(["blocks.*"])
         .with_reshard_after_forward(args.reshard)
         .with_mixed_precision(policy.clone().with_output_dtype(DType::F32))
         .with_mixed_precision_for(["blocks.*"], policy)
-        .with_offload(if args.offload { OffloadPolicy::Cpu } else { OffloadPolicy::Never });
+        .with_offload(if args.offload {
+            OffloadPolicy::Cpu
+        } else {
+            OffloadPolicy::Never
+        });
     // With offload, the model need not fit on the device.
-    let start = if args.offload { Device::flex().autodiff() } else { device.clone() };
+    let start = if args.offload {
+        Device::flex().autodiff()
+    } else {
+        device.clone()
+    };
     let mut model = initial.clone().fork(&start);
     model.checkpoint = args.checkpoint_activations;
     let model = fully_shard(model, &mesh, config)?;
@@ -104,7 +114,8 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
         let rate = training.schedule.step();
         let optim_step = |model, grads| training.optim.step(rate, model, grads);
         let scaler = training.scaler.as_mut();
-        let (stepped, events) = record_events(|| train_step(training.model, optim_step, scaler, batches, settings));
+        let (stepped, events) =
+            record_events(|| train_step(training.model, optim_step, scaler, batches, settings));
         last_step = events;
         let (loss, is_made);
         (training.model, loss, is_made) = stepped?;
@@ -113,25 +124,42 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
         waiting += world.ledger().spent().waiting - waited_before;
         training.losses.push(loss);
         if settings.is_validated_after(step) {
-            training.validations.push(validation_loss(&training.model, settings, &mesh)?);
+            training
+                .validations
+                .push(validation_loss(&training.model, settings, &mesh)?);
         }
         match training.validations.last() {
-            Some(validation) => progress.step(format_args!("loss {loss:.4}  validation loss {validation:.4}")),
+            Some(validation) => progress.step(format_args!(
+                "loss {loss:.4}  validation loss {validation:.4}"
+            )),
             None => progress.step(format_args!("loss {loss:.4}")),
         }
-        if let Some(checkpoints) = checkpoints.as_ref().filter(|checkpoints| checkpoints.is_saved_after(step)) {
+        if let Some(checkpoints) = checkpoints
+            .as_ref()
+            .filter(|checkpoints| checkpoints.is_saved_after(step))
+        {
             progress.note(checkpoints.save(step + 1, &training)?);
         }
     }
     let tokens_per_s = progress.finish();
-    let (ledger, host_copies) = (world.ledger().snapshot(), world.ledger().summary().host_copies);
+    let (ledger, host_copies) = (
+        world.ledger().snapshot(),
+        world.ledger().summary().host_copies,
+    );
     let steps = args.steps - first;
     let waiting = waiting / steps as u32;
-    let waiting = world.all().gather_object("waiting".into(), &waiting, 0)?.unwrap_or_default();
+    let waiting = world
+        .all()
+        .gather_object("waiting".into(), &waiting, 0)?
+        .unwrap_or_default();
     let full = full_model(&training.model)?;
     let model = (world.rank() == 0).then_some(full);
     let timelines = match args.trace {
-        Some(_) => world.all().gather_object("timelines".into(), &Timeline::of(world.rank(), &last_step), 0)?,
+        Some(_) => world.all().gather_object(
+            "timelines".into(),
+            &Timeline::of(world.rank(), &last_step),
+            0,
+        )?,
         None => None,
     };
     Ok(Outcome {
@@ -160,7 +188,9 @@ fn validation_loss(model: &Gpt, settings: &Settings, mesh: &DeviceMesh) -> Resul
     let rows = bound(mesh.rank())..bound(mesh.rank() + 1);
     // All ranks run the same units. One that has no row computes the first, and counts it 0 times.
     let computed = if rows.is_empty() { 0..1 } else { rows.clone() };
-    let (tokens, targets) = settings.validation.rows(computed, settings.model.seq, mesh.device());
+    let (tokens, targets) = settings
+        .validation
+        .rows(computed, settings.model.seq, mesh.device());
     let sum = model.valid().loss(tokens, targets) * rows.len() as f64;
     Ok(mesh.all_reduce(sum, ReduceOp::Sum)?.into_scalar::<f32>() / all as f32)
 }
@@ -170,15 +200,26 @@ fn validation_loss(model: &Gpt, settings: &Settings, mesh: &DeviceMesh) -> Resul
 pub fn schedule(settings: &Settings) -> Result<ModuleLrScheduler> {
     let (steps, warm_up) = (settings.args.steps, settings.args.steps.div_ceil(10));
     ComposedLrSchedulerConfig::new()
-        .linear(LinearLrSchedulerConfig::new(1.0 / warm_up as f64, 1.0, warm_up))
-        .cosine(CosineAnnealingLrSchedulerConfig::new(settings.args.lr, steps))
+        .linear(LinearLrSchedulerConfig::new(
+            1.0 / warm_up as f64,
+            1.0,
+            warm_up,
+        ))
+        .cosine(CosineAnnealingLrSchedulerConfig::new(
+            settings.args.lr,
+            steps,
+        ))
         .init()
         .map_err(Error::other)
 }
 
 /// Prefetches `blocks` blocks: in the forward of each block those after it, and in its backward those before it.
 fn prefetch(model: &Gpt, blocks: usize) -> Result<()> {
-    let all: Vec<FsdpModule> = model.blocks().iter().map(FsdpModule::of).collect::<Result<_>>()?;
+    let all: Vec<FsdpModule> = model
+        .blocks()
+        .iter()
+        .map(FsdpModule::of)
+        .collect::<Result<_>>()?;
     let after = |at: usize| all[at..].iter().take(blocks).cloned();
     // The first blocks follow the embeddings, which belong to the root unit.
     FsdpModule::of(model)?.own().set_forward_prefetch(after(0));
@@ -190,10 +231,22 @@ fn prefetch(model: &Gpt, blocks: usize) -> Result<()> {
 }
 
 /// Returns the batches of a step, restricted to these rows.
-pub fn batches(settings: &Settings, step: usize, rows: Range<usize>, device: &Device) -> Vec<Batch> {
+pub fn batches(
+    settings: &Settings,
+    step: usize,
+    rows: Range<usize>,
+    device: &Device,
+) -> Vec<Batch> {
     let accumulate = settings.args.accumulate;
     let numbers = step * accumulate..(step + 1) * accumulate;
-    let batch = |number| settings.text.batch((settings.args.seed, number), rows.clone(), settings.model.seq, device);
+    let batch = |number| {
+        settings.text.batch(
+            (settings.args.seed, number),
+            rows.clone(),
+            settings.model.seq,
+            device,
+        )
+    };
     numbers.map(batch).collect()
 }
 
@@ -214,11 +267,15 @@ pub fn train_step(
     let (mut sum, mut total) = (GradientsAccumulator::new(), None);
     for (at, (tokens, targets)) in batches.into_iter().enumerate() {
         // Accumulated gradients are reduced with those of the last batch.
-        units.iter().for_each(|units| units.set_requires_gradient_sync(at + 1 == count));
+        units
+            .iter()
+            .for_each(|units| units.set_requires_gradient_sync(at + 1 == count));
         let loss = model.loss(tokens, targets) / count as f64;
         let value = loss.clone().inner();
         total = Some(total.map_or(value.clone(), |total: Tensor<1>| total + value));
-        let loss = scaler.as_ref().map_or(loss.clone(), |scaler| scaler.scale(loss));
+        let loss = scaler
+            .as_ref()
+            .map_or(loss.clone(), |scaler| scaler.scale(loss));
         sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
     }
     let value = total.expect("a step has at least one batch");

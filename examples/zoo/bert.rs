@@ -6,7 +6,9 @@ use std::ops::Range;
 
 use burn::module::{Initializer, Lora, Param, ParamGroup};
 use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig};
-use burn::nn::{Embedding, EmbeddingConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{
+    Embedding, EmbeddingConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+};
 use burn::optim::ModuleOptimizer;
 use burn::prelude::*;
 use burn::tensor::IndexingUpdateOp;
@@ -55,19 +57,40 @@ pub struct Bert {
 impl BertConfig {
     /// Returns the base model of the paper: 110 M parameters with a vocabulary of 30,522.
     pub fn base() -> Self {
-        Self { vocab: 30_522, seq: 64, dim: 768, hidden: 3072, layers: 12, heads: 12 }
+        Self {
+            vocab: 30_522,
+            seq: 64,
+            dim: 768,
+            hidden: 3072,
+            layers: 12,
+            heads: 12,
+        }
     }
 
     /// Returns a model that trains in seconds, for this number of characters. Lengths are odd where possible, so
     /// that shards are uneven.
     pub fn tiny(characters: usize) -> Self {
-        Self { vocab: characters + 1, seq: 21, dim: 36, hidden: 75, layers: 3, heads: 4 }
+        Self {
+            vocab: characters + 1,
+            seq: 21,
+            dim: 36,
+            hidden: 75,
+            layers: 3,
+            heads: 4,
+        }
     }
 
     /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
     pub fn init(&self, device: &Device) -> Bert {
-        let initializer = Initializer::Normal { mean: 0.0, std: 0.02 };
-        let table = |rows| EmbeddingConfig::new(rows, self.dim).with_initializer(initializer.clone()).init(device);
+        let initializer = Initializer::Normal {
+            mean: 0.0,
+            std: 0.02,
+        };
+        let table = |rows| {
+            EmbeddingConfig::new(rows, self.dim)
+                .with_initializer(initializer.clone())
+                .init(device)
+        };
         let norm = || LayerNormConfig::new(self.dim).init(device);
         Bert {
             token: table(self.vocab),
@@ -103,10 +126,17 @@ impl Bert {
             let x = bert.token.forward(tokens) + bert.position.forward(positions);
             let x = bert.norm.forward(x);
             let layers = bert.encoder.layers.iter();
-            let x =
-                layers.fold(x, |x, layer| checkpoint_activations(layer, x, |layer, x| layer.forward(x, None, None)));
-            let x = bert.head_norm.forward(bert.gelu.forward(bert.transform.forward(x)));
-            linear(x, bert.token.weight.val().transpose(), Some(bert.bias.val()))
+            let x = layers.fold(x, |x, layer| {
+                checkpoint_activations(layer, x, |layer, x| layer.forward(x, None, None))
+            });
+            let x = bert
+                .head_norm
+                .forward(bert.gelu.forward(bert.transform.forward(x)));
+            linear(
+                x,
+                bert.token.weight.val().transpose(),
+                Some(bert.bias.val()),
+            )
         })
     }
 }
@@ -114,13 +144,27 @@ impl Bert {
 impl Task for Bert {
     type Data = Text;
 
-    fn loss(&self, text: &Text, (seed, step): (u64, usize), rows: Range<usize>, device: &Device) -> Tensor<1> {
+    fn loss(
+        &self,
+        text: &Text,
+        (seed, step): (u64, usize),
+        rows: Range<usize>,
+        device: &Device,
+    ) -> Tensor<1> {
         let (tokens, _) = text.batch((seed, step), rows, self.seq, device);
-        let places: Vec<i32> = (step % MASKED..self.seq).step_by(MASKED).map(|place| place as i32).collect();
+        let places: Vec<i32> = (step % MASKED..self.seq)
+            .step_by(MASKED)
+            .map(|place| place as i32)
+            .collect();
         let places = Tensor::<1, Int>::from_data(&places[..], device);
         let targets = tokens.clone().select(1, places.clone());
         let masks = targets.zeros_like().add_scalar(self.mask as i64);
-        let masked = tokens.clone().select_assign(1, places.clone(), masks - targets.clone(), IndexingUpdateOp::Add);
+        let masked = tokens.clone().select_assign(
+            1,
+            places.clone(),
+            masks - targets.clone(),
+            IndexingUpdateOp::Add,
+        );
         mean_cross_entropy(self.forward(masked).select(1, places), targets)
     }
 

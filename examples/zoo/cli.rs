@@ -96,14 +96,41 @@ impl Cli {
             Kind::Moe => (vec![2, 2, 2], 3, 3e-3),
         };
         let mesh = self.mesh.map_or(usual, |mesh| mesh.0);
-        let fits = if self.model == Kind::Moe { mesh.len() == most } else { mesh.len() <= most };
+        let fits = if self.model == Kind::Moe {
+            mesh.len() == most
+        } else {
+            mesh.len() <= most
+        };
         if !fits {
             let (model, dims) = (self.model.to_possible_value(), mesh.len());
             let model = model.expect("no model is hidden");
-            return Err(format!("--mesh has {dims} dimensions, but {} takes {most}", model.get_name()));
+            return Err(format!(
+                "--mesh has {dims} dimensions, but {} takes {most}",
+                model.get_name()
+            ));
         }
         let lr = self.lr.unwrap_or(lr);
-        let Self { model, size, steps, batch, accumulate, seed, check, .. } = self;
-        Ok(Settings { model, size, mesh, steps, batch, accumulate, lr, seed, check, text: Text::load(None)? })
+        let Self {
+            model,
+            size,
+            steps,
+            batch,
+            accumulate,
+            seed,
+            check,
+            ..
+        } = self;
+        Ok(Settings {
+            model,
+            size,
+            mesh,
+            steps,
+            batch,
+            accumulate,
+            lr,
+            seed,
+            check,
+            text: Text::load(None)?,
+        })
     }
 }

@@ -50,16 +50,31 @@ fn start(settings: &Settings) -> Result<bool> {
     device.seed(settings.seed);
     match (settings.model, settings.size) {
         (Kind::Bert, size) => {
-            let config = if size == Size::Base { BertConfig::base() } else { BertConfig::tiny(characters) };
+            let config = if size == Size::Base {
+                BertConfig::base()
+            } else {
+                BertConfig::tiny(characters)
+            };
             run(settings, &settings.text, &config.init(&device).adapted())
         }
         (Kind::Resnet, size) => {
-            let config = if size == Size::Base { ResNetConfig::base() } else { ResNetConfig::tiny() };
-            let images = Images { classes: config.classes, side: config.side };
+            let config = if size == Size::Base {
+                ResNetConfig::base()
+            } else {
+                ResNetConfig::tiny()
+            };
+            let images = Images {
+                classes: config.classes,
+                side: config.side,
+            };
             run(settings, &images, &config.init(&device))
         }
         (Kind::Moe, size) => {
-            let config = if size == Size::Base { MoeConfig::base(characters) } else { MoeConfig::tiny(characters) };
+            let config = if size == Size::Base {
+                MoeConfig::base(characters)
+            } else {
+                MoeConfig::tiny(characters)
+            };
             run(settings, &settings.text, &config.init(&device))
         }
     }
@@ -71,13 +86,20 @@ fn run<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<bool
     let initial = initial.clone().train();
     let params = initial.num_params();
     let outcomes = launch(Launch::from_env(settings.ranks())?, |world| {
-        world.run_on(0, || println!("{params} parameters, {} ranks", world.size()));
+        world.run_on(0, || {
+            println!("{params} parameters, {} ranks", world.size())
+        });
         train::train(settings, data, &initial, world)
     })?;
     // Only the process of rank 0 reports.
-    let Some((0, outcome)) = outcomes.first() else { return Ok(true) };
+    let Some((0, outcome)) = outcomes.first() else {
+        return Ok(true);
+    };
     let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
-    println!("loss {first:.4} -> {last:.4} in {} steps; rank 0 steps {} parameters", settings.steps, outcome.held);
+    println!(
+        "loss {first:.4} -> {last:.4} in {} steps; rank 0 steps {} parameters",
+        settings.steps, outcome.held
+    );
     println!("{}", outcome.sent);
     if !settings.check {
         return Ok(true);

@@ -4,7 +4,9 @@
 use std::ops::Range;
 
 use burn::module::{Initializer, Param};
-use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, generate_autoregressive_mask};
+use burn::nn::attention::{
+    MhaInput, MultiHeadAttention, MultiHeadAttentionConfig, generate_autoregressive_mask,
+};
 use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::optim::ModuleOptimizer;
 use burn::prelude::*;
@@ -72,23 +74,49 @@ impl MoeConfig {
     /// Returns a model with 8 experts in each of 8 blocks: 101 M parameters in experts, of which each token uses a
     /// quarter.
     pub fn base(vocab: usize) -> Self {
-        Self { vocab, seq: 64, dim: 512, hidden: 1024, layers: 8, heads: 8, experts: 8 }
+        Self {
+            vocab,
+            seq: 64,
+            dim: 512,
+            hidden: 1024,
+            layers: 8,
+            heads: 8,
+            experts: 8,
+        }
     }
 
     /// Returns a model that trains in seconds. Lengths are odd where possible, so that shards are uneven.
     pub fn tiny(vocab: usize) -> Self {
-        Self { vocab, seq: 15, dim: 36, hidden: 45, layers: 2, heads: 4, experts: 4 }
+        Self {
+            vocab,
+            seq: 15,
+            dim: 36,
+            hidden: 45,
+            layers: 2,
+            heads: 4,
+            experts: 4,
+        }
     }
 
     /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
     pub fn init(&self, device: &Device) -> Moe {
         let norm = || LayerNormConfig::new(self.dim).init(device);
-        let experts = |from, to| Initializer::Normal { mean: 0.0, std: 0.05 }.init([self.experts, from, to], device);
+        let experts = |from, to| {
+            Initializer::Normal {
+                mean: 0.0,
+                std: 0.05,
+            }
+            .init([self.experts, from, to], device)
+        };
         let block = || Block {
             attention_norm: norm(),
-            attention: MultiHeadAttentionConfig::new(self.dim, self.heads).with_dropout(0.0).init(device),
+            attention: MultiHeadAttentionConfig::new(self.dim, self.heads)
+                .with_dropout(0.0)
+                .init(device),
             norm: norm(),
-            router: LinearConfig::new(self.dim, self.experts).with_bias(false).init(device),
+            router: LinearConfig::new(self.dim, self.experts)
+                .with_bias(false)
+                .init(device),
             experts: Experts {
                 up: experts(self.dim, self.hidden),
                 gate: experts(self.dim, self.hidden),
@@ -101,7 +129,9 @@ impl MoeConfig {
             position: table(self.seq),
             blocks: (0..self.layers).map(|_| block()).collect(),
             norm: norm(),
-            head: LinearConfig::new(self.dim, self.vocab).with_bias(false).init(device),
+            head: LinearConfig::new(self.dim, self.vocab)
+                .with_bias(false)
+                .init(device),
             seq: self.seq,
         }
     }
@@ -136,7 +166,10 @@ impl Block {
         let tokens = self.norm.forward(x.clone()).reshape([batch * seq, dim]);
         let route = Route::new(softmax(self.router.forward(tokens.clone()), 1));
         let computed = self.experts.forward(route.dispatch(tokens));
-        (x + route.combine(computed).reshape([batch, seq, dim]), route.busy)
+        (
+            x + route.combine(computed).reshape([batch, seq, dim]),
+            route.busy,
+        )
     }
 }
 
@@ -153,10 +186,16 @@ impl Experts {
     /// Like [`forward`](Self::forward), for experts sharded over several ranks. Tokens are sent to the ranks along
     /// `ep` that hold their experts, and back.
     fn on_mesh(&self, x: Tensor<3>) -> Result<Tensor<3>> {
-        let (up, gate, down) = (self.up.dtensor()?, self.gate.dtensor()?, self.down.dtensor()?);
+        let (up, gate, down) = (
+            self.up.dtensor()?,
+            self.gate.dtensor()?,
+            self.down.dtensor()?,
+        );
         let mesh = up.mesh().clone();
-        let (by_token, by_expert) =
-            ([Placement::Shard(1), Placement::Replicate], [Placement::Shard(0), Placement::Replicate]);
+        let (by_token, by_expert) = (
+            [Placement::Shard(1), Placement::Replicate],
+            [Placement::Shard(0), Placement::Replicate],
+        );
         let x = DTensor::from_local(x, &mesh, &by_token)?.redistribute(&by_expert)?;
         let hidden = activation::silu(x.clone().matmul(gate)) * x.matmul(up);
         Ok(hidden.matmul(down).redistribute(&by_token)?.to_local())
@@ -187,22 +226,35 @@ impl Route {
         let asks: Tensor<2, Int> = chosen.clone().one_hot(experts);
         let first = asks.clone().narrow(0, 0, tokens).float().mean_dim(0);
         let busy = (first * probabilities.mean_dim(0)).sum() * experts as f64;
-        let place = (asks.clone().cumsum(0) * asks).sum_dim(1).squeeze_dim::<1>(1) - 1;
+        let place = (asks.clone().cumsum(0) * asks)
+            .sum_dim(1)
+            .squeeze_dim::<1>(1)
+            - 1;
         let late = place.clone().greater_equal_elem(places as i64);
         let none = (experts * places) as i64;
         let at = (chosen * places as i64 + place).mask_fill(late, none);
         let at: Tensor<2, Int> = at.one_hot(experts * places + 1);
-        let at =
-            at.slice([0..CHOICES * tokens, 0..experts * places]).float().reshape([CHOICES, tokens, experts * places]);
+        let at = at
+            .slice([0..CHOICES * tokens, 0..experts * places])
+            .float()
+            .reshape([CHOICES, tokens, experts * places]);
         let shares = at.clone() * best.transpose().unsqueeze_dim(2);
         let over_choices = |x: Tensor<3>| x.sum_dim(0).squeeze_dim::<2>(0);
-        Self { experts, places: over_choices(at).transpose(), shares: over_choices(shares), busy }
+        Self {
+            experts,
+            places: over_choices(at).transpose(),
+            shares: over_choices(shares),
+            busy,
+        }
     }
 
     /// Returns the tokens of each expert, `[experts, capacity, dim]`, from `[tokens, dim]`. Free slots are zero.
     fn dispatch(&self, tokens: Tensor<2>) -> Tensor<3> {
         let [places, dim] = [self.places.dims()[0], tokens.dims()[1]];
-        self.places.clone().matmul(tokens).reshape([self.experts, places / self.experts, dim])
+        self.places
+            .clone()
+            .matmul(tokens)
+            .reshape([self.experts, places / self.experts, dim])
     }
 
     /// Returns the weighted sum of the experts' outputs for each token: from `[experts, capacity, dim]` to
@@ -215,7 +267,13 @@ impl Route {
 impl Task for Moe {
     type Data = Text;
 
-    fn loss(&self, text: &Text, (seed, step): (u64, usize), rows: Range<usize>, device: &Device) -> Tensor<1> {
+    fn loss(
+        &self,
+        text: &Text,
+        (seed, step): (u64, usize),
+        rows: Range<usize>,
+        device: &Device,
+    ) -> Tensor<1> {
         let (tokens, targets) = text.batch((seed, step), rows, self.seq, device);
         let (logits, busy) = self.forward(tokens);
         mean_cross_entropy(logits, targets) + busy * BALANCE

@@ -13,7 +13,13 @@ use crate::resnet::ResNet;
 
 /// Replicates shards (HSDP), with all of them in host memory.
 pub fn bert(model: Bert, mesh: &DeviceMesh) -> Result<Bert> {
-    fully_shard(model, mesh, FullyShard::new().with_units(["encoder.layers.*"]).with_offload(OffloadPolicy::Cpu))
+    fully_shard(
+        model,
+        mesh,
+        FullyShard::new()
+            .with_units(["encoder.layers.*"])
+            .with_offload(OffloadPolicy::Cpu),
+    )
 }
 
 /// Shards into equal bytes: with few channels, chunks would leave the last ranks empty. The shards of the first
@@ -23,7 +29,11 @@ pub fn resnet(model: ResNet, mesh: &DeviceMesh) -> Result<ResNet> {
         .with_units(["stages.*.*"])
         .with_balanced_bytes()
         .with_offload_for(["stages.0.*"], OffloadPolicy::Cpu);
-    fully_shard(model, mesh, config.with_reshard_after_forward(ReshardAfterForward::Always))
+    fully_shard(
+        model,
+        mesh,
+        config.with_reshard_after_forward(ReshardAfterForward::Always),
+    )
 }
 
 /// Shards experts over `ep`, and each expert over `tp`. All other parameters are sharded over the ranks of `shard`
@@ -34,14 +44,23 @@ pub fn moe(mut model: Moe, mesh: &DeviceMesh) -> Result<Moe> {
         .with_style("gate", Style::placed(Placement::Shard(2)))
         .with_style("down", Style::placed(Placement::Shard(1)));
     let plan = Plan::new()
-        .with_mesh_dim_plan("ep", Plan::new().with_style("*", Style::placed(Placement::Shard(0))))
+        .with_mesh_dim_plan(
+            "ep",
+            Plan::new().with_style("*", Style::placed(Placement::Shard(0))),
+        )
         .with_mesh_dim_plan("tp", split);
     for block in &mut model.blocks {
-        block.experts = parallelize(block.experts.clone(), &mesh.slice(["ep", "tp"])?, plan.clone())?;
+        block.experts = parallelize(
+            block.experts.clone(),
+            &mesh.slice(["ep", "tp"])?,
+            plan.clone(),
+        )?;
     }
     let near = ReshardAfterForward::Ranks(mesh.size_of(0));
-    let config =
-        FullyShard::new().with_units(["blocks.*"]).with_shard_dims(["shard", "ep"]).with_reshard_after_forward(near);
+    let config = FullyShard::new()
+        .with_units(["blocks.*"])
+        .with_shard_dims(["shard", "ep"])
+        .with_reshard_after_forward(near);
     fully_shard(model, mesh, config.with_offload(OffloadPolicy::Cpu))
 }
 
@@ -60,7 +79,13 @@ pub fn momentum() -> (ShardedOptimizer, ModuleOptimizer) {
 
 /// Returns Muon for the matrices of attention, and AdamW for all other parameters.
 pub fn muon() -> (ShardedOptimizer, ModuleOptimizer) {
-    let (matrices, config) = (ParamGroup::from_predicates(vec!["attention.", "weight"]), MuonConfig::new());
+    let (matrices, config) = (
+        ParamGroup::from_predicates(vec!["attention.", "weight"]),
+        MuonConfig::new(),
+    );
     let (shards, full) = adamw();
-    (shards.with_muon(matrices.clone(), config.clone()), full.with_group(matrices, config.build(), None))
+    (
+        shards.with_muon(matrices.clone(), config.clone()),
+        full.with_group(matrices, config.build(), None),
+    )
 }

@@ -60,7 +60,10 @@ impl Conv {
             .with_stride([stride, stride])
             .with_padding(PaddingConfig2d::Explicit(pad, pad, pad, pad))
             .with_bias(false);
-        Self { conv: conv.init(device), norm: BatchNormConfig::new(to).init(device) }
+        Self {
+            conv: conv.init(device),
+            norm: BatchNormConfig::new(to).init(device),
+        }
     }
 
     fn forward(&self, x: Tensor<4>) -> Tensor<4> {
@@ -71,12 +74,22 @@ impl Conv {
 impl ResNetConfig {
     /// Returns ResNet-18 of the paper: 11.7 M parameters for 1000 classes.
     pub fn base() -> Self {
-        Self { blocks: vec![2, 2, 2, 2], channels: 64, classes: 1000, side: 64 }
+        Self {
+            blocks: vec![2, 2, 2, 2],
+            channels: 64,
+            classes: 1000,
+            side: 64,
+        }
     }
 
     /// Returns a model that trains in seconds. Lengths are odd where possible, so that shards are uneven.
     pub fn tiny() -> Self {
-        Self { blocks: vec![1, 2], channels: 5, classes: 7, side: 13 }
+        Self {
+            blocks: vec![1, 2],
+            channels: 5,
+            classes: 7,
+            side: 13,
+        }
     }
 
     /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
@@ -115,7 +128,9 @@ impl ResNet {
         unit(self, images, |net, images| {
             let x = net.pool.forward(relu(net.stem.forward(images)));
             let blocks = net.stages.iter().flatten();
-            let x = blocks.fold(x, |x, block| checkpoint_activations(block, x, |block, x| block.forward(x)));
+            let x = blocks.fold(x, |x, block| {
+                checkpoint_activations(block, x, |block, x| block.forward(x))
+            });
             net.head.forward(net.mean.forward(x).flatten(1, 3))
         })
     }
@@ -124,7 +139,10 @@ impl ResNet {
 impl Block {
     /// Runs the block on `x` `[batch, channels, height, width]`. A block with a stride halves height and width.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
-        let shortcut = self.shortcut.as_ref().map_or(x.clone(), |conv| conv.forward(x.clone()));
+        let shortcut = self
+            .shortcut
+            .as_ref()
+            .map_or(x.clone(), |conv| conv.forward(x.clone()));
         relu(self.second.forward(relu(self.first.forward(x))) + shortcut)
     }
 }
@@ -132,7 +150,13 @@ impl Block {
 impl Task for ResNet {
     type Data = Images;
 
-    fn loss(&self, images: &Images, (seed, step): (u64, usize), rows: Range<usize>, device: &Device) -> Tensor<1> {
+    fn loss(
+        &self,
+        images: &Images,
+        (seed, step): (u64, usize),
+        rows: Range<usize>,
+        device: &Device,
+    ) -> Tensor<1> {
         let (x, classes) = images.batch((seed, step), rows, device);
         mean_cross_entropy(self.forward(x).unsqueeze_dim(1), classes.unsqueeze_dim(1))
     }

@@ -14,7 +14,13 @@ pub trait Task: Module + Sync + 'static {
     type Data: Sync;
 
     /// Returns the mean loss `[1]` of rows `rows` of the batch (seed, number).
-    fn loss(&self, data: &Self::Data, batch: (u64, usize), rows: Range<usize>, device: &Device) -> Tensor<1>;
+    fn loss(
+        &self,
+        data: &Self::Data,
+        batch: (u64, usize),
+        rows: Range<usize>,
+        device: &Device,
+    ) -> Tensor<1>;
 
     /// Names of the mesh dimensions. A mesh with fewer dimensions uses the last names. Ranks along `tp` train on
     /// the same rows.
@@ -32,5 +38,8 @@ pub trait Task: Module + Sync + 'static {
 
 /// Returns the mean cross entropy `[1]` of `logits` `[batch, seq, classes]` for `targets` `[batch, seq]`.
 pub fn mean_cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
-    log_softmax(logits, 2).gather(2, targets.unsqueeze_dim(2)).mean().neg()
+    log_softmax(logits, 2)
+        .gather(2, targets.unsqueeze_dim(2))
+        .mean()
+        .neg()
 }

@@ -33,7 +33,12 @@ pub struct Outcome<T> {
 ///
 /// # Collective
 /// Every rank calls it.
-pub fn train<T: Task>(settings: &Settings, data: &T::Data, initial: &T, world: &World) -> Result<Outcome<T>> {
+pub fn train<T: Task>(
+    settings: &Settings,
+    data: &T::Data,
+    initial: &T,
+    world: &World,
+) -> Result<Outcome<T>> {
     let dims = &T::DIMS[T::DIMS.len() - settings.mesh.len()..];
     let mesh = DeviceMesh::new(world, &settings.mesh, dims)?;
     let device = world.device().clone().autodiff();
@@ -45,15 +50,19 @@ pub fn train<T: Task>(settings: &Settings, data: &T::Data, initial: &T, world: &
 
     let (rank, ranks) = data_rank::<T>(settings, world.rank());
     let rows = rank * settings.batch..(rank + 1) * settings.batch;
-    let mut progress =
-        Progress::new(world.rank() == 0, 0..settings.steps, (ranks * settings.batch * settings.accumulate, "rows"));
+    let mut progress = Progress::new(
+        world.rank() == 0,
+        0..settings.steps,
+        (ranks * settings.batch * settings.accumulate, "rows"),
+    );
     for step in 0..settings.steps {
         let (mut sum, mut total) = (GradientsAccumulator::new(), 0.0);
         for batch in 0..settings.accumulate {
             // Each rank accumulates gradients, and reduces them with those of the last batch.
             FsdpModule::of(&model)?.set_requires_gradient_sync(batch + 1 == settings.accumulate);
             let number = step * settings.accumulate + batch;
-            let loss = model.loss(data, (settings.seed, number), rows.clone(), &device) / settings.accumulate as f64;
+            let loss = model.loss(data, (settings.seed, number), rows.clone(), &device)
+                / settings.accumulate as f64;
             total += loss.clone().into_scalar::<f32>();
             sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
         }
@@ -67,12 +76,21 @@ pub fn train<T: Task>(settings: &Settings, data: &T::Data, initial: &T, world: &
     progress.finish();
     let sent = world.ledger().summary().to_string();
     let models = [full_model(&model)?, full_model(&average)?];
-    Ok(Outcome { losses, models: (world.rank() == 0).then_some(models), held, sent })
+    Ok(Outcome {
+        losses,
+        models: (world.rank() == 0).then_some(models),
+        held,
+        sent,
+    })
 }
 
 /// Trains `initial` on one device, on the rows of all ranks. Each rank's rows are a separate batch, because batch
 /// norm depends on it.
-pub fn unsharded<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<(Vec<f32>, [T; 2])> {
+pub fn unsharded<T: Task>(
+    settings: &Settings,
+    data: &T::Data,
+    initial: &T,
+) -> Result<(Vec<f32>, [T; 2])> {
     let device = Device::flex().autodiff();
     let mut model = initial.clone().fork(&device);
     let mut average = model.clone().freeze();
@@ -83,10 +101,12 @@ pub fn unsharded<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> R
         let (mut sum, mut total) = (GradientsAccumulator::new(), 0.0);
         for batch in 0..settings.accumulate {
             for rank in 0..ranks {
-                let (number, rows) =
-                    (step * settings.accumulate + batch, rank * settings.batch..(rank + 1) * settings.batch);
-                let loss =
-                    model.loss(data, (settings.seed, number), rows, &device) / (settings.accumulate * ranks) as f64;
+                let (number, rows) = (
+                    step * settings.accumulate + batch,
+                    rank * settings.batch..(rank + 1) * settings.batch,
+                );
+                let loss = model.loss(data, (settings.seed, number), rows, &device)
+                    / (settings.accumulate * ranks) as f64;
                 total += loss.clone().into_scalar::<f32>();
                 sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
             }
@@ -102,7 +122,9 @@ pub fn unsharded<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> R
 
 /// Returns a schedule in which the learning rate falls to zero along half a cosine wave.
 fn schedule(settings: &Settings) -> Result<ModuleLrScheduler> {
-    CosineAnnealingLrSchedulerConfig::new(settings.lr, settings.steps + 1).init().map_err(Error::other)
+    CosineAnnealingLrSchedulerConfig::new(settings.lr, settings.steps + 1)
+        .init()
+        .map_err(Error::other)
 }
 
 /// Returns the data-parallel index of `rank`, and the number of data-parallel ranks. If the last mesh dimension is

@@ -17,8 +17,8 @@ use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
-    AutodiffBackend, Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchDevice, DispatchKindConversion,
-    DispatchTensor, backend_extension,
+    AutodiffBackend, Backend, BackendTensor, Dispatch, DispatchAutodiffContext, DispatchDevice,
+    DispatchKindConversion, DispatchTensor, backend_extension,
 };
 use burn::tensor::{Device, FloatDType};
 
@@ -159,7 +159,10 @@ pub(crate) fn binary(a: DispatchTensor, b: DispatchTensor, op: SharedGraphOp) ->
 pub(crate) fn constant(tensor: DispatchTensor, like: &DispatchTensor) -> DispatchTensor {
     match like.autodiff {
         DispatchAutodiffContext::Disabled => tensor,
-        autodiff => DispatchTensor { autodiff, ..Dispatch::from_inner(tensor) },
+        autodiff => DispatchTensor {
+            autodiff,
+            ..Dispatch::from_inner(tensor)
+        },
     }
 }
 
@@ -198,7 +201,11 @@ pub(crate) fn is_supported(device: &Device) -> bool {
 )]
 pub(crate) trait GraphOps: Backend {
     fn graph_unary(parent: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self>;
-    fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self>;
+    fn graph_binary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        op: SharedGraphOp,
+    ) -> FloatTensor<Self>;
     fn graph_node(tensor: FloatTensor<Self>) -> Option<NodeId>;
 }
 
@@ -208,7 +215,11 @@ macro_rules! plain_backend {
             fn graph_unary(parent: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self> {
                 Self::unwrap(op.forward(&[Self::wrap(parent)]))
             }
-            fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self> {
+            fn graph_binary(
+                a: FloatTensor<Self>,
+                b: FloatTensor<Self>,
+                op: SharedGraphOp,
+            ) -> FloatTensor<Self> {
                 Self::unwrap(op.forward(&[Self::wrap(a), Self::wrap(b)]))
             }
             fn graph_node(_: FloatTensor<Self>) -> Option<NodeId> {

@@ -36,7 +36,11 @@ impl<B: Wrap + GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
         record::<B, C, 1>([parent], op, output)
     }
 
-    fn graph_binary(a: FloatTensor<Self>, b: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self> {
+    fn graph_binary(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        op: SharedGraphOp,
+    ) -> FloatTensor<Self> {
         let output = B::graph_binary(a.primitive().clone(), b.primitive().clone(), op.clone());
         record::<B, C, 2>([a, b], op, output)
     }
@@ -64,7 +68,10 @@ fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
         // output store how to recompute it, and not its value. burn cannot refer to an untracked parent there, and
         // cannot recompute an untracked node.
         Retain::Recompute => {
-            let tracked: Vec<_> = parents.iter().filter(|parent| parent.is_tracked()).collect();
+            let tracked: Vec<_> = parents
+                .iter()
+                .filter(|parent| parent.is_tracked())
+                .collect();
             let again = RecomputeOutput::<B> {
                 parents: tracked.iter().map(|parent| parent.id()).collect(),
                 op: op.clone(),
@@ -89,11 +96,29 @@ struct RecordedNode;
 impl<B: Wrap, const N: usize> Backward<B, N> for RecordedNode {
     type State = SharedGraphOp;
 
-    fn backward(self, ops: Ops<SharedGraphOp, N>, grads: &mut Gradients, checkpointer: &mut Checkpointer) {
-        let parents = ops.parents.each_ref().map(|node| node.as_ref().map(|node| node.id));
-        let mut store = Store::<B, N> { ops: &ops, grads, checkpointer, backend: PhantomData };
+    fn backward(
+        self,
+        ops: Ops<SharedGraphOp, N>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let parents = ops
+            .parents
+            .each_ref()
+            .map(|node| node.as_ref().map(|node| node.id));
+        let mut store = Store::<B, N> {
+            ops: &ops,
+            grads,
+            checkpointer,
+            backend: PhantomData,
+        };
         let (node, depth) = (ops.node.id, ops.node.order);
-        let mut step = BackwardStep { node, depth, parents: &parents, grads: &mut store };
+        let mut step = BackwardStep {
+            node,
+            depth,
+            parents: &parents,
+            grads: &mut store,
+        };
         running(&ops.state, &mut step);
     }
 }
@@ -170,7 +195,9 @@ struct RecomputeOutput<B> {
 /// Without the operation, because burn prints this for every node of a graph.
 impl<B> fmt::Debug for RecomputeOutput<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RecomputeOutput").field("parents", &self.parents).finish_non_exhaustive()
+        f.debug_struct("RecomputeOutput")
+            .field("parents", &self.parents)
+            .finish_non_exhaustive()
     }
 }
 
@@ -178,7 +205,11 @@ impl<B: Wrap> RetroForward for RecomputeOutput<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
         // Reading a state decrements its count. So every parent that burn knows of is read, whether or not it is
         // used.
-        let parents: Vec<_> = self.parents.iter().map(|id| B::wrap(states.get_state::<FloatTensor<B>>(id))).collect();
+        let parents: Vec<_> = self
+            .parents
+            .iter()
+            .map(|id| B::wrap(states.get_state::<FloatTensor<B>>(id)))
+            .collect();
         states.save(out_node, B::unwrap(self.op.recompute(&parents)));
     }
 }

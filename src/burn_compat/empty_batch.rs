@@ -17,7 +17,11 @@ use burn::tensor::{DType, Shape};
 /// Returns true if a layer may read foreign memory with an input of this shape and dtype: a batch of no matrices. Indices
 /// and masks of two dimensions count, because embeddings and attention make such batches of them.
 pub(crate) fn is_unsafe(shape: &Shape, dtype: DType) -> bool {
-    let matrix_dims = if dtype.is_float() || matches!(dtype, DType::QFloat(_)) { 2 } else { 1 };
+    let matrix_dims = if dtype.is_float() || matches!(dtype, DType::QFloat(_)) {
+        2
+    } else {
+        1
+    };
     shape.num_dims() > matrix_dims && shape[..shape.num_dims() - matrix_dims].contains(&0)
 }
 
@@ -32,9 +36,21 @@ mod tests {
     fn batches_without_matrices_are_unsafe() {
         let float = |shape: &[usize]| is_unsafe(&Shape::from(shape.to_vec()), DType::F32);
         assert!(float(&[0, 4, 8]) && float(&[0, 4, 0, 8]) && float(&[2, 0, 4, 8]));
-        assert!(!float(&[0, 8]) && !float(&[0]) && !float(&[4, 0, 8]) && !float(&[4, 8, 0]) && !float(&[]));
+        assert!(
+            !float(&[0, 8])
+                && !float(&[0])
+                && !float(&[4, 0, 8])
+                && !float(&[4, 8, 0])
+                && !float(&[])
+        );
         let tokens = |shape: &[usize]| is_unsafe(&Shape::from(shape.to_vec()), DType::I64);
-        assert!(tokens(&[0, 4]) && tokens(&[2, 0, 4]) && !tokens(&[0]) && !tokens(&[4, 0]) && !tokens(&[2, 4]));
+        assert!(
+            tokens(&[0, 4])
+                && tokens(&[2, 0, 4])
+                && !tokens(&[0])
+                && !tokens(&[4, 0])
+                && !tokens(&[2, 4])
+        );
     }
 
     /// Units rely on this: experts without tokens compute with such inputs.
@@ -42,12 +58,23 @@ mod tests {
     fn a_matrix_without_rows_has_a_result_without_rows() {
         let device = Device::flex().autodiff();
         let layer: Linear = LinearConfig::new(8, 3).init(&device);
-        assert_eq!(layer.forward(Tensor::<3>::zeros([4, 0, 8], &device)).dims(), [4, 0, 3]);
+        assert_eq!(
+            layer.forward(Tensor::<3>::zeros([4, 0, 8], &device)).dims(),
+            [4, 0, 3]
+        );
         let output = layer.forward(Tensor::<2>::zeros([0, 8], &device));
         assert_eq!(output.dims(), [0, 3]);
         let grads = output.sum().backward();
-        let grad = |grad: Option<Tensor<1>>| grad.map(|grad| grad.into_data().iter::<f32>().collect::<Vec<_>>());
-        assert_eq!(grad(layer.bias.expect("it has one").grad(&grads)), Some(vec![0.0; 3]));
-        assert_eq!(grad(layer.weight.grad(&grads).map(|grad| grad.flatten(0, 1))), Some(vec![0.0; 24]));
+        let grad = |grad: Option<Tensor<1>>| {
+            grad.map(|grad| grad.into_data().iter::<f32>().collect::<Vec<_>>())
+        };
+        assert_eq!(
+            grad(layer.bias.expect("it has one").grad(&grads)),
+            Some(vec![0.0; 3])
+        );
+        assert_eq!(
+            grad(layer.weight.grad(&grads).map(|grad| grad.flatten(0, 1))),
+            Some(vec![0.0; 24])
+        );
     }
 }

@@ -20,7 +20,9 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
     use burn::backend::DispatchTensor;
-    use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+    use burn::nn::transformer::{
+        TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+    };
     use burn::tensor::{Device, Tensor};
 
     use super::*;
@@ -44,11 +46,17 @@ mod tests {
 
     fn depth_after(layers: usize) -> usize {
         let device = Device::flex().autodiff();
-        let encoder: TransformerEncoder =
-            TransformerEncoderConfig::new(4, 8, 2, layers).with_dropout(0.0).init(&device);
+        let encoder: TransformerEncoder = TransformerEncoderConfig::new(4, 8, 2, layers)
+            .with_dropout(0.0)
+            .init(&device);
         let x = Tensor::<3>::ones([1, 2, 4], &device).require_grad();
         let depth = Arc::new(Depth::default());
-        let y = autodiff::unary(encoder.forward(TransformerEncoderInput::new(x)).into_dispatch(), depth.clone());
+        let y = autodiff::unary(
+            encoder
+                .forward(TransformerEncoderInput::new(x))
+                .into_dispatch(),
+            depth.clone(),
+        );
         Tensor::<3>::from_dispatch(y).sum().backward();
         depth.0.load(SeqCst)
     }

@@ -28,21 +28,27 @@ const BEFORE_NODES: &str = "node_tree: NodeTree";
 /// Returns the graph that the backward of this step runs; an empty one if the text is not as expected.
 pub(crate) fn edges_of(step: &BackwardStep<'_>) -> GraphEdges {
     let mut text = TextAfter::default();
-    step.write_checkpointer(&mut text).expect("writing into memory does not fail");
+    step.write_checkpointer(&mut text)
+        .expect("writing into memory does not fail");
     parse(&text.read)
 }
 
 fn parse(text: &str) -> GraphEdges {
     let (mut edges, mut child) = (GraphEdges::new(), None);
     for node in text.split("NodeId { value: ").skip(1) {
-        let Some((value, rest)) = node.split_once(" }") else { continue };
+        let Some((value, rest)) = node.split_once(" }") else {
+            continue;
+        };
         let Ok(value) = value.parse() else { continue };
         let id = NodeId { value };
         if rest.starts_with(':') {
             child = Some(id);
         }
         let parents = child.map(|child| edges.entry(child).or_default());
-        parents.filter(|_| child != Some(id)).into_iter().for_each(|parents| parents.push(id));
+        parents
+            .filter(|_| child != Some(id))
+            .into_iter()
+            .for_each(|parents| parents.push(id));
     }
     edges
 }
@@ -105,13 +111,21 @@ mod tests {
     /// which fills the text before the nodes.
     #[test]
     fn a_step_finds_all_nodes_of_its_backward_and_their_parents() {
-        for device in [Device::flex().autodiff(), Device::flex().autodiff().gradient_checkpointing()] {
+        for device in [
+            Device::flex().autodiff(),
+            Device::flex().autodiff().gradient_checkpointing(),
+        ] {
             let leaf = || Tensor::<1>::ones([2], &device).require_grad();
-            let id = |tensor: &Tensor<1>| autodiff::node_id(tensor.clone().into_dispatch()).expect("it is tracked");
+            let id = |tensor: &Tensor<1>| {
+                autodiff::node_id(tensor.clone().into_dispatch()).expect("it is tracked")
+            };
             let record = Arc::new(Record::default());
             let (a, b, other) = (leaf(), leaf(), leaf());
             let product = a.clone() * b.clone();
-            let recorded = Tensor::from_dispatch(autodiff::unary(product.clone().into_dispatch(), record.clone()));
+            let recorded = Tensor::from_dispatch(autodiff::unary(
+                product.clone().into_dispatch(),
+                record.clone(),
+            ));
             let after = recorded.clone().exp();
             let _other = other.clone() * product.clone();
             let loss = after.clone().sum();

@@ -17,7 +17,9 @@ use std::sync::OnceLock;
 use burn::module::{Module, ModuleVisitor};
 use burn::nn::attention::MultiHeadAttentionConfig;
 use burn::nn::transformer::PositionWiseFeedForwardConfig;
-use burn::nn::{BatchNorm, BatchNormConfig, DropoutConfig, EmbeddingConfig, LinearConfig, RmsNormConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, DropoutConfig, EmbeddingConfig, LinearConfig, RmsNormConfig,
+};
 use burn::tensor::Device;
 
 /// A layer of burn-nn that this crate treats in a special way.
@@ -62,7 +64,8 @@ impl BurnLayer {
     /// Returns the layer that is the struct of this name, declared at this place.
     pub(super) fn of(name: &str, declared_at: Place) -> Option<Self> {
         let layer = Self::ALL.into_iter().find(|layer| layer.name() == name)?;
-        static PLACES: [OnceLock<Option<Place>>; BurnLayer::ALL.len()] = [const { OnceLock::new() }; 7];
+        static PLACES: [OnceLock<Option<Place>>; BurnLayer::ALL.len()] =
+            [const { OnceLock::new() }; 7];
         let place = PLACES[layer as usize].get_or_init(|| layer.place());
         (*place == Some(declared_at)).then_some(layer)
     }
@@ -79,8 +82,12 @@ impl BurnLayer {
             Self::BatchNorm => place_of::<BatchNorm>(&BatchNormConfig::new(1).init(&device)),
             Self::RmsNorm => place_of(&RmsNormConfig::new(1).init(&device)),
             Self::Dropout => place_of(&DropoutConfig::new(0.5).init()),
-            Self::PositionWiseFeedForward => place_of(&PositionWiseFeedForwardConfig::new(1, 1).init(&device)),
-            Self::MultiHeadAttention => place_of(&MultiHeadAttentionConfig::new(1, 1).init(&device)),
+            Self::PositionWiseFeedForward => {
+                place_of(&PositionWiseFeedForwardConfig::new(1, 1).init(&device))
+            }
+            Self::MultiHeadAttention => {
+                place_of(&MultiHeadAttentionConfig::new(1, 1).init(&device))
+            }
         }
     }
 }
@@ -140,7 +147,10 @@ mod tests {
 
     impl TensorVisitor for Layers {
         fn float<const D: usize>(&mut self, path: &ModulePath, _: &Param<Tensor<D>>) {
-            self.0.push((path.join(), path.last().and_then(|(_, container)| container.layer())));
+            self.0.push((
+                path.join(),
+                path.last().and_then(|(_, container)| container.layer()),
+            ));
         }
     }
 
@@ -148,7 +158,9 @@ mod tests {
     fn layers_of_burn_are_told_from_others_of_the_same_name() {
         let device = Device::flex();
         let net = Net {
-            ours: own::RmsNorm { gamma: Param::from_tensor(Tensor::ones([2], &device)) },
+            ours: own::RmsNorm {
+                gamma: Param::from_tensor(Tensor::ones([2], &device)),
+            },
             burns: vec![RmsNormConfig::new(2).init(&device)],
             linear: Some(LinearConfig::new(2, 2).with_bias(false).init(&device)),
         };
@@ -159,16 +171,30 @@ mod tests {
             ("burns.0.gamma", Some(BurnLayer::RmsNorm)),
             ("linear.weight", Some(BurnLayer::Linear)),
         ];
-        assert_eq!(layers.0, expected.map(|(path, layer)| (path.to_string(), layer)));
+        assert_eq!(
+            layers.0,
+            expected.map(|(path, layer)| (path.to_string(), layer))
+        );
     }
 
     #[test]
     fn every_layer_has_a_place_of_its_own() {
-        let places: Vec<_> = BurnLayer::ALL.iter().filter_map(|layer| layer.place()).collect();
+        let places: Vec<_> = BurnLayer::ALL
+            .iter()
+            .filter_map(|layer| layer.place())
+            .collect();
         assert_eq!(places.len(), BurnLayer::ALL.len());
-        assert!((0..places.len()).all(|a| (0..a).all(|b| places[a] != places[b])), "{places:?}");
-        assert!(!places.iter().any(|place| is_of_this_crate(place)), "{places:?}");
-        let here = place_of(&own::RmsNorm { gamma: Param::from_tensor(Tensor::ones([2], &Device::flex())) });
+        assert!(
+            (0..places.len()).all(|a| (0..a).all(|b| places[a] != places[b])),
+            "{places:?}"
+        );
+        assert!(
+            !places.iter().any(|place| is_of_this_crate(place)),
+            "{places:?}"
+        );
+        let here = place_of(&own::RmsNorm {
+            gamma: Param::from_tensor(Tensor::ones([2], &Device::flex())),
+        });
         assert!(here.is_some_and(is_of_this_crate), "{here:?}");
     }
 }

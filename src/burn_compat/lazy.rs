@@ -39,12 +39,17 @@ mod tests {
     #[test]
     fn the_final_shape_is_known_without_drawing_the_values() {
         for layout in [LinearLayout::Row, LinearLayout::Col] {
-            let linear = LinearConfig::new(2, 3).with_layout(layout).init(&Device::flex());
+            let linear = LinearConfig::new(2, 3)
+                .with_layout(layout)
+                .init(&Device::flex());
             let weight = linear.weight.clone();
             let placeholder = undrawn(weight.clone());
             assert!(!weight.is_initialized());
             assert_eq!(placeholder.base().dims(), linear.weight.val().dims());
-            assert_eq!((placeholder.id, placeholder.base().dims()), (linear.weight.id, [2, 3]));
+            assert_eq!(
+                (placeholder.id, placeholder.base().dims()),
+                (linear.weight.id, [2, 3])
+            );
         }
     }
 }

@@ -38,12 +38,23 @@ pub(crate) fn take_adapters<M: Module>(
     if paths.is_empty() {
         return (model, HashMap::new());
     }
-    let mut probe = AdapterProbe { paths, bases: HashMap::new(), factors: HashMap::new() };
+    let mut probe = AdapterProbe {
+        paths,
+        bases: HashMap::new(),
+        factors: HashMap::new(),
+    };
     let probed = map_tensors(model, &mut probe).materialize();
     let AdapterProbe { bases, factors, .. } = probe;
-    let mut restore = RestoreAdapters { bases, factors, adapters: Adapters::new() };
+    let mut restore = RestoreAdapters {
+        bases,
+        factors,
+        adapters: Adapters::new(),
+    };
     let model = map_tensors(probed, &mut restore);
-    let (taken, stay): (Adapters, Adapters) = restore.adapters.into_iter().partition(|(path, _)| distributed(path));
+    let (taken, stay): (Adapters, Adapters) = restore
+        .adapters
+        .into_iter()
+        .partition(|(path, _)| distributed(path));
     (put_adapters(model, stay), taken.into_iter().collect())
 }
 
@@ -65,7 +76,11 @@ struct AdapterProbe {
 }
 
 impl TensorMapper for AdapterProbe {
-    fn float<const D: usize>(&mut self, at: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    fn float<const D: usize>(
+        &mut self,
+        at: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
         let path = at.join();
         let device = param.lazy_device().inner();
         if self.paths.contains(&path) {
@@ -80,7 +95,12 @@ impl TensorMapper for AdapterProbe {
             return param;
         }
         let kept: Box<dyn Any> = Box::new(param.clone());
-        self.factors.insert(path, *kept.downcast().expect("the factors of an adapter are matrices"));
+        self.factors.insert(
+            path,
+            *kept
+                .downcast()
+                .expect("the factors of an adapter are matrices"),
+        );
         param.map(|_| exact(1.0, &device))
     }
 }
@@ -103,16 +123,32 @@ struct RestoreAdapters {
 }
 
 impl TensorMapper for RestoreAdapters {
-    fn float<const D: usize>(&mut self, at: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    fn float<const D: usize>(
+        &mut self,
+        at: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
         let path = at.join();
-        let Some(base) = self.bases.remove(&path) else { return param };
+        let Some(base) = self.bases.remove(&path) else {
+            return param;
+        };
         let base: Box<dyn Any> = base;
-        let mut factor =
-            |name| self.factors.remove(&format!("{path}.{ADAPTER}.{name}")).expect("an adapter has two factors");
+        let mut factor = |name| {
+            self.factors
+                .remove(&format!("{path}.{ADAPTER}.{name}"))
+                .expect("an adapter has two factors")
+        };
         let (a, b) = (factor("a"), factor("b"));
-        let scale = param.base().into_data().iter::<f64>().next().expect("the replacement tensor has one element");
+        let scale = param
+            .base()
+            .into_data()
+            .iter::<f64>()
+            .next()
+            .expect("the replacement tensor has one element");
         self.adapters.push_back((path, LoraAdapter { a, b, scale }));
-        *base.downcast().expect("a parameter keeps its rank (number of dimensions)")
+        *base
+            .downcast()
+            .expect("a parameter keeps its rank (number of dimensions)")
     }
 }
 
@@ -142,7 +178,9 @@ mod tests {
 
     #[test]
     fn the_scale_of_an_adapter_is_the_value_of_ones_over_zero() {
-        let linear: Linear = LinearConfig::new(2, 3).with_bias(false).init(&Device::flex());
+        let linear: Linear = LinearConfig::new(2, 3)
+            .with_bias(false)
+            .init(&Device::flex());
         let values = linear.weight.val().into_data();
         let adapted = linear.apply_lora(Lora::new(2, 5.0));
         let (plain, taken) = take_adapters(adapted, ["weight".into()].into(), |_| true);

@@ -37,5 +37,6 @@ pub(crate) use lora::{ADAPTER, Adapters, put_adapters, take_adapters};
 pub(crate) use panics::{consumed_node, is_about_dtypes};
 pub(crate) use running_state::{MARK, marked, renewed, settled};
 pub(crate) use visitor::{
-    Container, ModulePath, REPARAMETERIZATION, TensorMapper, TensorVisitor, map_tensors, visit_tensors,
+    Container, ModulePath, REPARAMETERIZATION, TensorMapper, TensorVisitor, map_tensors,
+    visit_tensors,
 };

@@ -13,7 +13,9 @@
 use std::any::Any;
 use std::collections::VecDeque;
 
-use burn::module::{Flag, Module, Param, ParamId, Parameter, ParameterValue, Reparameterization, Reparameterizer};
+use burn::module::{
+    Flag, Module, Param, ParamId, Parameter, ParameterValue, Reparameterization, Reparameterizer,
+};
 use burn::tensor::{Shape, Tensor};
 
 use super::visitor::{ModulePath, TensorMapper, TensorVisitor, map_tensors, visit_tensors};
@@ -66,7 +68,10 @@ pub(crate) fn renewed<M: Module>(model: M) -> Result<M, String> {
     let fresh = settled(&model);
     let mut saved = SavedParams::default();
     visit_tensors(&model, &mut saved);
-    let mut restore = RestoreParams { saved: saved.0, failed: None };
+    let mut restore = RestoreParams {
+        saved: saved.0,
+        failed: None,
+    };
     let model = map_tensors(fresh, &mut restore);
     match (restore.failed, restore.saved.pop_front()) {
         (None, None) => Ok(model),
@@ -87,13 +92,20 @@ pub(crate) fn settled<M: Module>(model: &M) -> M {
 struct WithoutLazy;
 
 impl TensorMapper for WithoutLazy {
-    fn tensor<const D: usize, K: Kind>(&mut self, _: &ModulePath, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
+    fn tensor<const D: usize, K: Kind>(
+        &mut self,
+        _: &ModulePath,
+        param: Param<Tensor<D, K>>,
+    ) -> Param<Tensor<D, K>>
     where
         Tensor<D, K>: Parameter,
     {
         match param.is_initialized() {
             true => param,
-            false => Param::initialized(param.id, Tensor::empty(Shape::from([0; D]), &param.lazy_device())),
+            false => Param::initialized(
+                param.id,
+                Tensor::empty(Shape::from([0; D]), &param.lazy_device()),
+            ),
         }
     }
 }
@@ -129,7 +141,11 @@ struct RestoreParams {
 }
 
 impl RestoreParams {
-    fn restore<T: ParameterValue + 'static>(&mut self, path: &ModulePath, param: Param<T>) -> Param<T> {
+    fn restore<T: ParameterValue + 'static>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<T>,
+    ) -> Param<T> {
         let saved = self.saved.pop_front().filter(|(id, _)| *id == param.id);
         match saved.and_then(|(_, saved)| saved.downcast::<Param<T>>().ok()) {
             Some(saved) => *saved,
@@ -142,7 +158,11 @@ impl RestoreParams {
 }
 
 impl TensorMapper for RestoreParams {
-    fn tensor<const D: usize, K: Kind>(&mut self, path: &ModulePath, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
+    fn tensor<const D: usize, K: Kind>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D, K>>,
+    ) -> Param<Tensor<D, K>>
     where
         Tensor<D, K>: Parameter,
     {
@@ -185,6 +205,9 @@ mod tests {
         norm.forward(Tensor::<2>::from_data([[0.0], [2.0]], &device));
         let mean = |norm: &BatchNorm| norm.valid().running_mean.value().into_scalar::<f32>();
         assert_eq!([mean(&norm), mean(&shared), mean(&own)], [0.1, 0.1, 0.0]);
-        assert_eq!((own.gamma.id, own.gamma.is_require_grad()), (norm.gamma.id, true));
+        assert_eq!(
+            (own.gamma.id, own.gamma.is_require_grad()),
+            (norm.gamma.id, true)
+        );
     }
 }

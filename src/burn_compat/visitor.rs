@@ -48,7 +48,10 @@ pub(crate) struct Container {
 impl ModulePath {
     fn enter(&mut self, name: &str, container: &str, declared_at: &'static Location<'static>) {
         self.names.push(name.into());
-        self.containers.push(Container { text: container.into(), declared_at });
+        self.containers.push(Container {
+            text: container.into(),
+            declared_at,
+        });
     }
 
     fn exit(&mut self) {
@@ -129,14 +132,22 @@ pub(crate) trait TensorMapper {
     fn exit(&mut self, path: &ModulePath) {}
 
     /// Maps a tensor of any kind, but a float tensor only if `float` is not implemented.
-    fn tensor<const D: usize, K: Kind>(&mut self, path: &ModulePath, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
+    fn tensor<const D: usize, K: Kind>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D, K>>,
+    ) -> Param<Tensor<D, K>>
     where
         Tensor<D, K>: Parameter,
     {
         param
     }
 
-    fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    fn float<const D: usize>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
         self.tensor(path, param)
     }
 
@@ -147,12 +158,18 @@ pub(crate) trait TensorMapper {
 
 /// Shows all tensors of `module` to `visitor`, in burn's order.
 pub(crate) fn visit_tensors<M: Module>(module: &M, visitor: &mut impl TensorVisitor) {
-    module.visit(&mut WithPath { path: ModulePath::default(), inner: visitor });
+    module.visit(&mut WithPath {
+        path: ModulePath::default(),
+        inner: visitor,
+    });
 }
 
 /// Returns `module` with all tensors mapped by `mapper`, in burn's order.
 pub(crate) fn map_tensors<M: Module>(module: M, mapper: &mut impl TensorMapper) -> M {
-    module.map(&mut WithPath { path: ModulePath::default(), inner: mapper })
+    module.map(&mut WithPath {
+        path: ModulePath::default(),
+        inner: mapper,
+    })
 }
 
 /// A visitor or mapper with the present path.
@@ -209,7 +226,10 @@ impl<V: TensorMapper> ModuleMapper for WithPath<'_, V> {
         self.inner.tensor(&self.path, param)
     }
 
-    fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
         self.inner.tensor(&self.path, param)
     }
 
@@ -245,8 +265,11 @@ mod tests {
     }
 
     #[test]
-    fn burn_visits_fields_with_the_names_of_their_types_and_a_reparameterization_after_its_parameter() {
-        let linear: Linear = LinearConfig::new(2, 3).with_bias(false).init(&Device::flex());
+    fn burn_visits_fields_with_the_names_of_their_types_and_a_reparameterization_after_its_parameter()
+     {
+        let linear: Linear = LinearConfig::new(2, 3)
+            .with_bias(false)
+            .init(&Device::flex());
         let mut calls = Calls::default();
         visit_tensors(&vec![linear.apply_lora(Lora::new(1, 2.0))], &mut calls);
         let expected = [

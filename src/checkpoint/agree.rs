@@ -11,12 +11,18 @@ use crate::comm::{Call, Communicator};
 ///
 /// # Collective
 /// Every rank of `comm` must call it, also after a failure of its own.
-pub(super) fn agree<T>(comm: &Communicator, label: &str, own: Result<T, CheckpointError>) -> Result<Vec<T>>
+pub(super) fn agree<T>(
+    comm: &Communicator,
+    label: &str,
+    own: Result<T, CheckpointError>,
+) -> Result<Vec<T>>
 where
     T: Serialize + DeserializeOwned,
 {
     let outcomes = comm.all_gather_object(Call::new(label), &own)?;
-    Ok(outcomes.into_iter().collect::<Result<_, CheckpointError>>()?)
+    Ok(outcomes
+        .into_iter()
+        .collect::<Result<_, CheckpointError>>()?)
 }
 
 /// Runs `step` on group rank 0 and returns its outcome on all ranks.
@@ -49,7 +55,14 @@ pub(super) fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> R
         Err(error) => Some(Err(error.to_string())),
     };
     let outcomes = comm.all_gather_object(Call::new(label), &failed)?;
-    match (own, outcomes.into_iter().flatten().next().expect("one rank has failed")) {
+    match (
+        own,
+        outcomes
+            .into_iter()
+            .flatten()
+            .next()
+            .expect("one rank has failed"),
+    ) {
         (_, Ok(error)) => Err(error.into()),
         (Err(error), _) => Err(error),
         (Ok(_), Err(text)) => Err(crate::Error::other(text)),

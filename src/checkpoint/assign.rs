@@ -46,12 +46,25 @@ pub(super) struct AssignedRegion {
 /// [`CheckpointError::Overlap`], on all ranks.
 pub(super) fn held(state: &State, comm: &Communicator) -> Result<Vec<Held>> {
     let own = describe(state);
-    let everywhere = state.tensors.values().all(|tensor| is_on_all(tensor.spec(), comm));
-    let digest = own.as_ref().ok().filter(|_| everywhere).map(|_| digest(state));
+    let everywhere = state
+        .tensors
+        .values()
+        .all(|tensor| is_on_all(tensor.spec(), comm));
+    let digest = own
+        .as_ref()
+        .ok()
+        .filter(|_| everywhere)
+        .map(|_| digest(state));
     let digests = comm.all_gather_object(Call::new("checkpoint_state"), &digest)?;
     let held = if digests[0].is_some() && digests.iter().all(|digest| *digest == digests[0]) {
         let specs = state.tensors.values().map(|tensor| tensor.spec());
-        own?.into_iter().zip(specs).map(|(held, spec)| Held { regions: regions(spec, comm), ..held }).collect()
+        own?.into_iter()
+            .zip(specs)
+            .map(|(held, spec)| Held {
+                regions: regions(spec, comm),
+                ..held
+            })
+            .collect()
     } else {
         let of_ranks = super::agree::agree(comm, "checkpoint_state_exchange", own)?;
         merge(of_ranks, comm.group().ranks())?
@@ -68,9 +81,16 @@ pub(super) fn assign(held: &[Held], ranks: usize) -> Vec<Vec<AssignedRegion>> {
         let size = held.dtype.bytes();
         let mut fragments = Vec::new();
         for (region, holders) in held.regions.iter().filter(|(region, _)| !region.is_empty()) {
-            let most = if holders.len() > 1 { FRAGMENT / size } else { usize::MAX };
+            let most = if holders.len() > 1 {
+                FRAGMENT / size
+            } else {
+                usize::MAX
+            };
             for region in region.split(most) {
-                let writer = *holders.iter().min_by_key(|&&rank| (bytes[rank], rank)).expect("a rank holds it");
+                let writer = *holders
+                    .iter()
+                    .min_by_key(|&&rank| (bytes[rank], rank))
+                    .expect("a rank holds it");
                 bytes[writer] += region.num_elements() * size;
                 fragments.push(AssignedRegion { region, writer });
             }
@@ -90,14 +110,25 @@ fn describe(state: &State) -> Result<Vec<Held>, CheckpointError> {
     let describe = |(key, tensor): (&String, &DynDTensor)| {
         let spec = tensor.spec();
         if spec.layout().has_partial() {
-            return Err(CheckpointError::Partial { key: key.clone(), placements: spec.layout().to_string() });
+            return Err(CheckpointError::Partial {
+                key: key.clone(),
+                placements: spec.layout().to_string(),
+            });
         }
         let dtype = StoredDType::of(spec.dtype());
-        let dtype =
-            dtype.ok_or_else(|| CheckpointError::DType { key: key.clone(), dtype: spec.dtype().name().into() })?;
+        let dtype = dtype.ok_or_else(|| CheckpointError::DType {
+            key: key.clone(),
+            dtype: spec.dtype().name().into(),
+        })?;
         let regions = vec![(shard_region(spec), Vec::new())];
         let (shape, placements) = (spec.shape().to_vec(), spec.layout().to_string());
-        Ok(Held { key: key.clone(), shape, dtype, placements, regions })
+        Ok(Held {
+            key: key.clone(),
+            shape,
+            dtype,
+            placements,
+            regions,
+        })
     };
     state.tensors.iter().map(describe).collect()
 }
@@ -105,7 +136,10 @@ fn describe(state: &State) -> Result<Vec<Held>, CheckpointError> {
 /// Returns true if the mesh of a tensor has all ranks of the group.
 fn is_on_all(spec: &DTensorSpec, comm: &Communicator) -> bool {
     let ranks = spec.mesh().ranks();
-    ranks.len() == comm.group().size() && ranks.iter().all(|rank| comm.group().group_rank_of(*rank).is_some())
+    ranks.len() == comm.group().size()
+        && ranks
+            .iter()
+            .all(|rank| comm.group().group_rank_of(*rank).is_some())
 }
 
 fn digest(state: &State) -> u64 {
@@ -113,7 +147,14 @@ fn digest(state: &State) -> u64 {
     for (key, tensor) in &state.tensors {
         let spec = tensor.spec();
         let (mesh, layout) = (spec.mesh(), spec.layout());
-        (key, spec.shape().as_slice(), spec.dtype().name(), mesh.ranks(), mesh.shape()).hash(&mut hasher);
+        (
+            key,
+            spec.shape().as_slice(),
+            spec.dtype().name(),
+            mesh.ranks(),
+            mesh.shape(),
+        )
+            .hash(&mut hasher);
         layout.hash(&mut hasher);
     }
     hasher.finish()
@@ -124,9 +165,15 @@ fn regions(spec: &DTensorSpec, comm: &Communicator) -> Vec<(Region, Vec<usize>)>
     let mesh = spec.mesh();
     let mut by_region: BTreeMap<Region, Vec<usize>> = BTreeMap::new();
     for (position, rank) in mesh.ranks().iter().enumerate() {
-        let coordinate = mesh.coordinate_at(position).expect("the mesh has this position");
+        let coordinate = mesh
+            .coordinate_at(position)
+            .expect("the mesh has this position");
         let region = Region::of_slices(&spec.layout().local_slices(spec.shape(), &coordinate));
-        by_region.entry(region).or_default().push(comm.group().group_rank_of(*rank).expect("it is in the group"));
+        by_region.entry(region).or_default().push(
+            comm.group()
+                .group_rank_of(*rank)
+                .expect("it is in the group"),
+        );
     }
     by_region
         .into_iter()
@@ -145,8 +192,15 @@ fn merge(of_ranks: Vec<Vec<Held>>, ranks: &[usize]) -> Result<Vec<Held>, Checkpo
         for held in of_rank {
             let (region, _) = held.regions[0].clone();
             let at = (held.key.clone(), region.clone());
-            let (first, known) =
-                merged.entry(held.key.clone()).or_insert_with(|| (rank, Held { regions: Vec::new(), ..held.clone() }));
+            let (first, known) = merged.entry(held.key.clone()).or_insert_with(|| {
+                (
+                    rank,
+                    Held {
+                        regions: Vec::new(),
+                        ..held.clone()
+                    },
+                )
+            });
             let text = |held: &Held| format!("shape {:?} in {}", held.shape, held.dtype);
             if (&known.shape, known.dtype) != (&held.shape, held.dtype) {
                 let (found, expected) = (text(&held), text(known));
@@ -168,7 +222,9 @@ fn merge(of_ranks: Vec<Vec<Held>>, ranks: &[usize]) -> Result<Vec<Held>, Checkpo
     let complete = |(key, (_, mut held)): (String, (usize, Held))| {
         held.regions.sort();
         for (region, of_region) in &mut held.regions {
-            *of_region = holders.remove(&(key.clone(), region.clone())).expect("every region has holders");
+            *of_region = holders
+                .remove(&(key.clone(), region.clone()))
+                .expect("every region has holders");
         }
         held
     };
@@ -176,15 +232,38 @@ fn merge(of_ranks: Vec<Vec<Held>>, ranks: &[usize]) -> Result<Vec<Held>, Checkpo
 }
 
 fn check_cover(held: &[Held]) -> Result<(), CheckpointError> {
-    for Held { key, shape, regions, .. } in held {
-        let (found, expected) = (regions.iter().map(|(region, _)| region.num_elements()).sum(), shape.iter().product());
+    for Held {
+        key,
+        shape,
+        regions,
+        ..
+    } in held
+    {
+        let (found, expected) = (
+            regions
+                .iter()
+                .map(|(region, _)| region.num_elements())
+                .sum(),
+            shape.iter().product(),
+        );
         if found != expected {
-            return Err(CheckpointError::Cover { key: key.clone(), shape: shape.clone(), found, expected });
+            return Err(CheckpointError::Cover {
+                key: key.clone(),
+                shape: shape.clone(),
+                found,
+                expected,
+            });
         }
-        let mut regions: Vec<_> =
-            regions.iter().map(|(region, _)| region).filter(|region| !region.is_empty()).collect();
+        let mut regions: Vec<_> = regions
+            .iter()
+            .map(|(region, _)| region)
+            .filter(|region| !region.is_empty())
+            .collect();
         if !Region::are_disjoint(&mut regions) {
-            return Err(CheckpointError::Overlap { key: key.clone(), shape: shape.clone() });
+            return Err(CheckpointError::Overlap {
+                key: key.clone(),
+                shape: shape.clone(),
+            });
         }
     }
     Ok(())

@@ -91,11 +91,19 @@ pub struct AsyncSaveReport {
 
 impl fmt::Display for AsyncSaveReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { waited, copied, bytes, .. } = self;
+        let Self {
+            waited,
+            copied,
+            bytes,
+            ..
+        } = self;
         write!(f, "{bytes} bytes copied in {copied:.1?}")?;
         match waited.is_zero() {
             true => Ok(()),
-            false => write!(f, ", after {waited:.1?} of waiting for the previous checkpoint"),
+            false => write!(
+                f,
+                ", after {waited:.1?} of waiting for the previous checkpoint"
+            ),
         }
     }
 }
@@ -111,7 +119,11 @@ impl AsyncCheckpointer {
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
     pub fn new(manager: CheckpointManager) -> Result<Self> {
         manager.mesh().member("save a checkpoint")?;
-        Ok(Self { manager, staging: Staging::default(), writing: None })
+        Ok(Self {
+            manager,
+            staging: Staging::default(),
+            writing: None,
+        })
     }
 
     /// Returns the manager.
@@ -132,7 +144,11 @@ impl AsyncCheckpointer {
         let started = Instant::now();
         let is_behind = self.is_writing();
         let previous = self.finish()?;
-        let waited = if is_behind { started.elapsed() } else { Duration::ZERO };
+        let waited = if is_behind {
+            started.elapsed()
+        } else {
+            Duration::ZERO
+        };
         let (plan, step) = self.manager.plan(state)?;
         let fs = self.manager.fs().clone();
         let save = Arc::new(OpenSave::begin(&*fs, &self.manager.folder(step), plan)?);
@@ -147,9 +163,22 @@ impl AsyncCheckpointer {
                 (staging, written)
             }
         };
-        let (stage, in_flight) = (Stage::Files(Background::spawn(step, write)), self.manager.start(step));
-        self.writing = Some(Writing { save, step, stage, in_flight });
-        Ok(AsyncSaveReport { waited, copied, bytes, previous })
+        let (stage, in_flight) = (
+            Stage::Files(Background::spawn(step, write)),
+            self.manager.start(step),
+        );
+        self.writing = Some(Writing {
+            save,
+            step,
+            stage,
+            in_flight,
+        });
+        Ok(AsyncSaveReport {
+            waited,
+            copied,
+            bytes,
+            previous,
+        })
     }
 
     /// Returns true if a checkpoint is being written, as far as this rank knows. Local: no communication.
@@ -181,13 +210,27 @@ impl AsyncCheckpointer {
     }
 
     fn advance(&mut self, wait: bool) -> Result<Option<SaveReport>> {
-        let Some(Writing { save, step, stage, in_flight }) = self.writing.take() else { return Ok(None) };
+        let Some(Writing {
+            save,
+            step,
+            stage,
+            in_flight,
+        }) = self.writing.take()
+        else {
+            return Ok(None);
+        };
         let (comm, fs) = (save.comm(), self.manager.fs().clone());
         let manifest = match stage {
             Stage::Files(thread) => {
-                let is_ready = wait || !comm.any("checkpoint_files".into(), !thread.is_finished())?;
+                let is_ready =
+                    wait || !comm.any("checkpoint_files".into(), !thread.is_finished())?;
                 if !is_ready {
-                    self.writing = Some(Writing { save, step, stage: Stage::Files(thread), in_flight });
+                    self.writing = Some(Writing {
+                        save,
+                        step,
+                        stage: Stage::Files(thread),
+                        in_flight,
+                    });
                     return Ok(None);
                 }
                 let (staging, own) = thread.join();
@@ -201,19 +244,30 @@ impl AsyncCheckpointer {
             }
             Stage::Manifest(thread) => thread,
         };
-        let is_busy = manifest.as_ref().is_some_and(|thread| !thread.is_finished());
+        let is_busy = manifest
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished());
         if !wait && comm.any("checkpoint_manifest".into(), is_busy)? {
-            self.writing = Some(Writing { save, step, stage: Stage::Manifest(manifest), in_flight });
+            self.writing = Some(Writing {
+                save,
+                step,
+                stage: Stage::Manifest(manifest),
+                in_flight,
+            });
             return Ok(None);
         }
-        let done = on_first(comm, "checkpoint_commit", || manifest.expect("group rank 0 has it").join())?;
+        let done = on_first(comm, "checkpoint_commit", || {
+            manifest.expect("group rank 0 has it").join()
+        })?;
         Ok(Some(save.report(done)))
     }
 }
 
 impl Drop for AsyncCheckpointer {
     fn drop(&mut self) {
-        let Some(Writing { step, .. }) = &self.writing else { return };
+        let Some(Writing { step, .. }) = &self.writing else {
+            return;
+        };
         log::warn!(
             "the checkpoint of step {step} may not be complete: call `AsyncCheckpointer::finish` at the end of the training"
         );
@@ -238,13 +292,19 @@ struct OwnThread<T>(Option<JoinHandle<T>>);
 
 impl<T> Drop for OwnThread<T> {
     fn drop(&mut self) {
-        self.0.take().into_iter().for_each(|thread| drop(thread.join()));
+        self.0
+            .take()
+            .into_iter()
+            .for_each(|thread| drop(thread.join()));
     }
 }
 
 impl<T: Send + 'static> Background<T> {
     fn spawn(step: u64, run: impl FnOnce() -> T + Send + 'static) -> Self {
-        Self::spawn_by(thread::Builder::new().name(format!("checkpoint {step}")), run)
+        Self::spawn_by(
+            thread::Builder::new().name(format!("checkpoint {step}")),
+            run,
+        )
     }
 
     fn spawn_by(thread: thread::Builder, run: impl FnOnce() -> T + Send + 'static) -> Self {
@@ -291,7 +351,8 @@ impl Staging {
         for (key, region) in plan.fragments_of(rank) {
             let begin = self.bytes.len();
             self.bytes.extend_from_slice(&live.bytes(key, region));
-            self.places.insert((key.into(), region.clone()), begin..self.bytes.len());
+            self.places
+                .insert((key.into(), region.clone()), begin..self.bytes.len());
         }
     }
 }
@@ -316,7 +377,9 @@ mod tests {
     #[test]
     fn work_whose_thread_does_not_start_is_done_at_once() {
         // A stack that no system has memory for.
-        let work = Background::spawn_by(thread::Builder::new().stack_size(1 << 60), || thread::current().id());
+        let work = Background::spawn_by(thread::Builder::new().stack_size(1 << 60), || {
+            thread::current().id()
+        });
         assert!(work.is_finished());
         assert_eq!(work.join(), thread::current().id());
         let work = Background::spawn(3, || thread::current().name().map(str::to_owned));

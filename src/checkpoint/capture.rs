@@ -20,7 +20,10 @@ use crate::placement::Layout;
 /// # Errors
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced), and
 /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) outside `mesh`.
-pub(super) fn capture<M: Module>(model: &M, mesh: &DeviceMesh) -> Result<BTreeMap<String, DynDTensor>> {
+pub(super) fn capture<M: Module>(
+    model: &M,
+    mesh: &DeviceMesh,
+) -> Result<BTreeMap<String, DynDTensor>> {
     let captured = stored_tensors(model, true)?.into_iter().map(|stored| {
         let spec = spec(&stored, mesh)?;
         Ok((stored.path, DynDTensor::from_parts(stored.value, spec)))
@@ -35,7 +38,10 @@ pub(super) fn capture<M: Module>(model: &M, mesh: &DeviceMesh) -> Result<BTreeMa
 ///
 /// # Errors
 /// Those of [`capture`].
-pub(super) fn targets<M: Module>(model: &M, mesh: &DeviceMesh) -> Result<BTreeMap<String, Arc<DTensorSpec>>> {
+pub(super) fn targets<M: Module>(
+    model: &M,
+    mesh: &DeviceMesh,
+) -> Result<BTreeMap<String, Arc<DTensorSpec>>> {
     let targets = stored_tensors(model, false)?.into_iter().map(|stored| {
         let spec = spec(&stored, mesh)?;
         Ok((stored.path, spec))
@@ -73,13 +79,24 @@ mod tests {
         launch(Launch::threads(2), |world| {
             let mesh = DeviceMesh::new(world, [2], ["shard"])?;
             let device = world.device().clone().autodiff();
-            let model: Linear = fully_shard(LinearConfig::new(6, 4).init(&device), &mesh, FullyShard::new())?;
-            let (bias, id) = (full_model(&model)?.bias.map(|bias| bias.val().into_data()), model.weight.id);
+            let model: Linear = fully_shard(
+                LinearConfig::new(6, 4).init(&device),
+                &mesh,
+                FullyShard::new(),
+            )?;
+            let (bias, id) = (
+                full_model(&model)?.bias.map(|bias| bias.val().into_data()),
+                model.weight.id,
+            );
             let targets = targets(&model, &mesh)?;
             assert_eq!(targets["weight"].local_range(0), [0..3, 3..6][mesh.rank()]);
             let full = foreign(6);
             let local = |full: &TensorData| {
-                let tensor = DynDTensor::from_full_data(full.clone(), &mesh, targets["weight"].layout().clone())?;
+                let tensor = DynDTensor::from_full_data(
+                    full.clone(),
+                    &mesh,
+                    targets["weight"].layout().clone(),
+                )?;
                 Ok::<_, crate::Error>(tensor.local_data())
             };
             let values = |data| BTreeMap::from([("weight".to_owned(), NewValue::Data(data))]);
@@ -90,8 +107,16 @@ mod tests {
             assert!(model.weight.is_require_grad() && model.weight.id == id);
             // Other ranks read shards in place.
             let model = replace_tensors(model, values(foreign(3)))?;
-            assert!(memory::is_persistent(&model.weight.base().inner().into_dispatch()));
-            assert!(replace_tensors(model, BTreeMap::from([("other".to_owned(), NewValue::Data(full))])).is_err());
+            assert!(memory::is_persistent(
+                &model.weight.base().inner().into_dispatch()
+            ));
+            assert!(
+                replace_tensors(
+                    model,
+                    BTreeMap::from([("other".to_owned(), NewValue::Data(full))])
+                )
+                .is_err()
+            );
             Ok(())
         })
         .unwrap_or_else(|error| panic!("{error}"));

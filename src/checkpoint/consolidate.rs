@@ -71,13 +71,19 @@ impl ConsolidateOptions {
     /// written as `head.weight`.
     #[must_use]
     pub fn with_key(self, key: &str) -> Self {
-        Self { key: Some(key.into()), ..self }
+        Self {
+            key: Some(key.into()),
+            ..self
+        }
     }
 
     /// Begins another file before one would have more bytes of tensors than this. A larger tensor has a file of its own.
     #[must_use]
     pub fn with_max_file_bytes(self, bytes: u64) -> Self {
-        Self { most_bytes: bytes, ..self }
+        Self {
+            most_bytes: bytes,
+            ..self
+        }
     }
 
     /// Sets how the checkpoint is read. Memory is bounded by [`ReadOptions::memory`], and a quarter of it for a transpose. A
@@ -89,23 +95,43 @@ impl ConsolidateOptions {
 
     /// Writes each tensor under the name that `name` returns for it, or leaves it out if that is `None`.
     #[must_use]
-    pub fn with_renamed(self, name: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Self {
-        Self { renamed: Arc::new(name), ..self }
+    pub fn with_renamed(
+        self,
+        name: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            renamed: Arc::new(name),
+            ..self
+        }
     }
 
     /// Transposes the matrices for whose name, before it is renamed, `is_transposed` returns true. The weight of a `Linear` of
     /// burn is `[input, output]`, and `[output, input]` in PyTorch.
     #[must_use]
-    pub fn with_transposed(self, is_transposed: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        Self { transposed: Arc::new(is_transposed), ..self }
+    pub fn with_transposed(
+        self,
+        is_transposed: impl Fn(&str) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            transposed: Arc::new(is_transposed),
+            ..self
+        }
     }
 }
 
 impl fmt::Debug for ConsolidateOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { key, most_bytes, read, .. } = self;
+        let Self {
+            key,
+            most_bytes,
+            read,
+            ..
+        } = self;
         let mut text = f.debug_struct("ConsolidateOptions");
-        text.field("key", key).field("most_bytes", most_bytes).field("read", read).finish_non_exhaustive()
+        text.field("key", key)
+            .field("most_bytes", most_bytes)
+            .field("read", read)
+            .finish_non_exhaustive()
     }
 }
 
@@ -149,7 +175,13 @@ pub fn consolidate(
     options: &ConsolidateOptions,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<ConsolidateReport, CheckpointError> {
-    consolidate_in(&*fs::real(), path.as_ref(), out.as_ref(), options, &mut progress)
+    consolidate_in(
+        &*fs::real(),
+        path.as_ref(),
+        out.as_ref(),
+        options,
+        &mut progress,
+    )
 }
 
 pub(super) fn consolidate_in(
@@ -162,16 +194,33 @@ pub(super) fn consolidate_in(
     let (manifest, _) = read_manifest(fs, path, 0)?;
     let exports = exports(&manifest.tensors, options)?;
     if exports.is_empty() {
-        return Err(no_value(options.key.as_deref().unwrap_or(""), manifest.tensors.keys()));
+        return Err(no_value(
+            options.key.as_deref().unwrap_or(""),
+            manifest.tensors.keys(),
+        ));
     }
     check_vacant(fs, out)?;
-    fs.create_dir_all(out).map_err(|error| io("create", out, error))?;
+    fs.create_dir_all(out)
+        .map_err(|error| io("create", out, error))?;
     let files = divided(exports, options.most_bytes);
     let reader = Reader::new(fs, path, &manifest, &options.read, 0);
     let total = files.iter().flatten().map(Export::bytes).sum();
     let most_bytes = (options.read.memory / 16).max(1);
-    let mut writer = Writer { fs, reader, read: ReadStats::default(), most_bytes, done: 0, total, progress };
-    let mut report = ConsolidateReport { files: Vec::new(), tensors: 0, bytes: total, read: ReadStats::default() };
+    let mut writer = Writer {
+        fs,
+        reader,
+        read: ReadStats::default(),
+        most_bytes,
+        done: 0,
+        total,
+        progress,
+    };
+    let mut report = ConsolidateReport {
+        files: Vec::new(),
+        tensors: 0,
+        bytes: total,
+        read: ReadStats::default(),
+    };
     let mut index = BTreeMap::new();
     let mut temporaries = Vec::new();
     let written = files.iter().enumerate().try_for_each(|(number, exports)| {
@@ -179,12 +228,23 @@ pub(super) fn consolidate_in(
         let temporary = out.join(format!("{name}.tmp"));
         temporaries.push((temporary.clone(), out.join(&name)));
         let len = writer.write(&temporary, exports)?;
-        index.extend(exports.iter().map(|export| (export.name.clone(), name.clone())));
+        index.extend(
+            exports
+                .iter()
+                .map(|export| (export.name.clone(), name.clone())),
+        );
         report.tensors += exports.len();
         report.files.push((name, len));
         Ok(())
     });
-    let committed = written.and_then(|()| commit(fs, out, &temporaries, (files.len() > 1).then_some((&index, total))));
+    let committed = written.and_then(|()| {
+        commit(
+            fs,
+            out,
+            &temporaries,
+            (files.len() > 1).then_some((&index, total)),
+        )
+    });
     if let Err(error) = committed {
         for (temporary, file) in &temporaries {
             for file in [temporary, &appended(temporary, TRANSPOSED), file] {
@@ -206,10 +266,13 @@ fn commit(
     index: Option<(&BTreeMap<String, String>, u64)>,
 ) -> Result<(), CheckpointError> {
     for (temporary, file) in temporaries {
-        fs.rename(temporary, file).map_err(|error| io("write", file, error))?;
+        fs.rename(temporary, file)
+            .map_err(|error| io("write", file, error))?;
     }
     fs.sync_dir(out).map_err(|error| io("sync", out, error))?;
-    let Some((index, total)) = index else { return Ok(()) };
+    let Some((index, total)) = index else {
+        return Ok(());
+    };
     let json = json!({ "metadata": { "total_size": total }, "weight_map": index });
     let file = out.join(INDEX);
     let bytes = serde_json::to_vec_pretty(&json).expect("the keys of all maps are text");
@@ -242,8 +305,18 @@ impl Export {
     /// it is reordered.
     fn parts(&self, most_bytes: usize) -> Vec<Want> {
         let full = Region::full(&self.shape);
-        let parts = if self.is_reordered() { vec![full] } else { full.split(most_bytes / self.dtype.bytes()) };
-        parts.into_iter().map(|region| Want { key: self.key.clone(), region }).collect()
+        let parts = if self.is_reordered() {
+            vec![full]
+        } else {
+            full.split(most_bytes / self.dtype.bytes())
+        };
+        parts
+            .into_iter()
+            .map(|region| Want {
+                key: self.key.clone(),
+                region,
+            })
+            .collect()
     }
 }
 
@@ -255,13 +328,24 @@ fn exports(
     let mut exports = BTreeMap::new();
     for (key, entry) in tensors {
         let path = match &options.key {
-            Some(prefix) => key.strip_prefix(prefix.as_str()).and_then(|rest| rest.strip_prefix('.')),
+            Some(prefix) => key
+                .strip_prefix(prefix.as_str())
+                .and_then(|rest| rest.strip_prefix('.')),
             None => Some(key.as_str()),
         };
-        let Some((path, name)) = path.and_then(|path| Some((path, (options.renamed)(path)?))) else { continue };
+        let Some((path, name)) = path.and_then(|path| Some((path, (options.renamed)(path)?)))
+        else {
+            continue;
+        };
         let is_transposed = entry.shape.len() == 2 && (options.transposed)(path);
         let (dtype, shape) = (entry.dtype, entry.shape.clone());
-        let export = Export { name: name.clone(), key: key.clone(), dtype, shape, is_transposed };
+        let export = Export {
+            name: name.clone(),
+            key: key.clone(),
+            dtype,
+            shape,
+            is_transposed,
+        };
         if name == METADATA {
             let reason = "the format uses it for what is not a tensor".into();
             return Err(CheckpointError::Name { key: name, reason });
@@ -285,7 +369,9 @@ fn divided(exports: Vec<Export>, most_bytes: u64) -> Vec<Vec<Export>> {
         files.last_mut().expect("there is one").push(export);
     }
     // Data are aligned for their dtypes if the widest come first.
-    files.iter_mut().for_each(|file| file.sort_by_key(|export| std::cmp::Reverse(export.dtype.bytes())));
+    files
+        .iter_mut()
+        .for_each(|file| file.sort_by_key(|export| std::cmp::Reverse(export.dtype.bytes())));
     files
 }
 
@@ -302,8 +388,15 @@ fn check_vacant(fs: &dyn FileSystem, out: &Path) -> Result<(), CheckpointError> 
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries.map_err(|error| io("read", out, error))?,
     };
-    let model = entries.into_iter().find(|entry| entry.name.ends_with(SUFFIX) || entry.name == INDEX);
-    model.map_or(Ok(()), |entry| Err(CheckpointError::Occupied { path: out.into(), name: entry.name }))
+    let model = entries
+        .into_iter()
+        .find(|entry| entry.name.ends_with(SUFFIX) || entry.name == INDEX);
+    model.map_or(Ok(()), |entry| {
+        Err(CheckpointError::Occupied {
+            path: out.into(),
+            name: entry.name,
+        })
+    })
 }
 
 /// Copies tensors from the checkpoint into files.
@@ -350,8 +443,12 @@ impl Writer<'_> {
 
     /// Copies tensors in parts.
     fn copy(&mut self, exports: &[Export], write: &mut WriteFn<'_>) -> Result<(), CheckpointError> {
-        let parts =
-            exports.iter().flat_map(|export| export.parts(self.most_bytes).into_iter().map(move |part| (export, part)));
+        let parts = exports.iter().flat_map(|export| {
+            export
+                .parts(self.most_bytes)
+                .into_iter()
+                .map(move |part| (export, part))
+        });
         let (exports_of, wants): (Vec<_>, Vec<_>) = parts.unzip();
         let (done, total, progress) = (&mut self.done, self.total, &mut self.progress);
         let stats = self.reader.read(&wants, |index, bytes| {
@@ -390,10 +487,17 @@ impl Writer<'_> {
         let failed = |action| move |error| io(action, file, error);
         let (size, [rows, columns]) = (export.dtype.bytes(), [export.shape[0], export.shape[1]]);
         let panels = Region::full(&export.shape).split(self.most_bytes / size);
-        let wants = panels.iter().map(|region| Want { key: export.key.clone(), region: region.clone() }).collect_vec();
+        let wants = panels
+            .iter()
+            .map(|region| Want {
+                key: export.key.clone(),
+                region: region.clone(),
+            })
+            .collect_vec();
         let mut to = fs::create_or_replace(self.fs, file).map_err(failed("write"))?;
         let copied = self.reader.read(&wants, |index, bytes| {
-            to.write_all(&transposed(&wants[index].region, &bytes, export.dtype)).map_err(failed("write"))
+            to.write_all(&transposed(&wants[index].region, &bytes, export.dtype))
+                .map_err(failed("write"))
         });
         drop(to);
         self.read.add(&copied?);
@@ -408,7 +512,8 @@ impl Writer<'_> {
                 let (begin, of_panel) = (panel.offsets[0], panel.shape[0]);
                 run.resize(count * of_panel * size, 0);
                 let at = (begin * columns + first * of_panel) * size;
-                from.read_exact_at(&mut run, at as u64).map_err(failed("read"))?;
+                from.read_exact_at(&mut run, at as u64)
+                    .map_err(failed("read"))?;
                 for (column, bytes) in run.chunks(of_panel * size).enumerate() {
                     joined[(column * rows + begin) * size..][..bytes.len()].copy_from_slice(bytes);
                 }
@@ -428,7 +533,12 @@ type WriteFn<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 /// Returns the bytes of a region of a matrix, transposed.
 fn transposed(region: &Region, bytes: &[u8], dtype: StoredDType) -> Vec<u8> {
     let mut transposed = vec![0; bytes.len()];
-    transpose(bytes, &mut transposed, [region.shape[0], region.shape[1]], dtype.bytes());
+    transpose(
+        bytes,
+        &mut transposed,
+        [region.shape[0], region.shape[1]],
+        dtype.bytes(),
+    );
     transposed
 }
 

@@ -60,10 +60,21 @@ mod tests {
         use DType::*;
 
         let bools = [BoolStore::Native, BoolStore::U8, BoolStore::U32].map(Bool);
-        for dtype in [F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8].into_iter().chain(bools) {
+        for dtype in [F64, F32, F16, BF16, I64, I32, I16, I8, U64, U32, U16, U8]
+            .into_iter()
+            .chain(bools)
+        {
             let stored = StoredDType::of(dtype).unwrap();
-            let back = if dtype.is_bool() { Bool(BoolStore::Native) } else { dtype };
-            assert_eq!((stored.dtype(), stored.bytes()), (Some(back), back.size()), "{dtype:?}");
+            let back = if dtype.is_bool() {
+                Bool(BoolStore::Native)
+            } else {
+                dtype
+            };
+            assert_eq!(
+                (stored.dtype(), stored.bytes()),
+                (Some(back), back.size()),
+                "{dtype:?}"
+            );
         }
         assert_eq!(StoredDType::of(Flex32), None);
         assert_eq!(StoredDType::try_from(Dtype::F8_E4M3).unwrap().dtype(), None);

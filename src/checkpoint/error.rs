@@ -147,7 +147,9 @@ pub enum CheckpointError {
         reason: String,
     },
     /// A partial DTensor has no values to be saved before it is reduced.
-    #[error("`{key}` is partial, with placements {placements}: its values are not reduced yet. Redistribute it first")]
+    #[error(
+        "`{key}` is partial, with placements {placements}: its values are not reduced yet. Redistribute it first"
+    )]
     Partial {
         /// Key of the tensor.
         key: String,
@@ -165,7 +167,9 @@ pub enum CheckpointError {
         dtype: String,
     },
     /// A key cannot be the name of a tensor in a safetensors file.
-    #[error("a tensor in a safetensors file cannot be named `{key}`: {reason}. Give it another key")]
+    #[error(
+        "a tensor in a safetensors file cannot be named `{key}`: {reason}. Give it another key"
+    )]
     Name {
         /// The key.
         key: String,
@@ -173,7 +177,9 @@ pub enum CheckpointError {
         reason: String,
     },
     /// A stored tensor has a dtype that burn does not have.
-    #[error("`{key}` is stored as {dtype}, which burn does not have. Leave it out, or convert it in the file")]
+    #[error(
+        "`{key}` is stored as {dtype}, which burn does not have. Leave it out, or convert it in the file"
+    )]
     StoredDType {
         /// Key of the tensor.
         key: String,
@@ -181,7 +187,9 @@ pub enum CheckpointError {
         dtype: String,
     },
     /// A stored tensor has a number of dimensions that no tensor of burn has.
-    #[error("`{key}` has {dims} dimensions, and burn's tensors have 1 to 8. Leave it out, or reshape it in the file")]
+    #[error(
+        "`{key}` has {dims} dimensions, and burn's tensors have 1 to 8. Leave it out, or reshape it in the file"
+    )]
     Dims {
         /// Key of the tensor.
         key: String,
@@ -321,7 +329,9 @@ pub enum CheckpointError {
     #[error("the state has no step, by which its checkpoint is named. Add `State::with_step`")]
     NoStep,
     /// The rank whose values are to be loaded passed none.
-    #[error("rank {rank} is the first rank of the mesh, whose values are loaded, but it passed `None`")]
+    #[error(
+        "rank {rank} is the first rank of the mesh, whose values are loaded, but it passed `None`"
+    )]
     NoValues {
         /// Global rank.
         rank: usize,
@@ -343,7 +353,12 @@ pub enum CheckpointError {
 impl CheckpointError {
     /// Creates the error of global rank `rank`, which could not do `action` with the file or folder `path`.
     pub(super) fn io(rank: usize, action: &str, path: &Path, error: &io::Error) -> Self {
-        Self::Io { rank, action: action.into(), path: path.into(), reason: error.to_string() }
+        Self::Io {
+            rank,
+            action: action.into(),
+            path: path.into(),
+            reason: error.to_string(),
+        }
     }
 }
 
@@ -362,11 +377,19 @@ pub enum LoadKind {
 }
 
 /// Returns one sentence for each kind of keys that do not fit, and the remedies for them.
-fn describe_keys(of: LoadKind, missing: &[String], unexpected: &[String], mismatched: &[String]) -> String {
+fn describe_keys(
+    of: LoadKind,
+    missing: &[String],
+    unexpected: &[String],
+    mismatched: &[String],
+) -> String {
     let quoted = |paths: &[String]| paths.iter().map(|path| format!("`{path}`")).join(", ");
     let (subject, without) = match of {
         LoadKind::Model => ("what was saved does not fit the model", "Not saved"),
-        LoadKind::Optimizer => ("the optimizer's state that was saved does not fit the model", "Without saved state"),
+        LoadKind::Optimizer => (
+            "the optimizer's state that was saved does not fit the model",
+            "Without saved state",
+        ),
         LoadKind::Tensor => ("the saved tensor does not fit the DTensor", "Not saved"),
         LoadKind::Weights => ("the files do not fit the model", "Not in the files"),
     };
@@ -375,11 +398,16 @@ fn describe_keys(of: LoadKind, missing: &[String], unexpected: &[String], mismat
         ("Not in the model", quoted(unexpected)),
         ("Of another shape or kind", mismatched.join("; ")),
     ];
-    let parts = parts.iter().filter(|(_, list)| !list.is_empty()).map(|(what, list)| format!("{what}: {list}"));
+    let parts = parts
+        .iter()
+        .filter(|(_, list)| !list.is_empty())
+        .map(|(what, list)| format!("{what}: {list}"));
     let remedies = match of {
         LoadKind::Tensor => vec!["Pass a DTensor of the saved shape and kind"],
         LoadKind::Weights => {
-            vec!["Return another `WeightSource` for these parameters, or `None` to leave them as they are"]
+            vec![
+                "Return another `WeightSource` for these parameters, or `None` to leave them as they are",
+            ]
         }
         LoadKind::Model | LoadKind::Optimizer => {
             let keys = "To load the rest, use `LoadOptions::with_partial`; to read a parameter from another key or to leave it \
@@ -387,8 +415,14 @@ fn describe_keys(of: LoadKind, missing: &[String], unexpected: &[String], mismat
             let shapes = "`LoadOptions::with_partial` allows no other shapes: build the model with those that were saved, or \
                           leave these parameters out by `LoadOptions::with_renamed`";
             let keys = (!missing.is_empty() || !unexpected.is_empty()).then_some(keys);
-            keys.into_iter().chain((!mismatched.is_empty()).then_some(shapes)).collect()
+            keys.into_iter()
+                .chain((!mismatched.is_empty()).then_some(shapes))
+                .collect()
         }
     };
-    [subject.to_owned()].into_iter().chain(parts).chain(remedies.into_iter().map(str::to_owned)).join(". ")
+    [subject.to_owned()]
+        .into_iter()
+        .chain(parts)
+        .chain(remedies.into_iter().map(str::to_owned))
+        .join(". ")
 }

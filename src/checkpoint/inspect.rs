@@ -108,11 +108,19 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<CheckpointSummary, CheckpointEr
     inspect_in(&*fs::real(), path.as_ref())
 }
 
-pub(super) fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<CheckpointSummary, CheckpointError> {
+pub(super) fn inspect_in(
+    fs: &dyn FileSystem,
+    path: &Path,
+) -> Result<CheckpointSummary, CheckpointError> {
     let (manifest, _) = read_manifest(fs, path, 0)?;
-    let tensor = |(key, entry): (&String, &TensorEntry)| (key.clone(), TensorSummary::new(entry, &manifest));
-    let of_ranks =
-        |(key, values): (&String, &Vec<String>)| (key.clone(), values.iter().map(|value| text(value)).collect());
+    let tensor =
+        |(key, entry): (&String, &TensorEntry)| (key.clone(), TensorSummary::new(entry, &manifest));
+    let of_ranks = |(key, values): (&String, &Vec<String>)| {
+        (
+            key.clone(),
+            values.iter().map(|value| text(value)).collect(),
+        )
+    };
     let file = |(index, file): (usize, &super::manifest::FileEntry)| FileSummary {
         name: file.name.clone(),
         bytes: file.len,
@@ -122,10 +130,20 @@ pub(super) fn inspect_in(fs: &dyn FileSystem, path: &Path) -> Result<CheckpointS
         path: path.into(),
         step: manifest.step,
         software: manifest.software.clone(),
-        mesh: manifest.mesh.names.iter().cloned().zip(manifest.mesh.shape.iter().copied()).collect(),
+        mesh: manifest
+            .mesh
+            .names
+            .iter()
+            .cloned()
+            .zip(manifest.mesh.shape.iter().copied())
+            .collect(),
         files: manifest.files.iter().enumerate().map(file).collect(),
         tensors: manifest.tensors.iter().map(tensor).collect(),
-        values: manifest.values.iter().map(|(key, value)| (key.clone(), text(value))).collect(),
+        values: manifest
+            .values
+            .iter()
+            .map(|(key, value)| (key.clone(), text(value)))
+            .collect(),
         rank_values: manifest.rank_values.iter().map(of_ranks).collect(),
     })
 }
@@ -135,7 +153,12 @@ impl CheckpointSummary {
     pub fn bytes_by_rank(&self) -> Vec<u64> {
         // A manifest may claim any mesh: only ranks that wrote something count.
         const MOST: usize = 1 << 20;
-        let last = self.files.iter().map(|file| file.rank).filter(|&rank| rank < MOST).max();
+        let last = self
+            .files
+            .iter()
+            .map(|file| file.rank)
+            .filter(|&rank| rank < MOST)
+            .max();
         let mut bytes = vec![0; last.map_or(0, |last| last + 1)];
         for chunk in self.tensors.values().flat_map(|tensor| &tensor.chunks) {
             if let Some(of_rank) = bytes.get_mut(chunk.rank) {
@@ -171,23 +194,48 @@ impl TensorSummary {
 
     /// Returns the drawing, unless the tensor is divided in more than two dimensions, or has none.
     fn grid(&self) -> Option<Grid> {
-        let divided = (0..self.shape.len()).filter(|&dim| self.chunks.iter().any(|c| c.shape[dim] < self.shape[dim]));
+        let divided = (0..self.shape.len())
+            .filter(|&dim| self.chunks.iter().any(|c| c.shape[dim] < self.shape[dim]));
         let slices = |chunk: &ChunkSummary| {
-            let slices = chunk.offsets.iter().zip(&chunk.shape).map(|(&offset, &len)| offset..offset + len);
+            let slices = chunk
+                .offsets
+                .iter()
+                .zip(&chunk.shape)
+                .map(|(&offset, &len)| offset..offset + len);
             (chunk.rank, slices.collect())
         };
-        Grid::new(&self.shape, divided.collect(), self.chunks.iter().map(slices)).filter(|_| !self.shape.is_empty())
+        Grid::new(
+            &self.shape,
+            divided.collect(),
+            self.chunks.iter().map(slices),
+        )
+        .filter(|_| !self.shape.is_empty())
     }
 }
 
 impl fmt::Display for TensorSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { shape, dtype, placements, bytes, chunks } = self;
+        let Self {
+            shape,
+            dtype,
+            placements,
+            bytes,
+            chunks,
+        } = self;
         writeln!(f, "{shape:?} {dtype}, {bytes} bytes, {placements}")?;
         match self.grid() {
             _ if chunks.is_empty() => Ok(()),
             Some(grid) => f.write_str(&draw_grid(&grid, shape.len())),
-            None => writeln!(f, "written by {}", chunks.iter().map(|chunk| chunk.rank).sorted().dedup().join(", ")),
+            None => writeln!(
+                f,
+                "written by {}",
+                chunks
+                    .iter()
+                    .map(|chunk| chunk.rank)
+                    .sorted()
+                    .dedup()
+                    .join(", ")
+            ),
         }
     }
 }
@@ -215,7 +263,8 @@ fn cbor_text(value: &ciborium::Value) -> String {
         Cbor::Bytes(bytes) => format!("{} bytes", bytes.len()),
         Cbor::Array(values) => format!("[{}]", values.iter().map(cbor_text).join(", ")),
         Cbor::Map(entries) => {
-            let entry = |(key, value): &(Cbor, Cbor)| format!("{}: {}", cbor_text(key), cbor_text(value));
+            let entry =
+                |(key, value): &(Cbor, Cbor)| format!("{}: {}", cbor_text(key), cbor_text(value));
             format!("{{{}}}", entries.iter().map(entry).join(", "))
         }
         other => format!("{other:?}"),

@@ -52,19 +52,31 @@ impl Checkpoint {
         let comm = mesh.all()?;
         let ranks = comm.group().ranks();
         let own = read_manifest(&*fs, path, mesh.rank());
-        let seen = own.as_ref().map(|(_, digest)| (path.as_os_str().to_owned(), *digest)).map_err(Clone::clone);
+        let seen = own
+            .as_ref()
+            .map(|(_, digest)| (path.as_os_str().to_owned(), *digest))
+            .map_err(Clone::clone);
         let mut seen = agree(&comm, "checkpoint_open", seen)?;
         if let Some(other) = seen.iter().position(|(_, digest)| *digest != seen[0].1) {
             let path = seen.swap_remove(other).0.into();
-            return Err(CheckpointError::NotShared { path, rank: ranks[other], of: ranks[0] }.into());
+            return Err(CheckpointError::NotShared {
+                path,
+                rank: ranks[other],
+                of: ranks[0],
+            }
+            .into());
         }
-        Ok(Self { files: TensorFiles::new(fs, path.into(), own?.0, mesh, Links::Refuse) })
+        Ok(Self {
+            files: TensorFiles::new(fs, path.into(), own?.0, mesh, Links::Refuse),
+        })
     }
 
     /// Sets how files are read.
     #[must_use]
     pub fn with_read_options(self, read: ReadOptions) -> Self {
-        Self { files: self.files.with_read_options(read) }
+        Self {
+            files: self.files.with_read_options(read),
+        }
     }
 
     /// Returns the folder.
@@ -101,8 +113,17 @@ impl Checkpoint {
     /// On all ranks: [`CheckpointError::Keys`] with all missing, unexpected and misshapen keys, as far as `options` do not
     /// allow them; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another
     /// rank fails.
-    pub fn load_model<M: Module>(&self, key: &str, model: M, options: &LoadOptions) -> Result<(M, KeyReport)> {
-        self.files.load_model(&format!("{key}."), model, &options.matching(LoadKind::Model))
+    pub fn load_model<M: Module>(
+        &self,
+        key: &str,
+        model: M,
+        options: &LoadOptions,
+    ) -> Result<(M, KeyReport)> {
+        self.files.load_model(
+            &format!("{key}."),
+            model,
+            &options.matching(LoadKind::Model),
+        )
     }
 
     /// Loads the state of an optimizer that was saved under `key`, for the parameters of `model`, as they are distributed
@@ -129,13 +150,22 @@ impl Checkpoint {
         options: &LoadOptions,
     ) -> Result<(OptimizerState, KeyReport)> {
         let run = || -> Result<_> {
-            let (params, stored) = (parameter_specs(model)?, self.value::<StoredOptimizer>(key)?.params);
+            let (params, stored) = (
+                parameter_specs(model)?,
+                self.value::<StoredOptimizer>(key)?.params,
+            );
             let matching = options.matching(LoadKind::Optimizer);
-            let asked: BTreeSet<_> =
-                params.keys().filter_map(|path| Some((matching.source)(path)?.key().to_owned())).collect();
+            let asked: BTreeSet<_> = params
+                .keys()
+                .filter_map(|path| Some((matching.source)(path)?.key().to_owned()))
+                .collect();
             // What had no state need not be in the model.
-            let expected = stored.iter().filter(|(path, param)| param.has_state() || asked.contains(*path));
-            let saved = expected.map(|(path, param)| (path.clone(), param.saved())).collect();
+            let expected = stored
+                .iter()
+                .filter(|(path, param)| param.has_state() || asked.contains(*path));
+            let saved = expected
+                .map(|(path, param)| (path.clone(), param.saved()))
+                .collect();
             let (pairs, mut report) = matching.pairs(&params, &saved)?;
             report.loaded = pairs
                 .iter()
@@ -149,23 +179,37 @@ impl Checkpoint {
             for (path, source) in &pairs {
                 let param = &stored[source.key()];
                 for field in &param.tensors {
-                    let (name, stored) = (format!("{path}.{field}"), format!("{key}.{}.{field}", source.key()));
-                    let entry = tensors.get(&stored).ok_or_else(|| no_value(&stored, tensors.keys()))?;
+                    let (name, stored) = (
+                        format!("{path}.{field}"),
+                        format!("{key}.{}.{field}", source.key()),
+                    );
+                    let entry = tensors
+                        .get(&stored)
+                        .ok_or_else(|| no_value(&stored, tensors.keys()))?;
                     let (shape, dtype) = readable(&stored, entry)?;
                     described.push((name.clone(), shape, dtype));
                     sources.push((name, stored.clone(), WeightSource::new(stored)));
                 }
-                scalars
-                    .extend(param.scalars.iter().map(|(field, scalar)| (format!("{path}.{field}"), (*scalar).into())));
+                scalars.extend(
+                    param
+                        .scalars
+                        .iter()
+                        .map(|(field, scalar)| (format!("{path}.{field}"), (*scalar).into())),
+                );
             }
-            let described = described.iter().map(|(name, shape, dtype)| (name.as_str(), shape, *dtype));
+            let described = described
+                .iter()
+                .map(|(name, shape, dtype)| (name.as_str(), shape, *dtype));
             let targets = OptimizerState::targets(&params, described)?;
             let values = self.files.read_values(sources, &targets)?;
             let tensors = values.into_iter().map(|(name, data)| {
                 let tensor = DynDTensor::from_local_data(data, &targets[&name]);
                 (name, tensor)
             });
-            Ok((OptimizerState::from_parts(&params, tensors, scalars)?, report))
+            Ok((
+                OptimizerState::from_parts(&params, tensors, scalars)?,
+                report,
+            ))
         };
         together(&self.files.mesh.all()?, "checkpoint_load_optimizer", run())
     }
@@ -178,23 +222,38 @@ impl Checkpoint {
     /// # Errors
     /// As [`load_model`](Self::load_model), [`CheckpointError::NoValue`] if there is no such tensor, and
     /// [`CheckpointError::Partial`] if `like` is partial.
-    pub fn load_tensor<const D: usize, K: Kind>(&self, key: &str, like: &DTensor<D, K>) -> Result<DTensor<D, K>> {
+    pub fn load_tensor<const D: usize, K: Kind>(
+        &self,
+        key: &str,
+        like: &DTensor<D, K>,
+    ) -> Result<DTensor<D, K>> {
         let run = || -> Result<_> {
             let (layout, tensors) = (like.spec().layout(), &self.files.manifest.tensors);
             if layout.has_partial() {
-                return Err(CheckpointError::Partial { key: key.into(), placements: layout.to_string() }.into());
+                return Err(CheckpointError::Partial {
+                    key: key.into(),
+                    placements: layout.to_string(),
+                }
+                .into());
             }
-            let entry = tensors.get(key).ok_or_else(|| no_value(key, tensors.keys()))?;
+            let entry = tensors
+                .get(key)
+                .ok_or_else(|| no_value(key, tensors.keys()))?;
             let targets = BTreeMap::from([(key.to_owned(), like.spec().clone())]);
             let saved = BTreeMap::from([(key.to_owned(), saved_tensor(entry))]);
-            LoadOptions::new().matching(LoadKind::Tensor).pairs(&targets, &saved)?;
+            LoadOptions::new()
+                .matching(LoadKind::Tensor)
+                .pairs(&targets, &saved)?;
             let source = (key.to_owned(), key.to_owned(), WeightSource::new(key));
             let mut values = self.files.read_values(vec![source], &targets)?;
             Ok(values.remove(key).expect("it is the one that was read"))
         };
         let data = together(&self.files.mesh.all()?, "checkpoint_load_tensor", run())?;
         let (device, dtype) = (like.device(), data.dtype());
-        Ok(DTensor::from_parts(Tensor::from_data(data, (&device, dtype)), like.spec().clone()))
+        Ok(DTensor::from_parts(
+            Tensor::from_data(data, (&device, dtype)),
+            like.spec().clone(),
+        ))
     }
 
     /// Returns a value. Local: no communication.
@@ -203,7 +262,12 @@ impl Checkpoint {
     /// [`CheckpointError::NoValue`], and [`CheckpointError::Value`] if it is not a `T`.
     pub fn value<T: DeserializeOwned>(&self, key: &str) -> Result<T> {
         let values = &self.files.manifest.values;
-        Ok(decode(key, values.get(key).ok_or_else(|| no_value(key, values.keys()))?)?)
+        Ok(decode(
+            key,
+            values
+                .get(key)
+                .ok_or_else(|| no_value(key, values.keys()))?,
+        )?)
     }
 
     /// Returns the values of all ranks that saved the checkpoint, in the order of their mesh. Local: no communication.
@@ -212,23 +276,49 @@ impl Checkpoint {
     /// As [`value`](Self::value).
     pub fn rank_values<T: DeserializeOwned>(&self, key: &str) -> Result<Vec<T>> {
         let values = &self.files.manifest.rank_values;
-        let of_ranks = values.get(key).ok_or_else(|| no_value(key, values.keys()))?;
-        Ok(of_ranks.iter().map(|value| decode(key, value)).collect::<Result<_, _>>()?)
+        let of_ranks = values
+            .get(key)
+            .ok_or_else(|| no_value(key, values.keys()))?;
+        Ok(of_ranks
+            .iter()
+            .map(|value| decode(key, value))
+            .collect::<Result<_, _>>()?)
     }
 }
 
-pub(super) fn read_manifest(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<(Manifest, u64), CheckpointError> {
+pub(super) fn read_manifest(
+    fs: &dyn FileSystem,
+    path: &Path,
+    rank: usize,
+) -> Result<(Manifest, u64), CheckpointError> {
     let file = path.join(MANIFEST);
-    let bytes = fs::read_all(fs, &file, Links::Refuse, LIMIT).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => CheckpointError::Incomplete { path: path.into() },
-        _ => CheckpointError::io(rank, "read", &file, &error),
-    })?;
+    let bytes =
+        fs::read_all(fs, &file, Links::Refuse, LIMIT).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => CheckpointError::Incomplete { path: path.into() },
+            _ => CheckpointError::io(rank, "read", &file, &error),
+        })?;
     let manifest = Manifest::parse(&bytes);
-    let manifest = manifest.map_err(|error| CheckpointError::Manifest { path: file, reason: error.to_string() })?;
+    let manifest = manifest.map_err(|error| CheckpointError::Manifest {
+        path: file,
+        reason: error.to_string(),
+    })?;
     Ok((manifest, XxHash3_64::oneshot(&bytes)))
 }
 
-pub(super) fn no_value<'a>(key: &str, present: impl Iterator<Item = &'a String>) -> CheckpointError {
-    let present = present.map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
-    CheckpointError::NoValue { key: key.into(), present: if present.is_empty() { "none".into() } else { present } }
+pub(super) fn no_value<'a>(
+    key: &str,
+    present: impl Iterator<Item = &'a String>,
+) -> CheckpointError {
+    let present = present
+        .map(|key| format!("`{key}`"))
+        .collect::<Vec<_>>()
+        .join(", ");
+    CheckpointError::NoValue {
+        key: key.into(),
+        present: if present.is_empty() {
+            "none".into()
+        } else {
+            present
+        },
+    }
 }

@@ -74,14 +74,22 @@ impl CheckpointManager {
     }
 
     pub(super) fn new_in(fs: Arc<dyn FileSystem>, path: PathBuf, mesh: &DeviceMesh) -> Self {
-        Self { fs, path, mesh: mesh.clone(), keep: None }
+        Self {
+            fs,
+            path,
+            mesh: mesh.clone(),
+            keep: None,
+        }
     }
 
     /// Keeps only the last `keep` checkpoints, at least one. After each save, older ones are removed. Without it, all are
     /// kept.
     #[must_use]
     pub fn with_keep(self, keep: usize) -> Self {
-        Self { keep: Some(keep.max(1)), ..self }
+        Self {
+            keep: Some(keep.max(1)),
+            ..self
+        }
     }
 
     /// Returns the folder.
@@ -103,7 +111,13 @@ impl CheckpointManager {
     /// moved, the checkpoint is complete nevertheless.
     pub fn save(&self, state: &State) -> Result<SaveReport> {
         let (plan, step) = self.plan(state)?;
-        write(&*self.fs, &self.folder(step), plan, &mut Live::new(state), Some(&self.step(step)))
+        write(
+            &*self.fs,
+            &self.folder(step),
+            plan,
+            &mut Live::new(state),
+            Some(&self.step(step)),
+        )
     }
 
     /// Plans the save of a state. Also returns its step.
@@ -118,9 +132,17 @@ impl CheckpointManager {
         // All ranks have this step, or none.
         let step = state.step().ok_or(CheckpointError::NoStep)?;
         let run = self.run_of_rank();
-        let in_flight = IN_FLIGHT.lock().iter().find(|(other, _)| *other == run).map(|(_, step)| *step);
+        let in_flight = IN_FLIGHT
+            .lock()
+            .iter()
+            .find(|(other, _)| *other == run)
+            .map(|(_, step)| *step);
         let own = match in_flight {
-            Some(in_flight) => Err(CheckpointError::InFlight { path: self.path.clone(), step, in_flight }),
+            Some(in_flight) => Err(CheckpointError::InFlight {
+                path: self.path.clone(),
+                step,
+                in_flight,
+            }),
             None => Ok(()),
         };
         // The save in flight may be of a mesh of other ranks.
@@ -136,7 +158,10 @@ impl CheckpointManager {
     }
 
     fn run_of_rank(&self) -> RunOfRank {
-        RunOfRank { folder: self.fs.identity(&self.path), rank: self.mesh.rank() }
+        RunOfRank {
+            folder: self.fs.identity(&self.path),
+            rank: self.mesh.rank(),
+        }
     }
 
     /// Returns the folder of a step's checkpoint.
@@ -146,7 +171,10 @@ impl CheckpointManager {
 
     /// Returns what moves `latest` to the checkpoint of a step.
     pub(super) fn step(&self, step: u64) -> StepOfRun {
-        StepOfRun { manager: self.clone(), step }
+        StepOfRun {
+            manager: self.clone(),
+            step,
+        }
     }
 
     pub(super) fn fs(&self) -> &Arc<dyn FileSystem> {
@@ -159,10 +187,18 @@ impl CheckpointManager {
 
     /// Moves `latest` to a complete checkpoint, and removes those that are not kept. Returns an error for each that could not
     /// be removed.
-    pub(super) fn commit(&self, fs: &dyn FileSystem, step: u64) -> Result<Vec<CheckpointError>, CheckpointError> {
+    pub(super) fn commit(
+        &self,
+        fs: &dyn FileSystem,
+        step: u64,
+    ) -> Result<Vec<CheckpointError>, CheckpointError> {
         let latest = self.path.join(LATEST);
-        fs::write_atomically(fs, &latest, name(step).as_bytes()).map_err(|error| self.io("write", &latest, error))?;
-        Ok(self.keep.map(|keep| self.prune(fs, step, keep)).unwrap_or_default())
+        fs::write_atomically(fs, &latest, name(step).as_bytes())
+            .map_err(|error| self.io("write", &latest, error))?;
+        Ok(self
+            .keep
+            .map(|keep| self.prune(fs, step, keep))
+            .unwrap_or_default())
     }
 
     /// Removes the checkpoints that are not kept next to the one of `step`, and what earlier removals left.
@@ -171,11 +207,22 @@ impl CheckpointManager {
             Ok(folders) => folders,
             Err(error) => return vec![self.io("read", &self.path, error)],
         };
-        let of = |kind: FolderState| folders.iter().filter(move |(_, state)| *state == kind).map(|(step, _)| *step);
-        let removed = of(FolderState::Debris).chain(not_kept(of(FolderState::Complete).collect(), step, keep));
+        let of = |kind: FolderState| {
+            folders
+                .iter()
+                .filter(move |(_, state)| *state == kind)
+                .map(|(step, _)| *step)
+        };
+        let removed = of(FolderState::Debris).chain(not_kept(
+            of(FolderState::Complete).collect(),
+            step,
+            keep,
+        ));
         let remove = |old: u64| {
             let old = self.folder(old);
-            fs::remove_dir_all(fs, &old).map_err(|error| self.io("remove", &old, error)).err()
+            fs::remove_dir_all(fs, &old)
+                .map_err(|error| self.io("remove", &old, error))
+                .err()
         };
         removed.filter_map(remove).collect()
     }
@@ -207,11 +254,15 @@ impl CheckpointManager {
         let comm = self.mesh.all()?;
         let mut removed = None;
         loop {
-            let found = on_first(&comm, "checkpoint_latest", || latest_step(&*self.fs, &self.path, self.mesh.rank()))?;
+            let found = on_first(&comm, "checkpoint_latest", || {
+                latest_step(&*self.fs, &self.path, self.mesh.rank())
+            })?;
             let Some(step) = found else { return Ok(None) };
             match self.open(step) {
                 // It was removed after it was found: there is a later one.
-                Err(crate::Error::Checkpoint(CheckpointError::Incomplete { .. })) if removed != Some(step) => {
+                Err(crate::Error::Checkpoint(CheckpointError::Incomplete { .. }))
+                    if removed != Some(step) =>
+                {
                     removed = Some(step);
                 }
                 opened => return opened.map(Some),
@@ -248,7 +299,9 @@ pub(super) struct StepOfRun {
 
 impl RunStep for StepOfRun {
     fn previous(&self, fs: &dyn FileSystem) -> Result<Option<(u64, u64)>, CheckpointError> {
-        let Some(named) = self.manager.named(fs)? else { return Ok(None) };
+        let Some(named) = self.manager.named(fs)? else {
+            return Ok(None);
+        };
         let manifest = read_manifest(fs, &self.manager.folder(named), self.manager.mesh.rank());
         Ok(manifest.ok().map(|(_, checksum)| (named, checksum)))
     }
@@ -278,25 +331,43 @@ pub fn latest(path: impl AsRef<Path>) -> Result<Option<PathBuf>, CheckpointError
     Ok(latest_step(&*fs::real(), path, 0)?.map(|step| path.join(name(step))))
 }
 
-fn latest_step(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<Option<u64>, CheckpointError> {
-    let steps = complete(fs, path).map_err(|error| CheckpointError::io(rank, "read", path, &error))?;
+fn latest_step(
+    fs: &dyn FileSystem,
+    path: &Path,
+    rank: usize,
+) -> Result<Option<u64>, CheckpointError> {
+    let steps =
+        complete(fs, path).map_err(|error| CheckpointError::io(rank, "read", path, &error))?;
     let manifest = |step| read_manifest(fs, &path.join(name(step)), rank);
     // The folder that `latest` names may have been removed by hand, or be a link to where it was moved.
     let is_there = |step: &u64| steps.contains(step) || manifest(*step).is_ok();
     let Some(named) = named(fs, path, rank)?.filter(is_there) else {
         return Ok(steps.last().copied());
     };
-    let Ok((_, checksum)) = manifest(named) else { return Ok(Some(named)) };
+    let Ok((_, checksum)) = manifest(named) else {
+        return Ok(Some(named));
+    };
     // A save that was interrupted before it moved `latest` has completed the checkpoint after it.
-    let follows = |step: &u64| manifest(*step).is_ok_and(|(manifest, _)| manifest.previous == Some((named, checksum)));
-    Ok(Some(steps.into_iter().rev().filter(|step| *step != named).find(follows).unwrap_or(named)))
+    let follows = |step: &u64| {
+        manifest(*step).is_ok_and(|(manifest, _)| manifest.previous == Some((named, checksum)))
+    };
+    Ok(Some(
+        steps
+            .into_iter()
+            .rev()
+            .filter(|step| *step != named)
+            .find(follows)
+            .unwrap_or(named),
+    ))
 }
 
 /// Returns the step that `latest` names.
 fn named(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<Option<u64>, CheckpointError> {
     let latest = path.join(LATEST);
     match fs::read_all(fs, &latest, Links::Refuse, 64) {
-        Ok(bytes) => Ok(String::from_utf8(bytes).ok().and_then(|name| step_of(name.trim()))),
+        Ok(bytes) => Ok(String::from_utf8(bytes)
+            .ok()
+            .and_then(|name| step_of(name.trim()))),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(CheckpointError::io(rank, "read", &latest, &error)),
     }
@@ -321,7 +392,9 @@ fn folders(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<(u64, FolderState
     };
     let mut folders = Vec::new();
     for entry in entries.iter().filter(|entry| entry.is_dir) {
-        let Some(step) = step_of(&entry.name).filter(|step| name(*step) == entry.name) else { continue };
+        let Some(step) = step_of(&entry.name).filter(|step| name(*step) == entry.name) else {
+            continue;
+        };
         let files = match fs.list(&path.join(&entry.name)) {
             // A save behind training, or of another program, has removed it by now.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -330,7 +403,13 @@ fn folders(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<(u64, FolderState
         // A save has a probe until the manifest is there, and a removal begins with the manifest.
         let state = match files.iter().any(|file| file.name == MANIFEST) {
             true => FolderState::Complete,
-            false if files.iter().all(|file| !file.is_dir && rank_of_file(&file.name).is_some()) => FolderState::Debris,
+            false
+                if files
+                    .iter()
+                    .all(|file| !file.is_dir && rank_of_file(&file.name).is_some()) =>
+            {
+                FolderState::Debris
+            }
             false => FolderState::Other,
         };
         folders.push((step, state));
@@ -342,7 +421,10 @@ fn folders(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<(u64, FolderState
 /// Returns the steps of the complete checkpoints in the folder, ascending.
 fn complete(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<u64>> {
     let folders = folders(fs, path)?.into_iter();
-    Ok(folders.filter(|(_, state)| *state == FolderState::Complete).map(|(step, _)| step).collect())
+    Ok(folders
+        .filter(|(_, state)| *state == FolderState::Complete)
+        .map(|(step, _)| step)
+        .collect())
 }
 
 /// Returns which of the checkpoints of `steps` are removed, in that order, if `keep` are kept and the one of `saved` is the
@@ -376,7 +458,11 @@ mod tests {
             (&[5, 6], 7, 2, &[5]),
             (&[], 7, 1, &[]),
         ] {
-            assert_eq!(not_kept(steps.to_vec(), saved, keep), expected, "{steps:?} {saved} {keep}");
+            assert_eq!(
+                not_kept(steps.to_vec(), saved, keep),
+                expected,
+                "{steps:?} {saved} {keep}"
+            );
         }
     }
 }

@@ -52,25 +52,37 @@ pub(super) struct SavedTensor {
 
 impl SavedTensor {
     pub fn of(spec: &DTensorSpec) -> Self {
-        Self { shape: spec.shape().clone(), dtype: Ok(spec.dtype()) }
+        Self {
+            shape: spec.shape().clone(),
+            dtype: Ok(spec.dtype()),
+        }
     }
 
     pub fn of_data(data: &TensorData) -> Self {
-        Self { shape: data.shape().clone(), dtype: Ok(data.dtype()) }
+        Self {
+            shape: data.shape().clone(),
+            dtype: Ok(data.dtype()),
+        }
     }
 
     /// Checks that burn has tensors with so many dimensions.
     pub fn check_dims(&self, key: &str) -> Result<(), CheckpointError> {
         match self.shape.num_dims() {
             1..=8 => Ok(()),
-            dims => Err(CheckpointError::Dims { key: key.into(), dims }),
+            dims => Err(CheckpointError::Dims {
+                key: key.into(),
+                dims,
+            }),
         }
     }
 }
 
 impl fmt::Display for SavedTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dtype = self.dtype.as_ref().map_or_else(String::as_str, |dtype| dtype.name());
+        let dtype = self
+            .dtype
+            .as_ref()
+            .map_or_else(String::as_str, |dtype| dtype.name());
         write!(f, "{:?} {dtype}", self.shape.as_slice())
     }
 }
@@ -100,7 +112,8 @@ impl Matching<'_> {
         targets: &Targets,
         saved: &BTreeMap<String, SavedTensor>,
     ) -> Result<(Pairs, KeyReport), CheckpointError> {
-        let (mut pairs, mut report, mut asked) = (Pairs::new(), KeyReport::default(), BTreeSet::new());
+        let (mut pairs, mut report, mut asked) =
+            (Pairs::new(), KeyReport::default(), BTreeSet::new());
         let (mut missing, mut mismatched) = (Vec::new(), Vec::new());
         for (path, target) in targets {
             let Some(source) = (self.source)(path) else {
@@ -113,13 +126,25 @@ impl Matching<'_> {
             asked.insert(key.clone());
             let Some(saved) = saved.get(&key) else {
                 report.missing.push(path.clone());
-                missing.push(if key == *path { key } else { format!("{path} (key {key})") });
+                missing.push(if key == *path {
+                    key
+                } else {
+                    format!("{path} (key {key})")
+                });
                 continue;
             };
-            let dtype = saved.dtype.as_ref().ok().filter(|dtype| is_castable(**dtype, target.dtype()));
-            let Some(dtype) = dtype.filter(|_| source.shape(&saved.shape).as_ref() == Some(target.shape())) else {
+            let dtype = saved
+                .dtype
+                .as_ref()
+                .ok()
+                .filter(|dtype| is_castable(**dtype, target.dtype()));
+            let Some(dtype) =
+                dtype.filter(|_| source.shape(&saved.shape).as_ref() == Some(target.shape()))
+            else {
                 let own = SavedTensor::of(target);
-                mismatched.push(format!("`{path}` is {own}, but `{key}` was saved as {saved}{source}"));
+                mismatched.push(format!(
+                    "`{path}` is {own}, but `{key}` was saved as {saved}{source}"
+                ));
                 continue;
             };
             if *dtype != target.dtype() {
@@ -128,12 +153,29 @@ impl Matching<'_> {
             report.loaded.push(path.clone());
             pairs.push((path.clone(), source));
         }
-        report.unexpected = saved.keys().filter(|key| !asked.contains(*key)).cloned().collect();
-        let missing = if self.allows_missing { Vec::new() } else { missing };
-        let unexpected = if self.allows_unexpected { Vec::new() } else { report.unexpected.clone() };
+        report.unexpected = saved
+            .keys()
+            .filter(|key| !asked.contains(*key))
+            .cloned()
+            .collect();
+        let missing = if self.allows_missing {
+            Vec::new()
+        } else {
+            missing
+        };
+        let unexpected = if self.allows_unexpected {
+            Vec::new()
+        } else {
+            report.unexpected.clone()
+        };
         match missing.is_empty() && unexpected.is_empty() && mismatched.is_empty() {
             true => Ok((pairs, report)),
-            false => Err(CheckpointError::Keys { of: self.of, missing, unexpected, mismatched }),
+            false => Err(CheckpointError::Keys {
+                of: self.of,
+                missing,
+                unexpected,
+                mismatched,
+            }),
         }
     }
 }

@@ -37,7 +37,10 @@ impl StoredOptimizer {
             let stored = StoredParameter {
                 shape: spec.shape().to_vec(),
                 dtype: spec.dtype(),
-                tensors: tensors.into_iter().flat_map(|tensors| tensors.keys().cloned()).collect(),
+                tensors: tensors
+                    .into_iter()
+                    .flat_map(|tensors| tensors.keys().cloned())
+                    .collect(),
                 scalars: scalars
                     .into_iter()
                     .flatten()
@@ -46,7 +49,9 @@ impl StoredOptimizer {
             };
             (path.to_owned(), stored)
         });
-        Self { params: params.collect() }
+        Self {
+            params: params.collect(),
+        }
     }
 }
 
@@ -58,7 +63,10 @@ impl StoredParameter {
 
     /// Returns what a parameter of a model must equal to get the state.
     pub fn saved(&self) -> SavedTensor {
-        SavedTensor { shape: self.shape.clone().into(), dtype: Ok(self.dtype) }
+        SavedTensor {
+            shape: self.shape.clone().into(),
+            dtype: Ok(self.dtype),
+        }
     }
 }
 

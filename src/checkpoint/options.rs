@@ -48,7 +48,10 @@ impl LoadOptions {
     /// # let _ = options;
     /// ```
     #[must_use]
-    pub fn with_renamed(mut self, key: impl Fn(&str) -> Option<String> + Send + Sync + 'static) -> Self {
+    pub fn with_renamed(
+        mut self,
+        key: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
         self.renamed = Some(Arc::new(key));
         self
     }
@@ -59,13 +62,21 @@ impl LoadOptions {
             Some(renamed) => renamed(path).map(WeightSource::new),
             None => Some(WeightSource::new(path)),
         };
-        Matching { of, source: Box::new(source), allows_missing: self.partial, allows_unexpected: self.partial }
+        Matching {
+            of,
+            source: Box::new(source),
+            allows_missing: self.partial,
+            allows_unexpected: self.partial,
+        }
     }
 }
 
 impl fmt::Debug for LoadOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { partial, renamed } = self;
-        f.debug_struct("LoadOptions").field("partial", partial).field("renamed", &renamed.is_some()).finish()
+        f.debug_struct("LoadOptions")
+            .field("partial", partial)
+            .field("renamed", &renamed.is_some())
+            .finish()
     }
 }

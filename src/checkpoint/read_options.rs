@@ -26,7 +26,11 @@ pub struct ReadOptions {
 impl Default for ReadOptions {
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(1, |threads| threads.get().min(8));
-        Self { memory: 1 << 30, threads, max_over_read: 1.1 }
+        Self {
+            memory: 1 << 30,
+            threads,
+            max_over_read: 1.1,
+        }
     }
 }
 
@@ -51,6 +55,9 @@ impl ReadOptions {
     /// Sets how many bytes may be read for each that is needed. Less than 1 counts as 1.
     #[must_use]
     pub fn with_max_over_read(self, max_over_read: f64) -> Self {
-        Self { max_over_read, ..self }
+        Self {
+            max_over_read,
+            ..self
+        }
     }
 }

@@ -56,7 +56,15 @@ pub(super) struct Limits {
 impl Limits {
     /// Returns the limits for reads of at most `read` bytes by so many threads.
     pub fn new(max_over_read: f64, read: usize, threads: usize) -> Self {
-        Self { max_over_read, block: BLOCK, page: 4 << 10, long: 16 << 10, read, span: 128 << 20, threads }
+        Self {
+            max_over_read,
+            block: BLOCK,
+            page: 4 << 10,
+            long: 16 << 10,
+            read,
+            span: 128 << 20,
+            threads,
+        }
     }
 }
 
@@ -118,11 +126,19 @@ impl<'a> ReadPlan<'a> {
     /// # Panics
     /// If there is no such tensor, or a region is not covered by disjoint chunks, as it is in a valid manifest.
     pub fn new(manifest: &'a Manifest, wants: &'a [Want], limits: &Limits) -> Self {
-        let mut sections: Vec<_> =
-            wants.iter().enumerate().flat_map(|(index, want)| sections(manifest, index, want)).collect();
+        let mut sections: Vec<_> = wants
+            .iter()
+            .enumerate()
+            .flat_map(|(index, want)| sections(manifest, index, want))
+            .collect();
         sections.sort_by_key(|section| (section.chunk.file, section.chunk.begin));
-        let mut plan =
-            Self { sections, extents: Vec::new(), reads: Vec::new(), spans: Vec::new(), stats: Default::default() };
+        let mut plan = Self {
+            sections,
+            extents: Vec::new(),
+            reads: Vec::new(),
+            spans: Vec::new(),
+            stats: Default::default(),
+        };
         plan.add_extents(limits);
         plan.add_reads(limits);
         plan.add_spans(limits);
@@ -131,14 +147,21 @@ impl<'a> ReadPlan<'a> {
 
     fn add_extents(&mut self, limits: &Limits) {
         let mut first = 0;
-        for of_chunk in self.sections.chunk_by(|a, b| (a.chunk.file, a.chunk.begin) == (b.chunk.file, b.chunk.begin)) {
+        for of_chunk in self
+            .sections
+            .chunk_by(|a, b| (a.chunk.file, a.chunk.begin) == (b.chunk.file, b.chunk.begin))
+        {
             let (chunk, len) = (of_chunk[0].chunk, of_chunk[0].len);
             let (mut class, mut needed, mut joined) = (RunClass::Contiguous, 0, Vec::new());
             for section in of_chunk {
                 class = class.max(section.runs.class(limits));
                 needed += section.runs.bytes();
                 let joined_runs = section.runs.clone().joined(limits);
-                joined.extend(joined_runs.each(0..len).map(|copy| copy.from..copy.from + copy.len));
+                joined.extend(
+                    joined_runs
+                        .each(0..len)
+                        .map(|copy| copy.from..copy.from + copy.len),
+                );
             }
             let joined = union(joined);
             let read: usize = joined.iter().map(Range::len).sum();
@@ -146,7 +169,11 @@ impl<'a> ReadPlan<'a> {
                 let block = limits.block;
                 run.start / block * block..run.end.next_multiple_of(block).min(len)
             };
-            let complete = if chunk.checksums.is_empty() { joined } else { union(joined.iter().map(blocks).collect()) };
+            let complete = if chunk.checksums.is_empty() {
+                joined
+            } else {
+                union(joined.iter().map(blocks).collect())
+            };
             let rounding = complete.iter().map(Range::len).sum::<usize>() - read;
             let stats = self.stats.by_class.entry(class).or_default();
             stats.needed += needed as u64;
@@ -158,8 +185,14 @@ impl<'a> ReadPlan<'a> {
             let sections = first..first + of_chunk.len();
             first = sections.end;
             for bytes in complete {
-                let extents = bytes.clone().step_by(limits.read).map(|begin| begin..bytes.end.min(begin + limits.read));
-                self.extents.extend(extents.map(|bytes| Extent { sections: sections.clone(), bytes }));
+                let extents = bytes
+                    .clone()
+                    .step_by(limits.read)
+                    .map(|begin| begin..bytes.end.min(begin + limits.read));
+                self.extents.extend(extents.map(|bytes| Extent {
+                    sections: sections.clone(),
+                    bytes,
+                }));
             }
         }
     }
@@ -167,7 +200,10 @@ impl<'a> ReadPlan<'a> {
     /// Returns the file of an extent and its bytes there.
     fn place(&self, extent: &Extent) -> (usize, Range<u64>) {
         let chunk = self.sections[extent.sections.start].chunk;
-        (chunk.file, chunk.begin + extent.bytes.start as u64..chunk.begin + extent.bytes.end as u64)
+        (
+            chunk.file,
+            chunk.begin + extent.bytes.start as u64..chunk.begin + extent.bytes.end as u64,
+        )
     }
 
     fn add_reads(&mut self, limits: &Limits) {
@@ -186,7 +222,11 @@ impl<'a> ReadPlan<'a> {
                     continue;
                 }
             }
-            self.reads.push(Read { file, bytes, extents: index..index + 1 });
+            self.reads.push(Read {
+                file,
+                bytes,
+                extents: index..index + 1,
+            });
         }
         self.stats.reads = self.reads.len() as u64;
     }
@@ -195,12 +235,15 @@ impl<'a> ReadPlan<'a> {
         let len = |read: &Read| read.bytes.end - read.bytes.start;
         let total: u64 = self.reads.iter().map(len).sum();
         // Two for each thread, as some are slower than others.
-        let most = (total / (2 * limits.threads as u64)).clamp(limits.read as u64, limits.span as u64);
+        let most =
+            (total / (2 * limits.threads as u64)).clamp(limits.read as u64, limits.span as u64);
         let mut bytes = 0;
         for (index, read) in self.reads.iter().enumerate() {
             bytes += len(read);
             match self.spans.last_mut() {
-                Some(span) if bytes <= most && self.reads[span.start].file == read.file => span.end = index + 1,
+                Some(span) if bytes <= most && self.reads[span.start].file == read.file => {
+                    span.end = index + 1
+                }
                 _ => {
                     self.spans.push(index..index + 1);
                     bytes = len(read);
@@ -213,23 +256,36 @@ impl<'a> ReadPlan<'a> {
     /// other region has any.
     pub fn direct(&self, extent: &Extent) -> Option<(usize, usize)> {
         let sections = &self.sections[extent.sections.clone()];
-        let mut copies =
-            sections.iter().filter_map(|section| Some((section, section.copies.each(extent.bytes.clone()).next()?)));
+        let mut copies = sections.iter().filter_map(|section| {
+            Some((section, section.copies.each(extent.bytes.clone()).next()?))
+        });
         let (section, copy) = copies.next()?;
-        (copies.next().is_none() && copy.len == extent.bytes.len()).then_some((section.want, copy.to))
+        (copies.next().is_none() && copy.len == extent.bytes.len())
+            .then_some((section.want, copy.to))
     }
 }
 
 /// Returns the sections of a region. They are disjoint and cover it.
 fn sections<'a>(manifest: &'a Manifest, index: usize, want: &'a Want) -> Vec<Section<'a>> {
-    let (key, tensor) = manifest.tensors.get_key_value(&want.key).expect("the manifest has the wanted tensor");
+    let (key, tensor) = manifest
+        .tensors
+        .get_key_value(&want.key)
+        .expect("the manifest has the wanted tensor");
     let element = tensor.dtype.bytes();
     let common = |chunk: &'a ChunkEntry| Some((chunk, chunk.region.intersection(&want.region)?));
     let parts = tensor.chunks.iter().filter_map(common).collect_vec();
     // The memory of a region is written by several threads without locks, so nothing else may ensure this.
-    let covered = parts.iter().map(|(_, part)| part.num_elements()).sum::<usize>() == want.region.num_elements();
+    let covered = parts
+        .iter()
+        .map(|(_, part)| part.num_elements())
+        .sum::<usize>()
+        == want.region.num_elements();
     let disjoint = Region::are_disjoint(&mut parts.iter().map(|(_, part)| part).collect_vec());
-    assert!(covered && disjoint, "the chunks of `{key}` are not a partition of {}", want.region);
+    assert!(
+        covered && disjoint,
+        "the chunks of `{key}` are not a partition of {}",
+        want.region
+    );
     let section = |(chunk, part): (&'a ChunkEntry, Region)| Section {
         want: index,
         key,
@@ -245,7 +301,11 @@ fn sections<'a>(manifest: &'a Manifest, index: usize, want: &'a Want) -> Vec<Sec
 fn union(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     ranges.sort_unstable_by_key(|range| range.start);
     let join = |a: Range<usize>, b: Range<usize>| {
-        if b.start <= a.end { Ok(a.start..a.end.max(b.end)) } else { Err((a, b)) }
+        if b.start <= a.end {
+            Ok(a.start..a.end.max(b.end))
+        } else {
+            Err((a, b))
+        }
     };
     ranges.into_iter().coalesce(join).collect()
 }
@@ -336,12 +396,22 @@ impl Runs {
         let (mut index, mut end) = (0, self.count());
         while index < end {
             let middle = index + (end - index) / 2;
-            if at(middle)[0] + self.run <= bytes.start { index = middle + 1 } else { end = middle }
+            if at(middle)[0] + self.run <= bytes.start {
+                index = middle + 1
+            } else {
+                end = middle
+            }
         }
-        let starts = (index..self.count()).map(at).take_while(move |[from, _]| *from < bytes.end);
+        let starts = (index..self.count())
+            .map(at)
+            .take_while(move |[from, _]| *from < bytes.end);
         starts.map(move |[from, to]| {
             let skipped = bytes.start.saturating_sub(from);
-            CopyRun { from: from + skipped, to: to + skipped, len: self.run.min(bytes.end - from) - skipped }
+            CopyRun {
+                from: from + skipped,
+                to: to + skipped,
+                len: self.run.min(bytes.end - from) - skipped,
+            }
         })
     }
 }

@@ -80,14 +80,25 @@ impl ClassStats {
 }
 
 fn ratio(read: u64, needed: u64) -> f64 {
-    if needed == 0 { 1.0 } else { read as f64 / needed as f64 }
+    if needed == 0 {
+        1.0
+    } else {
+        read as f64 / needed as f64
+    }
 }
 
 impl fmt::Display for ReadStats {
     /// Writes one line, and one for each class.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
-        let Self { needed, read, block_rounding, reads, peak_memory, by_class } = self;
+        let Self {
+            needed,
+            read,
+            block_rounding,
+            reads,
+            peak_memory,
+            by_class,
+        } = self;
         write!(
             f,
             "{:.1} MiB needed, {:.1} MiB read ({:.3}x), {:.1} MiB more for complete blocks, in {reads} reads with at most {:.1} MiB \

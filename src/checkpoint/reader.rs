@@ -63,7 +63,17 @@ impl<'a> Reader<'a> {
         let limits = Limits::new(options.max_over_read.max(1.0), read, threads);
         let memory = options.memory.saturating_sub(threads * read);
         let (links, pool) = (Links::Refuse, Arc::default());
-        Self { fs, dir, manifest, links, rank, limits, memory, pool, thread: thread::Builder::new }
+        Self {
+            fs,
+            dir,
+            manifest,
+            links,
+            rank,
+            limits,
+            memory,
+            pool,
+            thread: thread::Builder::new,
+        }
     }
 
     /// Sets the treatment of files that are symbolic links, as those in caches of models are. By default they are refused.
@@ -92,7 +102,9 @@ impl<'a> Reader<'a> {
                 let finish = finish.clone();
                 match (self.thread)().spawn_scoped(scope, || self.work(&tasks, finish, &stop)) {
                     Ok(_) => {}
-                    Err(error) if started == 0 => return Err(self.io("start a thread to read", self.dir, &error)),
+                    Err(error) if started == 0 => {
+                        return Err(self.io("start a thread to read", self.dir, &error));
+                    }
                     Err(_) => break,
                 }
             }
@@ -115,7 +127,8 @@ impl<'a> Reader<'a> {
         done: &mut dyn FnMut(usize, Bytes) -> Result<(), CheckpointError>,
     ) -> Result<ReadStats, CheckpointError> {
         let buffers = self.limits.threads * self.limits.read;
-        let (mut stats, mut flight, mut memory) = (ReadStats::default(), VecDeque::<Flight>::new(), 0);
+        let (mut stats, mut flight, mut memory) =
+            (ReadStats::default(), VecDeque::<Flight>::new(), 0);
         // Regions and batches that were started, and batches that were handed over.
         let (mut next, mut started, mut handed) = (0, 0, 0);
         loop {
@@ -132,10 +145,21 @@ impl<'a> Reader<'a> {
                 stats.peak_memory = stats.peak_memory.max((memory + buffers) as u64);
                 let batch = Arc::new(Batch { plan, targets });
                 for span in 0..batch.plan.spans.len() {
-                    let task = Task { batch: batch.clone(), number: started, span };
-                    to_threads.send(task).expect("the receiver outlives the scope");
+                    let task = Task {
+                        batch: batch.clone(),
+                        number: started,
+                        span,
+                    };
+                    to_threads
+                        .send(task)
+                        .expect("the receiver outlives the scope");
                 }
-                flight.push_back(Flight { left: batch.plan.spans.len(), batch, first: next, bytes });
+                flight.push_back(Flight {
+                    left: batch.plan.spans.len(),
+                    batch,
+                    first: next,
+                    bytes,
+                });
                 next += count;
                 started += 1;
             }
@@ -147,7 +171,12 @@ impl<'a> Reader<'a> {
                 outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
                 flight[number - handed].left -= 1;
             }
-            let Flight { batch, first, bytes, .. } = flight.pop_front().expect("the oldest batch");
+            let Flight {
+                batch,
+                first,
+                bytes,
+                ..
+            } = flight.pop_front().expect("the oldest batch");
             let batch = Arc::into_inner(batch).expect("no thread reads for it any more");
             for (index, target) in (first..).zip(batch.targets) {
                 done(index, target.memory)?;
@@ -166,7 +195,10 @@ impl<'a> Reader<'a> {
             *index == 0 || total <= most
         };
         let count = wants.iter().enumerate().take_while(fits).count();
-        (count, wants[..count].iter().map(|want| self.bytes(want)).sum())
+        (
+            count,
+            wants[..count].iter().map(|want| self.bytes(want)).sum(),
+        )
     }
 
     fn path(&self, file: usize) -> PathBuf {
@@ -175,7 +207,9 @@ impl<'a> Reader<'a> {
 
     fn open(&self, file: usize) -> Result<Arc<dyn ReadFile>, CheckpointError> {
         let path = self.path(file);
-        self.fs.open(&path, self.links).map_err(|error| self.io("open", &path, &error))
+        self.fs
+            .open(&path, self.links)
+            .map_err(|error| self.io("open", &path, &error))
     }
 
     fn io(&self, action: &str, path: &Path, error: &io::Error) -> CheckpointError {
@@ -190,20 +224,39 @@ impl<'a> Reader<'a> {
         });
         for file in chunks.map(|chunk| chunk.file).collect::<BTreeSet<_>>() {
             let (path, expected) = (self.path(file), self.manifest.files[file].len);
-            let found = self.open(file)?.len().map_err(|error| self.io("read", &path, &error))?;
+            let found = self
+                .open(file)?
+                .len()
+                .map_err(|error| self.io("read", &path, &error))?;
             if found != expected {
-                return Err(CheckpointError::Length { path, found, expected });
+                return Err(CheckpointError::Length {
+                    path,
+                    found,
+                    expected,
+                });
             }
         }
         Ok(())
     }
 
     /// Reads spans until there are no more.
-    fn work(&self, tasks: &Mutex<mpsc::Receiver<Task<'_>>>, finish: mpsc::Sender<Finished>, stop: &AtomicBool) {
+    fn work(
+        &self,
+        tasks: &Mutex<mpsc::Receiver<Task<'_>>>,
+        finish: mpsc::Sender<Finished>,
+        stop: &AtomicBool,
+    ) {
         let (mut open, mut buffer) = (None, Vec::new());
         loop {
             let task = tasks.lock().recv();
-            let Ok(Task { batch, number, span }) = task else { return };
+            let Ok(Task {
+                batch,
+                number,
+                span,
+            }) = task
+            else {
+                return;
+            };
             if stop.load(Ordering::Relaxed) {
                 return;
             }
@@ -225,7 +278,12 @@ impl<'a> Reader<'a> {
         buffer: &mut Vec<u8>,
     ) -> Result<(), CheckpointError> {
         let Batch { plan, targets } = batch;
-        for Read { file, bytes, extents } in &plan.reads[plan.spans[span].clone()] {
+        for Read {
+            file,
+            bytes,
+            extents,
+        } in &plan.reads[plan.spans[span].clone()]
+        {
             let source = match open {
                 Some((number, source)) if number == file => &*source,
                 _ => &open.insert((*file, self.open(*file)?)).1,
@@ -251,7 +309,8 @@ impl<'a> Reader<'a> {
             fill(&mut buffer[..len])?;
             for extent in extents {
                 let sections = &plan.sections[extent.sections.clone()];
-                let at = (sections[0].chunk.begin + extent.bytes.start as u64 - bytes.start) as usize;
+                let at =
+                    (sections[0].chunk.begin + extent.bytes.start as u64 - bytes.start) as usize;
                 let read = &buffer[at..at + extent.bytes.len()];
                 self.verify(plan, extent, read)?;
                 for Section { want, copies, .. } in sections {
@@ -268,14 +327,24 @@ impl<'a> Reader<'a> {
     }
 
     /// Compares the checksums of an extent's blocks.
-    fn verify(&self, plan: &ReadPlan<'_>, extent: &Extent, bytes: &[u8]) -> Result<(), CheckpointError> {
+    fn verify(
+        &self,
+        plan: &ReadPlan<'_>,
+        extent: &Extent,
+        bytes: &[u8],
+    ) -> Result<(), CheckpointError> {
         let Section { key, chunk, .. } = &plan.sections[extent.sections.start];
         let checksums = chunk.checksums.iter().skip(extent.bytes.start / BLOCK);
         for (index, (block, checksum)) in bytes.chunks(BLOCK).zip(checksums).enumerate() {
             if XxHash3_64::oneshot(block) != *checksum {
                 let first = chunk.begin + (extent.bytes.start + index * BLOCK) as u64;
                 let (path, last) = (self.path(chunk.file), first + block.len() as u64);
-                return Err(CheckpointError::Corrupt { path, key: (*key).into(), first, last });
+                return Err(CheckpointError::Corrupt {
+                    path,
+                    key: (*key).into(),
+                    first,
+                    last,
+                });
             }
         }
         Ok(())
@@ -323,7 +392,8 @@ unsafe impl Sync for Target {}
 impl Target {
     fn new(reader: &Reader<'_>, want: &Want) -> Self {
         let element = reader.manifest.tensors[&want.key].dtype.bytes();
-        let mut memory = UninitBytes::at(Some(&reader.pool), element, want.region.num_elements()).initialized();
+        let mut memory =
+            UninitBytes::at(Some(&reader.pool), element, want.region.num_elements()).initialized();
         let first = memory.as_mut_ptr();
         Self { memory, first }
     }
@@ -334,7 +404,10 @@ impl Target {
     /// No other part in use has any of these bytes.
     #[allow(clippy::mut_from_ref)]
     unsafe fn part(&self, begin: usize, len: usize) -> &mut [u8] {
-        assert!(begin <= self.memory.len() && len <= self.memory.len() - begin, "a part of the memory");
+        assert!(
+            begin <= self.memory.len() && len <= self.memory.len() - begin,
+            "a part of the memory"
+        );
         // SAFETY: the bytes are in the memory, which is initialized, and the caller guarantees that no other part has them.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(begin), len) }
     }

@@ -26,7 +26,10 @@ type ShardDimFn = dyn Fn(&str, &[usize]) -> usize + Send + Sync;
 
 impl Default for ReshardOptions {
     fn default() -> Self {
-        Self { keep: Arc::new(|_| true), shard_dim: Arc::new(|_, _| 0) }
+        Self {
+            keep: Arc::new(|_| true),
+            shard_dim: Arc::new(|_, _| 0),
+        }
     }
 }
 
@@ -39,14 +42,23 @@ impl ReshardOptions {
     /// Keeps only tensors and values for whose key `keep` returns true.
     #[must_use]
     pub fn with_keep(self, keep: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
-        Self { keep: Arc::new(keep), ..self }
+        Self {
+            keep: Arc::new(keep),
+            ..self
+        }
     }
 
     /// Divides each tensor in the dimension that `dim` returns for its key and global shape. If that is the one in which the
     /// model will be sharded, each rank of a load reads consecutive bytes.
     #[must_use]
-    pub fn with_shard_dim(self, dim: impl Fn(&str, &[usize]) -> usize + Send + Sync + 'static) -> Self {
-        Self { shard_dim: Arc::new(dim), ..self }
+    pub fn with_shard_dim(
+        self,
+        dim: impl Fn(&str, &[usize]) -> usize + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            shard_dim: Arc::new(dim),
+            ..self
+        }
     }
 }
 
@@ -94,7 +106,11 @@ impl Checkpoint {
     /// [`CheckpointError::Dims`] for tensors that burn does not have; those of [`save`] and of
     /// [`load_model`](Self::load_model).
     pub fn reshard(&self, path: impl AsRef<Path>, options: &ReshardOptions) -> Result<SaveReport> {
-        let state = together(&self.files.mesh.all()?, "checkpoint_reshard", self.even_state(options))?;
+        let state = together(
+            &self.files.mesh.all()?,
+            "checkpoint_reshard",
+            self.even_state(options),
+        )?;
         save(path, &state)
     }
 
@@ -102,17 +118,34 @@ impl Checkpoint {
     fn even_state(&self, options: &ReshardOptions) -> Result<State> {
         let keep = &options.keep;
         let mut specs = Vec::new();
-        for (key, entry) in self.files.manifest.tensors.iter().filter(|(key, _)| keep(key)) {
+        for (key, entry) in self
+            .files
+            .manifest
+            .tensors
+            .iter()
+            .filter(|(key, _)| keep(key))
+        {
             let (shape, dtype) = readable(key, entry)?;
             let dim = (options.shard_dim)(key, &shape);
             if dim >= shape.num_dims() {
-                return Err(CheckpointError::NoDim { key: key.clone(), dim, shape: shape.to_vec() }.into());
+                return Err(CheckpointError::NoDim {
+                    key: key.clone(),
+                    dim,
+                    shape: shape.to_vec(),
+                }
+                .into());
             }
             let placements = even_placements(shape[dim], dim, self.files.mesh.shape());
             let layout = Layout::new(self.files.mesh.shape(), &placements)?;
-            specs.push((key, DTensorSpec::new(&self.files.mesh, layout, shape, dtype)?.shared()));
+            specs.push((
+                key,
+                DTensorSpec::new(&self.files.mesh, layout, shape, dtype)?.shared(),
+            ));
         }
-        let want = |(key, spec): &(&String, Arc<DTensorSpec>)| Want { key: (*key).clone(), region: shard_region(spec) };
+        let want = |(key, spec): &(&String, Arc<DTensorSpec>)| Want {
+            key: (*key).clone(),
+            region: shard_region(spec),
+        };
         let wants: Vec<_> = specs.iter().map(want).collect();
         let mut tensors = BTreeMap::new();
         self.files.read(&wants, |index, data| {
@@ -121,18 +154,36 @@ impl Checkpoint {
             Ok(())
         })?;
         let comm = self.files.mesh.all()?;
-        let values = self.files.manifest.values.iter().filter(|(key, _)| keep(key));
+        let values = self
+            .files
+            .manifest
+            .values
+            .iter()
+            .filter(|(key, _)| keep(key));
         let mut rank_values = BTreeMap::new();
-        for (key, of_ranks) in self.files.manifest.rank_values.iter().filter(|(key, _)| keep(key)) {
+        for (key, of_ranks) in self
+            .files
+            .manifest
+            .rank_values
+            .iter()
+            .filter(|(key, _)| keep(key))
+        {
             let (saved, ranks) = (of_ranks.len(), self.files.mesh.size());
             if saved != ranks {
-                return Err(CheckpointError::RankValues { key: key.clone(), saved, ranks }.into());
+                return Err(CheckpointError::RankValues {
+                    key: key.clone(),
+                    saved,
+                    ranks,
+                }
+                .into());
             }
             rank_values.insert(key.clone(), of_ranks[comm.group().rank()].clone());
         }
         // The keys are those of one state already.
         let groups = BTreeSet::new();
-        let values = values.map(|(key, value)| (key.clone(), value.clone())).collect();
+        let values = values
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
         Ok(State {
             mesh: self.files.mesh.clone(),
             step: self.files.manifest.step,

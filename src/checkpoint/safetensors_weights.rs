@@ -10,7 +10,9 @@ use super::fs::{self, Links};
 use super::manifest::Manifest;
 use super::matching::Matching;
 use super::tensor_files::TensorFiles;
-use super::{CheckpointError, KeyReport, LoadKind, ReadOptions, ReadStats, WeightSource, safetensors_file};
+use super::{
+    CheckpointError, KeyReport, LoadKind, ReadOptions, ReadStats, WeightSource, safetensors_file,
+};
 use crate::Result;
 use crate::mesh::DeviceMesh;
 
@@ -67,22 +69,37 @@ impl SafetensorsWeights {
         let fs = fs::real();
         let opened = safetensors_file::open(&*fs, path.as_ref(), mesh.rank());
         let comm = mesh.all()?;
-        let checksum = |(_, manifest): &(PathBuf, Manifest)| XxHash3_64::oneshot(&manifest.to_bytes());
-        let checksums = agree(&comm, "safetensors_open", opened.as_ref().map(checksum).map_err(Clone::clone))?;
-        if let Some(other) = checksums.iter().position(|checksum| *checksum != checksums[0]) {
+        let checksum =
+            |(_, manifest): &(PathBuf, Manifest)| XxHash3_64::oneshot(&manifest.to_bytes());
+        let checksums = agree(
+            &comm,
+            "safetensors_open",
+            opened.as_ref().map(checksum).map_err(Clone::clone),
+        )?;
+        if let Some(other) = checksums
+            .iter()
+            .position(|checksum| *checksum != checksums[0])
+        {
             let ranks = comm.group().ranks();
-            return Err(
-                CheckpointError::NotShared { path: path.as_ref().into(), rank: ranks[other], of: ranks[0] }.into()
-            );
+            return Err(CheckpointError::NotShared {
+                path: path.as_ref().into(),
+                rank: ranks[other],
+                of: ranks[0],
+            }
+            .into());
         }
         let (folder, manifest) = opened?;
-        Ok(Self { files: TensorFiles::new(fs, folder, manifest, mesh, Links::Follow) })
+        Ok(Self {
+            files: TensorFiles::new(fs, folder, manifest, mesh, Links::Follow),
+        })
     }
 
     /// Sets how files are read.
     #[must_use]
     pub fn with_read_options(self, read: ReadOptions) -> Self {
-        Self { files: self.files.with_read_options(read) }
+        Self {
+            files: self.files.with_read_options(read),
+        }
     }
 
     /// Returns the names of the tensors.

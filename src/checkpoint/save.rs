@@ -40,9 +40,19 @@ pub struct SaveReport {
 
 impl fmt::Display for SaveReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (total, most) = (self.bytes.iter().sum::<u64>(), self.bytes.iter().max().copied().unwrap_or_default());
-        write!(f, "{}: {total} bytes by {} ranks, at most {most} by one", self.path.display(), self.bytes.len())?;
-        self.not_removed.iter().try_for_each(|error| write!(f, "; {error}"))
+        let (total, most) = (
+            self.bytes.iter().sum::<u64>(),
+            self.bytes.iter().max().copied().unwrap_or_default(),
+        );
+        write!(
+            f,
+            "{}: {total} bytes by {} ranks, at most {most} by one",
+            self.path.display(),
+            self.bytes.len()
+        )?;
+        self.not_removed
+            .iter()
+            .try_for_each(|error| write!(f, "; {error}"))
     }
 }
 
@@ -89,7 +99,13 @@ impl fmt::Display for SaveReport {
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     let plan = SavePlan::new(state)?;
-    write(&*fs::real(), path.as_ref(), plan, &mut Live::new(state), None)
+    write(
+        &*fs::real(),
+        path.as_ref(),
+        plan,
+        &mut Live::new(state),
+        None,
+    )
 }
 
 /// Plan of a save, which every rank knows in full.
@@ -126,7 +142,12 @@ impl SavePlan {
         check_names(&held)?;
         let (values, rank_values) = values(state, &comm)?;
         let fragments = assign(&held, comm.group().size());
-        let entry = |Held { shape, dtype, placements, .. }: &Held| TensorEntry {
+        let entry = |Held {
+                         shape,
+                         dtype,
+                         placements,
+                         ..
+                     }: &Held| TensorEntry {
             shape: shape.clone(),
             dtype: *dtype,
             placements: placements.clone(),
@@ -134,16 +155,31 @@ impl SavePlan {
         };
         let manifest = Manifest {
             step: state.step,
-            mesh: MeshEntry { shape: state.mesh.shape().to_vec(), names: state.mesh.names().to_vec() },
+            mesh: MeshEntry {
+                shape: state.mesh.shape().to_vec(),
+                names: state.mesh.names().to_vec(),
+            },
             previous: None,
             software: concat!("burn-dtensor ", env!("CARGO_PKG_VERSION")).into(),
             files: Vec::new(),
-            tensors: held.iter().map(|held| (held.key.clone(), entry(held))).collect(),
+            tensors: held
+                .iter()
+                .map(|held| (held.key.clone(), entry(held)))
+                .collect(),
             values,
             rank_values,
         };
-        let fragments = held.into_iter().map(|held| held.key).zip(fragments).collect();
-        Ok(Self { comm, limit: LIMIT, manifest, fragments })
+        let fragments = held
+            .into_iter()
+            .map(|held| held.key)
+            .zip(fragments)
+            .collect();
+        Ok(Self {
+            comm,
+            limit: LIMIT,
+            manifest,
+            fragments,
+        })
     }
 
     /// Returns the fragments that a rank of the group writes, in their order.
@@ -158,7 +194,9 @@ impl SavePlan {
 
     /// Returns the bytes of the fragments that a rank of the group writes.
     pub fn bytes_of(&self, rank: usize) -> usize {
-        let bytes = |(key, region): (&str, &Region)| region.num_elements() * self.manifest.tensors[key].dtype.bytes();
+        let bytes = |(key, region): (&str, &Region)| {
+            region.num_elements() * self.manifest.tensors[key].dtype.bytes()
+        };
         self.fragments_of(rank).map(bytes).sum()
     }
 
@@ -166,16 +204,40 @@ impl SavePlan {
     fn manifest(&self, written: Vec<WrittenFile>) -> Manifest {
         let mut manifest = self.manifest.clone();
         // Ranks that write nothing have no file.
-        let writers: Vec<_> = (0..written.len()).filter(|&rank| !written[rank].chunks.is_empty()).collect();
-        let index: BTreeMap<_, _> = writers.iter().enumerate().map(|(file, &rank)| (rank, file)).collect();
-        manifest.files = writers.iter().map(|&rank| FileEntry::new(file_name(rank), written[rank].len)).collect();
-        let mut chunks: Vec<_> = written.into_iter().map(|written| written.chunks.into_iter()).collect();
+        let writers: Vec<_> = (0..written.len())
+            .filter(|&rank| !written[rank].chunks.is_empty())
+            .collect();
+        let index: BTreeMap<_, _> = writers
+            .iter()
+            .enumerate()
+            .map(|(file, &rank)| (rank, file))
+            .collect();
+        manifest.files = writers
+            .iter()
+            .map(|&rank| FileEntry::new(file_name(rank), written[rank].len))
+            .collect();
+        let mut chunks: Vec<_> = written
+            .into_iter()
+            .map(|written| written.chunks.into_iter())
+            .collect();
         for (key, fragments) in &self.fragments {
-            let entry = manifest.tensors.get_mut(key).expect("the manifest has every key");
-            entry.chunks.extend(fragments.iter().map(|AssignedRegion { region, writer }| {
-                let (begin, checksums) = chunks[*writer].next().expect("a rank writes all its fragments");
-                ChunkEntry { region: region.clone(), file: index[writer], begin, checksums }
-            }));
+            let entry = manifest
+                .tensors
+                .get_mut(key)
+                .expect("the manifest has every key");
+            entry
+                .chunks
+                .extend(fragments.iter().map(|AssignedRegion { region, writer }| {
+                    let (begin, checksums) = chunks[*writer]
+                        .next()
+                        .expect("a rank writes all its fragments");
+                    ChunkEntry {
+                        region: region.clone(),
+                        file: index[writer],
+                        begin,
+                        checksums,
+                    }
+                }));
         }
         manifest
     }
@@ -184,16 +246,25 @@ impl SavePlan {
 /// Checks that the keys can be names of tensors in files. It does not depend on how the tensors are divided, so that a state
 /// that can be saved on one mesh can be on every other.
 fn check_names(held: &[Held]) -> Result<(), CheckpointError> {
-    let has = |key: &str| held.binary_search_by(|held| held.key.as_str().cmp(key)).is_ok();
+    let has = |key: &str| {
+        held.binary_search_by(|held| held.key.as_str().cmp(key))
+            .is_ok()
+    };
     for Held { key, .. } in held {
         // As `stored_name` names the regions of a tensor.
-        let divided = key.strip_suffix(']').and_then(|key| key.rsplit_once('[')).map(|(divided, _)| divided);
+        let divided = key
+            .strip_suffix(']')
+            .and_then(|key| key.rsplit_once('['))
+            .map(|(divided, _)| divided);
         let reason = match divided.filter(|divided| has(divided)) {
             Some(divided) => format!("a region of `{divided}` could have this name"),
             None if key == METADATA => "the format uses it for what is not a tensor".into(),
             None => continue,
         };
-        return Err(CheckpointError::Name { key: key.clone(), reason });
+        return Err(CheckpointError::Name {
+            key: key.clone(),
+            reason,
+        });
     }
     Ok(())
 }
@@ -204,12 +275,19 @@ fn file_name(rank: usize) -> String {
 
 /// Returns the rank whose file has this name.
 pub(super) fn rank_of_file(name: &str) -> Option<usize> {
-    name.strip_prefix(SHARDS)?.strip_suffix(".safetensors")?.parse().ok()
+    name.strip_prefix(SHARDS)?
+        .strip_suffix(".safetensors")?
+        .parse()
+        .ok()
 }
 
 /// Returns the name that a region of a tensor of shape `full` has in its file.
 pub(super) fn stored_name(key: &str, region: &Region, full: &[usize]) -> String {
-    if region.shape == full { key.to_owned() } else { format!("{key}{region}") }
+    if region.shape == full {
+        key.to_owned()
+    } else {
+        format!("{key}{region}")
+    }
 }
 
 /// Run to which a checkpoint belongs.
@@ -234,7 +312,10 @@ pub(super) fn write(
 ) -> Result<SaveReport> {
     let save = OpenSave::begin(fs, path, plan)?;
     let written = save.gather(fs, save.write_fragments(fs, bytes))?;
-    on_first(save.comm(), "checkpoint_commit", || save.commit(fs, written, run)).map(|done| save.report(done))
+    on_first(save.comm(), "checkpoint_commit", || {
+        save.commit(fs, written, run)
+    })
+    .map(|done| save.report(done))
 }
 
 /// A save whose folder exists. Its steps are to be called in the order of its methods.
@@ -257,12 +338,22 @@ impl OpenSave {
         let seen = match fs.open(&path.join(&probe), Links::Refuse) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(match rank == ranks[0] {
                 true => CheckpointError::Replaced { path: path.into() },
-                false => CheckpointError::NotShared { path: path.into(), rank, of: ranks[0] },
+                false => CheckpointError::NotShared {
+                    path: path.into(),
+                    rank,
+                    of: ranks[0],
+                },
             }),
-            seen => seen.map(drop).map_err(|error| CheckpointError::io(rank, "open", &path.join(&probe), &error)),
+            seen => seen
+                .map(drop)
+                .map_err(|error| CheckpointError::io(rank, "open", &path.join(&probe), &error)),
         };
         agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, &probe, comm))?;
-        Ok(Self { path: path.into(), plan, probe })
+        Ok(Self {
+            path: path.into(),
+            plan,
+            probe,
+        })
     }
 
     pub fn plan(&self) -> &SavePlan {
@@ -291,7 +382,11 @@ impl OpenSave {
     ///
     /// # Collective
     /// Every rank of the plan's group.
-    pub fn gather(&self, fs: &dyn FileSystem, own: Result<WrittenFile, CheckpointError>) -> Result<Vec<WrittenFile>> {
+    pub fn gather(
+        &self,
+        fs: &dyn FileSystem,
+        own: Result<WrittenFile, CheckpointError>,
+    ) -> Result<Vec<WrittenFile>> {
         agree(self.comm(), "checkpoint_write", own).inspect_err(|_| self.discard(fs, &self.probe))
     }
 
@@ -308,20 +403,27 @@ impl OpenSave {
             move |error| CheckpointError::io(rank, action, &path, &error)
         };
         let bytes = written.iter().map(|written| written.len).collect();
-        let manifest = self.manifest_bytes(fs, written, run).inspect_err(|_| self.discard(fs, &self.probe))?;
+        let manifest = self
+            .manifest_bytes(fs, written, run)
+            .inspect_err(|_| self.discard(fs, &self.probe))?;
         // Another save under this name would have removed the probe, with the files of this one. Under its new name it is there
         // until the manifest is: without either, the folder would be taken for the rest of a removal.
         let (probe, claim) = (path.join(&self.probe), probe_name());
-        fs.rename(&probe, &path.join(&claim)).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.clone() },
-            _ => io("rename", &probe)(error),
-        })?;
+        fs.rename(&probe, &path.join(&claim))
+            .map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.clone() },
+                _ => io("rename", &probe)(error),
+            })?;
         let file = path.join(MANIFEST);
         let synced = fs.sync_dir(path).map_err(io("sync", path));
-        let put = synced.and_then(|()| fs::write_atomically(fs, &file, &manifest).map_err(io("write", &file)));
+        let put = synced
+            .and_then(|()| fs::write_atomically(fs, &file, &manifest).map_err(io("write", &file)));
         put.inspect_err(|_| {
             // If only the last sync failed, it may be complete.
-            if fs.open(&file, Links::Refuse).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            if fs
+                .open(&file, Links::Refuse)
+                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+            {
                 self.discard(fs, &claim);
             }
         })?;
@@ -329,8 +431,13 @@ impl OpenSave {
         fs.sync_dir(parent).map_err(io("sync", parent))?;
         // If it stays, it does no harm.
         let _ = fs.remove_file(&path.join(&claim));
-        let not_removed = run.map(|run| run.commit(fs)).transpose()?.unwrap_or_default();
-        not_removed.iter().for_each(|error| log::warn!("{} is saved, but {error}", path.display()));
+        let not_removed = run
+            .map(|run| run.commit(fs))
+            .transpose()?
+            .unwrap_or_default();
+        not_removed
+            .iter()
+            .for_each(|error| log::warn!("{} is saved, but {error}", path.display()));
         Ok(Committed { bytes, not_removed })
     }
 
@@ -345,7 +452,11 @@ impl OpenSave {
         manifest.previous = run.map(|run| run.previous(fs)).transpose()?.flatten();
         let manifest = manifest.to_bytes();
         let (bytes, limit) = (manifest.len() as u64, self.plan.limit);
-        if bytes > limit { Err(CheckpointError::ManifestSize { bytes, limit }) } else { Ok(manifest) }
+        if bytes > limit {
+            Err(CheckpointError::ManifestSize { bytes, limit })
+        } else {
+            Ok(manifest)
+        }
     }
 
     fn discard(&self, fs: &dyn FileSystem, probe: &str) {
@@ -353,7 +464,11 @@ impl OpenSave {
     }
 
     pub fn report(&self, Committed { bytes, not_removed }: Committed) -> SaveReport {
-        SaveReport { path: self.path.clone(), bytes, not_removed }
+        SaveReport {
+            path: self.path.clone(),
+            bytes,
+            not_removed,
+        }
     }
 }
 
@@ -381,16 +496,29 @@ fn probe_name() -> String {
 
 /// Creates the folder, and a file in it by which other ranks recognize it.
 fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, CheckpointError> {
-    let io = |action: &str, path: &Path, error: io::Error| CheckpointError::io(rank, action, path, &error);
+    let io = |action: &str, path: &Path, error: io::Error| {
+        CheckpointError::io(rank, action, path, &error)
+    };
     match fs.list(path) {
         Ok(entries) => {
             if entries.iter().any(|entry| entry.name == MANIFEST) {
                 return Err(CheckpointError::Exists { path: path.into() });
             }
-            let is_probe = |name: &str| name.strip_prefix(PROBE).is_some_and(|nonce| nonce.len() == 16);
-            let is_ours = |name: &str| rank_of_file(name).is_some() || is_probe(name) || name == "manifest.json.tmp";
-            if let Some(other) = entries.iter().find(|entry| entry.is_dir || !is_ours(&entry.name)) {
-                return Err(CheckpointError::Occupied { path: path.into(), name: other.name.clone() });
+            let is_probe = |name: &str| {
+                name.strip_prefix(PROBE)
+                    .is_some_and(|nonce| nonce.len() == 16)
+            };
+            let is_ours = |name: &str| {
+                rank_of_file(name).is_some() || is_probe(name) || name == "manifest.json.tmp"
+            };
+            if let Some(other) = entries
+                .iter()
+                .find(|entry| entry.is_dir || !is_ours(&entry.name))
+            {
+                return Err(CheckpointError::Occupied {
+                    path: path.into(),
+                    name: other.name.clone(),
+                });
             }
             fs::remove_dir_all(fs, path).map_err(|error| io("remove", path, error))?;
         }
@@ -398,10 +526,13 @@ fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, Check
         Err(error) => return Err(io("read", path, error)),
     }
     let parent = parent(path);
-    fs.create_dir_all(parent).map_err(|error| io("create", parent, error))?;
-    fs.create_dir(path).map_err(|error| io("create", path, error))?;
+    fs.create_dir_all(parent)
+        .map_err(|error| io("create", parent, error))?;
+    fs.create_dir(path)
+        .map_err(|error| io("create", path, error))?;
     let probe = probe_name();
-    fs.create(&path.join(&probe)).map_err(|error| io("create", path, error))?;
+    fs.create(&path.join(&probe))
+        .map_err(|error| io("create", path, error))?;
     Ok(probe)
 }
 
@@ -424,13 +555,20 @@ fn write_fragments(
     let rank = plan.comm.group().rank();
     let fragments: Vec<_> = plan.fragments_of(rank).collect();
     if fragments.is_empty() {
-        return Ok(WrittenFile { len: 0, chunks: Vec::new() });
+        return Ok(WrittenFile {
+            len: 0,
+            chunks: Vec::new(),
+        });
     }
     let tensors: Vec<_> = fragments
         .iter()
         .map(|(key, region)| {
             let entry = &plan.manifest.tensors[*key];
-            (stored_name(key, region, &entry.shape), entry.dtype, region.shape.clone())
+            (
+                stored_name(key, region, &entry.shape),
+                entry.dtype,
+                region.shape.clone(),
+            )
         })
         .collect();
     let metadata = BTreeMap::from([("format".to_owned(), "burn-dtensor checkpoint".to_owned())]);
@@ -462,14 +600,21 @@ pub(super) struct Live<'a> {
 
 impl<'a> Live<'a> {
     pub fn new(state: &'a State) -> Self {
-        Self { state, current: None }
+        Self {
+            state,
+            current: None,
+        }
     }
 }
 
 impl FragmentBytes for Live<'_> {
     fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]> {
         let tensor = &self.state.tensors[key];
-        if self.current.as_ref().is_none_or(|(current, _)| current != key) {
+        if self
+            .current
+            .as_ref()
+            .is_none_or(|(current, _)| current != key)
+        {
             self.current = None;
             self.current = Some((key.into(), stored(tensor.local_data())));
         }
@@ -502,7 +647,11 @@ type Values = (BTreeMap<String, String>, BTreeMap<String, Vec<String>>);
 /// Compares the values and steps of all ranks, and collects the values that each has of its own.
 fn values(state: &State, comm: &Communicator) -> Result<Values> {
     // Only digests of what all ranks should have: it may be large, as the description of an optimizer is.
-    let digests: BTreeMap<_, _> = state.values.iter().map(|(key, value)| (key.clone(), digest(value))).collect();
+    let digests: BTreeMap<_, _> = state
+        .values
+        .iter()
+        .map(|(key, value)| (key.clone(), digest(value)))
+        .collect();
     let own = (digest(&digests), state.rank_values.clone(), state.step);
     let of_ranks = comm.all_gather_object(Call::new("checkpoint_values"), &own)?;
     let ranks = comm.group().ranks();
@@ -511,19 +660,45 @@ fn values(state: &State, comm: &Communicator) -> Result<Values> {
         let text = |step: Option<u64>| step.map_or("no step".into(), |step| step.to_string());
         let (found, expected) = (text(of_ranks[other].2), text(*first_step));
         let (rank, of) = (ranks[other], ranks[0]);
-        return Err(CheckpointError::Disagree { key: "step".into(), rank, found, of, expected }.into());
+        return Err(CheckpointError::Disagree {
+            key: "step".into(),
+            rank,
+            found,
+            of,
+            expected,
+        }
+        .into());
     }
     if let Some(other) = of_ranks.iter().position(|(values, ..)| values != first) {
         let by_key = comm.all_gather_object(Call::new("checkpoint_digests"), &digests)?;
         return Err(difference(&by_key[0], &by_key[other], ranks[other], ranks[0], "value").into());
     }
-    if let Some(other) = of_ranks.iter().position(|(_, values, _)| !values.keys().eq(first_own.keys())) {
-        let keys = |values: &BTreeMap<String, String>| values.keys().map(|key| (key.clone(), 0)).collect();
+    if let Some(other) = of_ranks
+        .iter()
+        .position(|(_, values, _)| !values.keys().eq(first_own.keys()))
+    {
+        let keys =
+            |values: &BTreeMap<String, String>| values.keys().map(|key| (key.clone(), 0)).collect();
         let (expected, found) = (keys(first_own), keys(&of_ranks[other].1));
-        return Err(difference(&expected, &found, ranks[other], ranks[0], "value of its own").into());
+        return Err(difference(
+            &expected,
+            &found,
+            ranks[other],
+            ranks[0],
+            "value of its own",
+        )
+        .into());
     }
-    let of_key = |key: &String| of_ranks.iter().map(|(_, values, _)| values[key].clone()).collect();
-    let rank_values = first_own.keys().map(|key| (key.clone(), of_key(key))).collect();
+    let of_key = |key: &String| {
+        of_ranks
+            .iter()
+            .map(|(_, values, _)| values[key].clone())
+            .collect()
+    };
+    let rank_values = first_own
+        .keys()
+        .map(|key| (key.clone(), of_key(key)))
+        .collect();
     Ok((state.values.clone(), rank_values))
 }
 
@@ -536,11 +711,20 @@ fn difference(
     what: &str,
 ) -> CheckpointError {
     let mut keys = expected.keys().chain(found.keys());
-    let key = keys.find(|key| expected.get(*key) != found.get(*key)).cloned().unwrap_or_default();
+    let key = keys
+        .find(|key| expected.get(*key) != found.get(*key))
+        .cloned()
+        .unwrap_or_default();
     let describe = |values: &BTreeMap<String, u64>, other: &str| match values.contains_key(&key) {
         true => format!("{other} {what}"),
         false => format!("no {what}"),
     };
     let (found, expected) = (describe(found, "another"), describe(expected, "a"));
-    CheckpointError::Disagree { key, rank, found, of, expected }
+    CheckpointError::Disagree {
+        key,
+        rank,
+        found,
+        of,
+        expected,
+    }
 }

@@ -65,7 +65,10 @@ impl State {
     /// Sets the number of training steps after which the state was taken.
     #[must_use]
     pub fn with_step(self, step: u64) -> Self {
-        Self { step: Some(step), ..self }
+        Self {
+            step: Some(step),
+            ..self
+        }
     }
 
     /// Returns the number of training steps.
@@ -108,16 +111,27 @@ impl State {
     /// [`with_optimizer`](Self::with_optimizer).
     pub fn with_state_dict(self, key: &str, tensors: &StateDict) -> Result<Self> {
         match tensors.scalars().next() {
-            Some((number, _)) => Err(CheckpointError::Numbers { key: key.into(), number: number.into() }.into()),
+            Some((number, _)) => Err(CheckpointError::Numbers {
+                key: key.into(),
+                number: number.into(),
+            }
+            .into()),
             None => self.with_tensors(key, tensors),
         }
     }
 
     fn with_tensors(mut self, key: &str, tensors: &StateDict) -> Result<Self> {
-        let groups = self.groups.iter().find(|group| *group == key || is_below(group, key) || is_below(key, group));
+        let groups = self
+            .groups
+            .iter()
+            .find(|group| *group == key || is_below(group, key) || is_below(key, group));
         let other = groups.or_else(|| self.tensors.keys().find(|tensor| is_below(tensor, key)));
         if let Some(other) = other {
-            return Err(CheckpointError::Nested { key: key.into(), other: other.clone() }.into());
+            return Err(CheckpointError::Nested {
+                key: key.into(),
+                other: other.clone(),
+            }
+            .into());
         }
         self.groups.insert(key.into());
         for (path, tensor) in tensors.tensors() {
@@ -153,7 +167,11 @@ impl State {
     /// dict.
     pub fn with_tensor(mut self, key: &str, tensor: impl Into<DynDTensor>) -> Result<Self> {
         if let Some(group) = self.groups.iter().find(|group| is_below(key, group)) {
-            return Err(CheckpointError::Nested { key: key.into(), other: group.clone() }.into());
+            return Err(CheckpointError::Nested {
+                key: key.into(),
+                other: group.clone(),
+            }
+            .into());
         }
         insert(&mut self.tensors, key.into(), tensor.into())?;
         Ok(self)
@@ -182,18 +200,25 @@ impl State {
 
     /// Returns the keys of the tensors, of the values and of the values of each rank.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().chain(self.values.keys()).chain(self.rank_values.keys()).map(String::as_str)
+        self.tensors
+            .keys()
+            .chain(self.values.keys())
+            .chain(self.rank_values.keys())
+            .map(String::as_str)
     }
 }
 
 /// Returns true if `key` consists of `above`, a dot and more.
 fn is_below(key: &str, above: &str) -> bool {
-    key.strip_prefix(above).is_some_and(|rest| rest.starts_with('.'))
+    key.strip_prefix(above)
+        .is_some_and(|rest| rest.starts_with('.'))
 }
 
 fn insert<T>(map: &mut BTreeMap<String, T>, key: String, value: T) -> Result<(), CheckpointError> {
     match map.entry(key) {
-        Entry::Occupied(taken) => Err(CheckpointError::Duplicate { key: taken.key().clone() }),
+        Entry::Occupied(taken) => Err(CheckpointError::Duplicate {
+            key: taken.key().clone(),
+        }),
         Entry::Vacant(place) => {
             place.insert(value);
             Ok(())
@@ -232,5 +257,8 @@ pub(super) fn decode<T: DeserializeOwned>(key: &str, digits: &str) -> Result<T, 
 }
 
 fn value_error(key: &str, reason: impl ToString) -> CheckpointError {
-    CheckpointError::Value { key: key.into(), reason: reason.to_string() }
+    CheckpointError::Value {
+        key: key.into(),
+        reason: reason.to_string(),
+    }
 }

@@ -68,14 +68,23 @@ impl StateDict {
     /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was
     /// distributed; [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) outside `mesh`.
     pub fn of_model<M: Module>(model: &M, mesh: &DeviceMesh) -> Result<Self> {
-        Ok(Self { tensors: capture(model, mesh)?, scalars: BTreeMap::new() })
+        Ok(Self {
+            tensors: capture(model, mesh)?,
+            scalars: BTreeMap::new(),
+        })
     }
 
     /// Takes the tensors and numbers of an optimizer's state. The key is the parameter's path and burn's field, such as
     /// `blocks.0.weight.momentum.moment_1`. Local: nothing is copied or sent.
     pub fn of_optimizer(state: &OptimizerState) -> Self {
-        let tensors = state.tensors().map(|(name, tensor)| (name, tensor.clone())).collect();
-        Self { tensors, scalars: state.scalars().collect() }
+        let tensors = state
+            .tensors()
+            .map(|(name, tensor)| (name, tensor.clone()))
+            .collect();
+        Self {
+            tensors,
+            scalars: state.scalars().collect(),
+        }
     }
 
     /// Creates a state dict from full values that every rank of `mesh` holds. Local: nothing is sent. For values that
@@ -84,13 +93,19 @@ impl StateDict {
     /// # Errors
     /// [`CheckpointError::Dims`] for values with no or with more than 8 dimensions, and
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) outside `mesh`.
-    pub fn from_full(values: impl IntoIterator<Item = (String, TensorData)>, mesh: &DeviceMesh) -> Result<Self> {
+    pub fn from_full(
+        values: impl IntoIterator<Item = (String, TensorData)>,
+        mesh: &DeviceMesh,
+    ) -> Result<Self> {
         let layout = Layout::replicate(mesh.shape())?;
         let tensor = |(key, data): (String, TensorData)| {
             SavedTensor::of_data(&data).check_dims(&key)?;
             Ok((key, DynDTensor::from_full_data(data, mesh, layout.clone())?))
         };
-        Ok(Self { tensors: values.into_iter().map(tensor).collect::<Result<_>>()?, scalars: BTreeMap::new() })
+        Ok(Self {
+            tensors: values.into_iter().map(tensor).collect::<Result<_>>()?,
+            scalars: BTreeMap::new(),
+        })
     }
 
     /// Returns the number of tensors and numbers.
@@ -105,12 +120,16 @@ impl StateDict {
 
     /// Returns the tensors by key, in the same order on all ranks.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &DynDTensor)> {
-        self.tensors.iter().map(|(key, tensor)| (key.as_str(), tensor))
+        self.tensors
+            .iter()
+            .map(|(key, tensor)| (key.as_str(), tensor))
     }
 
     /// Returns the numbers by key, such as an optimizer's number of steps.
     pub fn scalars(&self) -> impl Iterator<Item = (&str, Scalar)> {
-        self.scalars.iter().map(|(key, scalar)| (key.as_str(), *scalar))
+        self.scalars
+            .iter()
+            .map(|(key, scalar)| (key.as_str(), *scalar))
     }
 
     /// Returns the tensor with this key; `None` if it does not exist, does not have `D` dimensions or is not of kind `K`.
@@ -132,7 +151,9 @@ impl StateDict {
     /// # Errors
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn full(&self) -> Result<BTreeMap<String, TensorData>> {
-        Ok(self.full_if(true)?.expect("it is returned if `keep` is true"))
+        Ok(self
+            .full_if(true)?
+            .expect("it is returned if `keep` is true"))
     }
 
     /// Gathers the full tensors one after the other, and returns them on the ranks where `keep` is true. The other ranks
@@ -169,16 +190,36 @@ impl StateDict {
     /// On every rank, and before anything is loaded: [`CheckpointError::Keys`] with all missing, unexpected and misshapen
     /// keys. Also [`ParamError::Replaced`](crate::param::ParamError::Replaced) like [`of_model`](Self::of_model), and
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
-    pub fn load_model<M: Module>(&self, model: M, mesh: &DeviceMesh, options: &LoadOptions) -> Result<(M, KeyReport)> {
-        let saved = self.tensors.iter().map(|(key, tensor)| (key.clone(), SavedTensor::of(tensor.spec()))).collect();
-        matching::load_model(model, mesh, &options.matching(LoadKind::Model), &saved, |pairs, targets| {
-            let value = |(path, source): &(String, WeightSource)| {
-                let target = &targets[path];
-                let value = self.tensors[source.key()].clone().redistribute_onto(target.mesh(), target.layout())?;
-                Ok((path.clone(), NewValue::Tensor(Box::new(value.local().clone()))))
-            };
-            pairs.iter().map(value).collect()
-        })
+    pub fn load_model<M: Module>(
+        &self,
+        model: M,
+        mesh: &DeviceMesh,
+        options: &LoadOptions,
+    ) -> Result<(M, KeyReport)> {
+        let saved = self
+            .tensors
+            .iter()
+            .map(|(key, tensor)| (key.clone(), SavedTensor::of(tensor.spec())))
+            .collect();
+        matching::load_model(
+            model,
+            mesh,
+            &options.matching(LoadKind::Model),
+            &saved,
+            |pairs, targets| {
+                let value = |(path, source): &(String, WeightSource)| {
+                    let target = &targets[path];
+                    let value = self.tensors[source.key()]
+                        .clone()
+                        .redistribute_onto(target.mesh(), target.layout())?;
+                    Ok((
+                        path.clone(),
+                        NewValue::Tensor(Box::new(value.local().clone())),
+                    ))
+                };
+                pairs.iter().map(value).collect()
+            },
+        )
     }
 
     /// Returns the model with full values that only the first rank of `mesh` passes, by key, and a report. Each tensor
@@ -217,25 +258,37 @@ impl StateDict {
         let first = mesh.ranks()[0];
         let mut values = values.filter(|_| mesh.rank() == first);
         let described = values.as_ref().map(|values| {
-            values.iter().map(|(key, data)| (key.clone(), SavedTensor::of_data(data))).collect::<BTreeMap<_, _>>()
+            values
+                .iter()
+                .map(|(key, data)| (key.clone(), SavedTensor::of_data(data)))
+                .collect::<BTreeMap<_, _>>()
         });
         let saved = mesh.all()?.broadcast_object(call(), Some(&described), 0)?;
         let saved = saved.ok_or(CheckpointError::NoValues { rank: first })?;
-        matching::load_model(model, mesh, &options.matching(LoadKind::Model), &saved, |pairs, targets| {
-            // A value that several parameters read is kept until the last of them.
-            let mut uses = pairs.iter().map(|(_, source)| source.key()).counts();
-            let value = |(path, source): &(String, WeightSource)| {
-                let uses = uses.get_mut(source.key()).expect("every key was counted");
-                *uses -= 1;
-                let full = values.as_mut().and_then(|values| match *uses {
-                    0 => values.remove(source.key()),
-                    _ => values.get(source.key()).cloned(),
-                });
-                let value = send(full, &targets[path], mesh)?;
-                Ok((path.clone(), NewValue::Tensor(Box::new(value.local().clone()))))
-            };
-            pairs.iter().map(value).collect()
-        })
+        matching::load_model(
+            model,
+            mesh,
+            &options.matching(LoadKind::Model),
+            &saved,
+            |pairs, targets| {
+                // A value that several parameters read is kept until the last of them.
+                let mut uses = pairs.iter().map(|(_, source)| source.key()).counts();
+                let value = |(path, source): &(String, WeightSource)| {
+                    let uses = uses.get_mut(source.key()).expect("every key was counted");
+                    *uses -= 1;
+                    let full = values.as_mut().and_then(|values| match *uses {
+                        0 => values.remove(source.key()),
+                        _ => values.get(source.key()).cloned(),
+                    });
+                    let value = send(full, &targets[path], mesh)?;
+                    Ok((
+                        path.clone(),
+                        NewValue::Tensor(Box::new(value.local().clone())),
+                    ))
+                };
+                pairs.iter().map(value).collect()
+            },
+        )
     }
 
     /// Returns the state for the optimizer of `model`, laid out like the model's parameters, and a report. Pass the state to
@@ -252,8 +305,15 @@ impl StateDict {
     /// [`CheckpointError::Keys`] with all state of parameters that the model does not have, unless `options` allow it;
     /// [`ParamError::Replaced`](crate::param::ParamError::Replaced), and [`Error::Comm`](crate::Error::Comm) if another rank
     /// fails.
-    pub fn optimizer_state<M: Module>(&self, model: &M, options: &LoadOptions) -> Result<(OptimizerState, KeyReport)> {
-        let (params, matching) = (parameter_specs(model)?, options.matching(LoadKind::Optimizer));
+    pub fn optimizer_state<M: Module>(
+        &self,
+        model: &M,
+        options: &LoadOptions,
+    ) -> Result<(OptimizerState, KeyReport)> {
+        let (params, matching) = (
+            parameter_specs(model)?,
+            options.matching(LoadKind::Optimizer),
+        );
         let mut report = KeyReport::default();
         // Paths of the model by the path under which their state is: of none for a parameter that is left out.
         let mut paths: BTreeMap<String, Vec<&str>> = BTreeMap::new();
@@ -269,11 +329,18 @@ impl StateDict {
         // Names of the state for the model by their keys here.
         let mut names: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for key in self.tensors.keys().chain(self.scalars.keys()) {
-            let mut parts = key.rmatch_indices('.').map(|(at, _)| (&key[..at], &key[at + 1..]));
+            let mut parts = key
+                .rmatch_indices('.')
+                .map(|(at, _)| (&key[..at], &key[at + 1..]));
             match parts.find_map(|(path, field)| Some((paths.get(path)?, field))) {
                 Some((paths, field)) => {
-                    report.loaded.extend(paths.iter().map(|path| (*path).to_owned()));
-                    names.insert(key, paths.iter().map(|path| format!("{path}.{field}")).collect());
+                    report
+                        .loaded
+                        .extend(paths.iter().map(|path| (*path).to_owned()));
+                    names.insert(
+                        key,
+                        paths.iter().map(|path| format!("{path}.{field}")).collect(),
+                    );
                 }
                 None => report.unexpected.push(key.clone()),
             }
@@ -282,21 +349,42 @@ impl StateDict {
         report.loaded.dedup();
         if !report.unexpected.is_empty() && !matching.allows_unexpected {
             let (missing, unexpected, mismatched) = (Vec::new(), report.unexpected, Vec::new());
-            return Err(CheckpointError::Keys { of: LoadKind::Optimizer, missing, unexpected, mismatched }.into());
+            return Err(CheckpointError::Keys {
+                of: LoadKind::Optimizer,
+                missing,
+                unexpected,
+                mismatched,
+            }
+            .into());
         }
         let of = |key: &str| names.get(key).into_iter().flatten();
-        let tensors = self.tensors.iter().flat_map(|(key, tensor)| of(key).map(move |name| (name, tensor)));
+        let tensors = self
+            .tensors
+            .iter()
+            .flat_map(|(key, tensor)| of(key).map(move |name| (name, tensor)));
         let tensors: Vec<_> = tensors.collect();
-        let described =
-            tensors.iter().map(|(name, tensor)| (name.as_str(), tensor.spec().shape(), tensor.spec().dtype()));
+        let described = tensors
+            .iter()
+            .map(|(name, tensor)| (name.as_str(), tensor.spec().shape(), tensor.spec().dtype()));
         let targets = OptimizerState::targets(&params, described)?;
         let tensors = tensors.into_iter().map(|(name, tensor)| {
             let target = &targets[name];
-            Ok((name.clone(), tensor.clone().redistribute_onto(target.mesh(), target.layout())?))
+            Ok((
+                name.clone(),
+                tensor
+                    .clone()
+                    .redistribute_onto(target.mesh(), target.layout())?,
+            ))
         });
         let tensors: Vec<_> = tensors.collect::<Result<_>>()?;
-        let scalars = self.scalars.iter().flat_map(|(key, scalar)| of(key).map(move |name| (name.clone(), *scalar)));
-        Ok((OptimizerState::from_parts(&params, tensors, scalars)?, report))
+        let scalars = self
+            .scalars
+            .iter()
+            .flat_map(|(key, scalar)| of(key).map(move |name| (name.clone(), *scalar)));
+        Ok((
+            OptimizerState::from_parts(&params, tensors, scalars)?,
+            report,
+        ))
     }
 }
 
@@ -306,12 +394,22 @@ fn call() -> Call {
 
 /// Sends a full value from the first rank of `mesh`, which passes it, to all others. Returns the tensor laid out like
 /// `target`, and with its dtype.
-fn send(full: Option<TensorData>, target: &Arc<DTensorSpec>, mesh: &DeviceMesh) -> Result<DynDTensor> {
+fn send(
+    full: Option<TensorData>,
+    target: &Arc<DTensorSpec>,
+    mesh: &DeviceMesh,
+) -> Result<DynDTensor> {
     let first = mesh.ranks()[0];
-    if mesh.ranks().iter().all(|rank| target.mesh().ranks().contains(rank)) {
+    if mesh
+        .ranks()
+        .iter()
+        .all(|rank| target.mesh().ranks().contains(rank))
+    {
         return DynDTensor::distribute_from(first, full, target.clone(), &call());
     }
     let replicate = Layout::replicate(mesh.shape())?;
-    let full_spec = DTensorSpec::new(mesh, replicate, target.shape().clone(), target.dtype())?.shared();
-    DynDTensor::distribute_from(first, full, full_spec, &call())?.redistribute_onto(target.mesh(), target.layout())
+    let full_spec =
+        DTensorSpec::new(mesh, replicate, target.shape().clone(), target.dtype())?.shared();
+    DynDTensor::distribute_from(first, full, full_spec, &call())?
+        .redistribute_onto(target.mesh(), target.layout())
 }

@@ -37,9 +37,23 @@ pub(super) struct TensorFiles {
 }
 
 impl TensorFiles {
-    pub fn new(fs: Arc<dyn FileSystem>, folder: PathBuf, manifest: Manifest, mesh: &DeviceMesh, links: Links) -> Self {
+    pub fn new(
+        fs: Arc<dyn FileSystem>,
+        folder: PathBuf,
+        manifest: Manifest,
+        mesh: &DeviceMesh,
+        links: Links,
+    ) -> Self {
         let (manifest, mesh, read) = (Arc::new(manifest), mesh.clone(), ReadOptions::new());
-        Self { fs, folder, manifest, mesh, links, read, stats: Arc::default() }
+        Self {
+            fs,
+            folder,
+            manifest,
+            mesh,
+            links,
+            read,
+            stats: Arc::default(),
+        }
     }
 
     pub fn with_read_options(self, read: ReadOptions) -> Self {
@@ -58,15 +72,34 @@ impl TensorFiles {
     ///
     /// # Errors
     /// Those of [`matching::load_model`] and of [`read_values`](Self::read_values), on every rank.
-    pub fn load_model<M: Module>(&self, prefix: &str, model: M, matching: &Matching<'_>) -> Result<(M, KeyReport)> {
-        let saved = self.below(prefix).map(|(path, entry)| (path.to_owned(), saved_tensor(entry))).collect();
+    pub fn load_model<M: Module>(
+        &self,
+        prefix: &str,
+        model: M,
+        matching: &Matching<'_>,
+    ) -> Result<(M, KeyReport)> {
+        let saved = self
+            .below(prefix)
+            .map(|(path, entry)| (path.to_owned(), saved_tensor(entry)))
+            .collect();
         matching::load_model(model, &self.mesh, matching, &saved, |pairs, targets| {
             let stored = |(path, source): &(String, WeightSource)| {
-                (path.clone(), format!("{prefix}{}", source.key()), source.clone())
+                (
+                    path.clone(),
+                    format!("{prefix}{}", source.key()),
+                    source.clone(),
+                )
             };
             let read = self.read_values(pairs.iter().map(stored).collect(), targets);
-            let values = together(&self.mesh.all()?, "checkpoint_read", read.map_err(Into::into))?;
-            Ok(values.into_iter().map(|(path, data)| (path, NewValue::Data(data))).collect())
+            let values = together(
+                &self.mesh.all()?,
+                "checkpoint_read",
+                read.map_err(Into::into),
+            )?;
+            Ok(values
+                .into_iter()
+                .map(|(path, data)| (path, NewValue::Data(data)))
+                .collect())
         })
     }
 
@@ -88,16 +121,30 @@ impl TensorFiles {
     ) -> Result<BTreeMap<String, TensorData>, CheckpointError> {
         let want = |(path, key, source): &(String, String, WeightSource)| {
             let region = source.region(shard_region(&targets[path]));
-            Want { key: key.clone(), region }
+            Want {
+                key: key.clone(),
+                region,
+            }
         };
         let wants: Vec<_> = sources.iter().map(want).collect();
         let mut values = BTreeMap::new();
         self.read(&wants, |index, data| {
             let (path, key, source) = &sources[index];
-            let data = if source.is_transposed() { transposed(&data) } else { data };
+            let data = if source.is_transposed() {
+                transposed(&data)
+            } else {
+                data
+            };
             let wanted = targets[path].dtype();
             check_range(key, &data, wanted)?;
-            values.insert(path.clone(), if wanted == data.dtype() { data } else { data.convert_dtype(wanted) });
+            values.insert(
+                path.clone(),
+                if wanted == data.dtype() {
+                    data
+                } else {
+                    data.convert_dtype(wanted)
+                },
+            );
             Ok(())
         })?;
         Ok(values)
@@ -112,17 +159,34 @@ impl TensorFiles {
         wants: &[Want],
         mut done: impl FnMut(usize, TensorData) -> Result<(), CheckpointError>,
     ) -> Result<(), CheckpointError> {
-        let reader = Reader::new(&*self.fs, &self.folder, &self.manifest, &self.read, self.mesh.rank());
-        let stats = reader.with_links(self.links).read(wants, |index: usize, bytes: Bytes| {
-            let Want { key, region } = &wants[index];
-            let dtype = self.manifest.tensors[key].dtype.dtype().expect("only dtypes of burn are wanted");
-            if dtype.is_bool()
-                && let Some(&byte) = bytes.iter().find(|&&byte| byte > 1)
-            {
-                return Err(CheckpointError::NotBool { key: key.clone(), byte });
-            }
-            done(index, TensorData::from_bytes(bytes, region.shape.clone(), dtype))
-        })?;
+        let reader = Reader::new(
+            &*self.fs,
+            &self.folder,
+            &self.manifest,
+            &self.read,
+            self.mesh.rank(),
+        );
+        let stats = reader
+            .with_links(self.links)
+            .read(wants, |index: usize, bytes: Bytes| {
+                let Want { key, region } = &wants[index];
+                let dtype = self.manifest.tensors[key]
+                    .dtype
+                    .dtype()
+                    .expect("only dtypes of burn are wanted");
+                if dtype.is_bool()
+                    && let Some(&byte) = bytes.iter().find(|&&byte| byte > 1)
+                {
+                    return Err(CheckpointError::NotBool {
+                        key: key.clone(),
+                        byte,
+                    });
+                }
+                done(
+                    index,
+                    TensorData::from_bytes(bytes, region.shape.clone(), dtype),
+                )
+            })?;
         self.stats.lock().add(&stats);
         Ok(())
     }
@@ -143,7 +207,9 @@ fn check_range(key: &str, data: &TensorData, wanted: DType) -> Result<(), Checkp
             _ => return None,
         })
     };
-    let (Some(from), Some(to)) = (range(data.dtype()), range(wanted)) else { return Ok(()) };
+    let (Some(from), Some(to)) = (range(data.dtype()), range(wanted)) else {
+        return Ok(());
+    };
     if to.contains(from.start()) && to.contains(from.end()) {
         return Ok(());
     }
@@ -153,13 +219,22 @@ fn check_range(key: &str, data: &TensorData, wanted: DType) -> Result<(), Checkp
         _ => data.iter::<i64>().find_map(|value| wide(value.into())),
     };
     let (key, dtype) = (key.into(), wanted.name().into());
-    found.map_or(Ok(()), |value| Err(CheckpointError::IntegerRange { key, value: value.to_string(), dtype }))
+    found.map_or(Ok(()), |value| {
+        Err(CheckpointError::IntegerRange {
+            key,
+            value: value.to_string(),
+            dtype,
+        })
+    })
 }
 
 /// Returns the shape and dtype of a tensor in a manifest.
 pub(super) fn saved_tensor(entry: &TensorEntry) -> SavedTensor {
     let dtype = entry.dtype.dtype().ok_or_else(|| entry.dtype.to_string());
-    SavedTensor { shape: entry.shape.clone().into(), dtype }
+    SavedTensor {
+        shape: entry.shape.clone().into(),
+        dtype,
+    }
 }
 
 /// Returns the shape and dtype of a stored tensor that becomes one of burn.
@@ -169,7 +244,10 @@ pub(super) fn saved_tensor(entry: &TensorEntry) -> SavedTensor {
 pub(super) fn readable(key: &str, entry: &TensorEntry) -> Result<(Shape, DType), CheckpointError> {
     let saved = saved_tensor(entry);
     saved.check_dims(key)?;
-    let dtype = saved.dtype.map_err(|dtype| CheckpointError::StoredDType { key: key.into(), dtype })?;
+    let dtype = saved.dtype.map_err(|dtype| CheckpointError::StoredDType {
+        key: key.into(),
+        dtype,
+    })?;
     Ok((saved.shape, dtype))
 }
 

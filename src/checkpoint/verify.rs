@@ -62,11 +62,16 @@ pub(super) fn verify_in(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Verification, CheckpointError> {
     let (manifest, _) = read_manifest(fs, dir, 0)?;
-    let files = (0..manifest.files.len()).map(|file| check(fs, dir, &manifest, file)).collect_vec();
+    let files = (0..manifest.files.len())
+        .map(|file| check(fs, dir, &manifest, file))
+        .collect_vec();
     let tasks = tasks(&manifest, dir, &files);
     let total = tasks.iter().map(BlockRange::len).sum();
-    let mut found: Vec<_> =
-        files.iter().enumerate().filter_map(|(file, is)| Some(((file, 0), is.as_ref().err()?.clone()))).collect();
+    let mut found: Vec<_> = files
+        .iter()
+        .enumerate()
+        .filter_map(|(file, is)| Some(((file, 0), is.as_ref().err()?.clone())))
+        .collect();
     let (send, receive) = mpsc::channel();
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -76,7 +81,10 @@ pub(super) fn verify_in(
                 let (mut buffer, mut opened) = (vec![0; BLOCKS * BLOCK], None);
                 while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
                     // The other end is dropped if `progress` panics.
-                    if send.send((task, task.run(fs, &mut opened, &mut buffer))).is_err() {
+                    if send
+                        .send((task, task.run(fs, &mut opened, &mut buffer)))
+                        .is_err()
+                    {
                         return;
                     }
                 }
@@ -91,13 +99,20 @@ pub(super) fn verify_in(
         let mut done = 0;
         for (task, damage) in receive {
             done += task.len();
-            found.extend(damage.into_iter().map(|error| ((task.chunk.file, task.bytes().start), error)));
+            found.extend(
+                damage
+                    .into_iter()
+                    .map(|error| ((task.chunk.file, task.bytes().start), error)),
+            );
             progress(done, total);
         }
         Ok(())
     })?;
     found.sort_by_key(|(place, _)| *place);
-    Ok(Verification { bytes: total, damage: found.into_iter().map(|(_, error)| error).collect() })
+    Ok(Verification {
+        bytes: total,
+        damage: found.into_iter().map(|(_, error)| error).collect(),
+    })
 }
 
 /// A file, by its index in the manifest.
@@ -114,20 +129,37 @@ struct BlockRange<'a> {
 }
 
 /// Returns the blocks of all files that are as the manifest says, in the order in which they lie in them.
-fn tasks<'a>(manifest: &'a Manifest, dir: &Path, files: &[Result<(), CheckpointError>]) -> Vec<BlockRange<'a>> {
-    let chunks = manifest.tensors.iter().flat_map(|(key, tensor)| tensor.chunks.iter().map(move |c| (key, tensor, c)));
+fn tasks<'a>(
+    manifest: &'a Manifest,
+    dir: &Path,
+    files: &[Result<(), CheckpointError>],
+) -> Vec<BlockRange<'a>> {
+    let chunks = manifest
+        .tensors
+        .iter()
+        .flat_map(|(key, tensor)| tensor.chunks.iter().map(move |c| (key, tensor, c)));
     let chunks = chunks.sorted_unstable_by_key(|(.., chunk)| (chunk.file, chunk.begin));
-    let of_chunk = |(key, tensor, chunk): (&'a String, &super::manifest::TensorEntry, &'a ChunkEntry)| {
-        let (file, path) = (&files[chunk.file], manifest.files[chunk.file].path(dir));
-        let (len, count) = (chunk.region.num_elements() * tensor.dtype.bytes(), chunk.checksums.len());
-        file.iter().flat_map(move |()| {
-            let path = path.clone();
-            (0..count).step_by(BLOCKS).map(move |first| {
-                let blocks = first..(first + BLOCKS).min(count);
-                BlockRange { path: path.clone(), key, chunk, len, blocks }
+    let of_chunk =
+        |(key, tensor, chunk): (&'a String, &super::manifest::TensorEntry, &'a ChunkEntry)| {
+            let (file, path) = (&files[chunk.file], manifest.files[chunk.file].path(dir));
+            let (len, count) = (
+                chunk.region.num_elements() * tensor.dtype.bytes(),
+                chunk.checksums.len(),
+            );
+            file.iter().flat_map(move |()| {
+                let path = path.clone();
+                (0..count).step_by(BLOCKS).map(move |first| {
+                    let blocks = first..(first + BLOCKS).min(count);
+                    BlockRange {
+                        path: path.clone(),
+                        key,
+                        chunk,
+                        len,
+                        blocks,
+                    }
+                })
             })
-        })
-    };
+        };
     chunks.flat_map(of_chunk).collect()
 }
 
@@ -144,10 +176,18 @@ impl BlockRange<'_> {
 
     /// Reads the blocks, and returns an error for each that is damaged. `opened` is the file that the thread read last: each
     /// thread keeps one open, since there may be more files than a process may open.
-    fn run(&self, fs: &dyn FileSystem, opened: &mut Option<OpenFile>, buffer: &mut [u8]) -> Vec<CheckpointError> {
+    fn run(
+        &self,
+        fs: &dyn FileSystem,
+        opened: &mut Option<OpenFile>,
+        buffer: &mut [u8],
+    ) -> Vec<CheckpointError> {
         let begin = self.bytes().start;
         let buffer = &mut buffer[..self.len() as usize];
-        if opened.as_ref().is_none_or(|(file, _)| *file != self.chunk.file) {
+        if opened
+            .as_ref()
+            .is_none_or(|(file, _)| *file != self.chunk.file)
+        {
             match fs.open(&self.path, Links::Refuse) {
                 Ok(file) => *opened = Some((self.chunk.file, file)),
                 Err(error) => return vec![io("open", &self.path, error)],
@@ -157,25 +197,45 @@ impl BlockRange<'_> {
         if let Err(error) = file.read_exact_at(buffer, begin) {
             return vec![io("read", &self.path, error)];
         }
-        let blocks = buffer.chunks(BLOCK).zip(&self.chunk.checksums[self.blocks.clone()]).enumerate();
-        let damaged = blocks.filter(|(_, (bytes, checksum))| XxHash3_64::oneshot(bytes) != **checksum);
+        let blocks = buffer
+            .chunks(BLOCK)
+            .zip(&self.chunk.checksums[self.blocks.clone()])
+            .enumerate();
+        let damaged =
+            blocks.filter(|(_, (bytes, checksum))| XxHash3_64::oneshot(bytes) != **checksum);
         let error = |(index, (bytes, _)): (usize, (&[u8], &u64))| {
             let first = begin + (index * BLOCK) as u64;
             let (path, key) = (self.path.clone(), self.key.to_owned());
-            CheckpointError::Corrupt { path, key, first, last: first + bytes.len() as u64 }
+            CheckpointError::Corrupt {
+                path,
+                key,
+                first,
+                last: first + bytes.len() as u64,
+            }
         };
         damaged.map(error).collect()
     }
 }
 
 /// Compares the length and the header of a file with the manifest.
-fn check(fs: &dyn FileSystem, dir: &Path, manifest: &Manifest, file: usize) -> Result<(), CheckpointError> {
+fn check(
+    fs: &dyn FileSystem,
+    dir: &Path,
+    manifest: &Manifest,
+    file: usize,
+) -> Result<(), CheckpointError> {
     let entry = &manifest.files[file];
     let path = dir.join(&entry.name);
-    let opened = fs.open(&path, Links::Refuse).map_err(|error| io("open", &path, error))?;
+    let opened = fs
+        .open(&path, Links::Refuse)
+        .map_err(|error| io("open", &path, error))?;
     let found = opened.len().map_err(|error| io("read", &path, error))?;
     if found != entry.len {
-        return Err(CheckpointError::Length { path, found, expected: entry.len });
+        return Err(CheckpointError::Length {
+            path,
+            found,
+            expected: entry.len,
+        });
     }
     let (_, header) = safetensors_file::open(fs, &path, 0)?;
     let stored = header.tensors.iter().flat_map(|(name, tensor)| {
@@ -186,7 +246,10 @@ fn check(fs: &dyn FileSystem, dir: &Path, manifest: &Manifest, file: usize) -> R
         let chunks = tensor.chunks.iter().filter(|chunk| chunk.file == file);
         chunks.map(move |chunk| {
             let shape = chunk.region.shape.clone();
-            (stored_name(key, &chunk.region, &tensor.shape), (tensor.dtype, shape, chunk.begin))
+            (
+                stored_name(key, &chunk.region, &tensor.shape),
+                (tensor.dtype, shape, chunk.begin),
+            )
         })
     });
     if stored.collect::<BTreeMap<_, _>>() != expected.collect() {

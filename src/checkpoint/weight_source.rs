@@ -18,20 +18,30 @@ pub struct WeightSource {
 impl WeightSource {
     /// Returns the tensor named `key`.
     pub fn new(key: impl Into<String>) -> Self {
-        Self { key: key.into(), rows: None, is_transposed: false }
+        Self {
+            key: key.into(),
+            rows: None,
+            is_transposed: false,
+        }
     }
 
     /// Takes only these indices of the stored tensor's first dimension, for instance the queries of a weight in which
     /// queries, keys and values are fused.
     #[must_use]
     pub fn rows(self, rows: Range<usize>) -> Self {
-        Self { rows: Some(rows), ..self }
+        Self {
+            rows: Some(rows),
+            ..self
+        }
     }
 
     /// Transposes the stored matrix, after [`rows`](Self::rows).
     #[must_use]
     pub fn transposed(self) -> Self {
-        Self { is_transposed: true, ..self }
+        Self {
+            is_transposed: true,
+            ..self
+        }
     }
 
     pub(super) fn key(&self) -> &str {
@@ -47,7 +57,9 @@ impl WeightSource {
     pub(super) fn shape(&self, stored: &Shape) -> Option<Shape> {
         let mut shape = stored.to_vec();
         if let Some(rows) = &self.rows {
-            let first = shape.first_mut().filter(|len| rows.start <= rows.end && rows.end <= **len)?;
+            let first = shape
+                .first_mut()
+                .filter(|len| rows.start <= rows.end && rows.end <= **len)?;
             *first = rows.len();
         }
         if self.is_transposed {
@@ -61,7 +73,11 @@ impl WeightSource {
 
     /// Returns the stored region of a region of the values.
     pub(super) fn region(&self, of_values: Region) -> Region {
-        let mut region = if self.is_transposed { of_values.transposed() } else { of_values };
+        let mut region = if self.is_transposed {
+            of_values.transposed()
+        } else {
+            of_values
+        };
         if let Some(rows) = &self.rows {
             region.offsets[0] += rows.start;
         }
@@ -75,6 +91,10 @@ impl fmt::Display for WeightSource {
         if let Some(rows) = &self.rows {
             write!(f, ", rows {rows:?}")?;
         }
-        f.write_str(if self.is_transposed { ", to be transposed" } else { "" })
+        f.write_str(if self.is_transposed {
+            ", to be transposed"
+        } else {
+            ""
+        })
     }
 }

@@ -24,7 +24,11 @@ unsafe extern "C" {
 
 /// Registers `function` to be called when the process exits.
 pub(super) fn at_exit(function: extern "C" fn()) {
-    assert_eq!(atexit(function), 0, "the C library can register at least 32 functions with `atexit`");
+    assert_eq!(
+        atexit(function),
+        0,
+        "the C library can register at least 32 functions with `atexit`"
+    );
 }
 
 /// Ranks of a launch that run in this process.
@@ -67,11 +71,27 @@ pub(super) extern "C" fn note() {
                 Some(by) if by == place => ("its program has ended the process".into(), None),
                 Some(rank) => {
                     let text = format!("the program of rank {rank} has ended the process");
-                    (text.clone(), Some(FirstFailure { rank, is_own: false, is_difference: false, text }))
+                    (
+                        text.clone(),
+                        Some(FirstFailure {
+                            rank,
+                            is_own: false,
+                            is_difference: false,
+                            text,
+                        }),
+                    )
                 }
             };
-            let failure = backend.failure().map(|failure| first(&failure, place)).or(by_another);
-            ledger.recorder().ended(|at| ProgramExit { how: ExitKind::Exited, at, text, failure });
+            let failure = backend
+                .failure()
+                .map(|failure| first(&failure, place))
+                .or(by_another);
+            ledger.recorder().ended(|at| ProgramExit {
+                how: ExitKind::Exited,
+                at,
+                text,
+                failure,
+            });
         }
     }
 }

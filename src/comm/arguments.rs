@@ -21,13 +21,19 @@ type Checked<T> = Result<T, Problem>;
 macro_rules! ensure {
     ($condition:expr => $problem:literal, $remedy:expr $(,)?) => {
         if !$condition {
-            return Err(Problem { problem: format!($problem), remedy: $remedy });
+            return Err(Problem {
+                problem: format!($problem),
+                remedy: $remedy,
+            });
         }
     };
 }
 
 /// Checks that all tensors are on the rank's own device, or all on the host.
-pub(super) fn at_home<'a>(tensors: impl IntoIterator<Item = &'a DispatchTensor>, own: &Device) -> Checked<()> {
+pub(super) fn at_home<'a>(
+    tensors: impl IntoIterator<Item = &'a DispatchTensor>,
+    own: &Device,
+) -> Checked<()> {
     let mut first: Option<Device> = None;
     for (i, tensor) in tensors.into_iter().enumerate() {
         let device = Device::new(tensor.device());
@@ -55,18 +61,36 @@ pub(super) fn check_shards(
         let expected = sizes.range(group.size(), group.rank()).len();
         let found = signature.shape[*dim];
         let shard = || match sizes {
-            ShardSizes::Chunked(len) => format!("chunk {} of {len} over {} ranks has", group.rank(), group.size()),
+            ShardSizes::Chunked(len) => format!(
+                "chunk {} of {len} over {} ranks has",
+                group.rank(),
+                group.size()
+            ),
             ShardSizes::Uneven(lengths) => format!("shard size {} of {lengths:?} is", group.rank()),
         };
         if found != expected {
-            let problem = format!("tensor {i} has length {found} in dimension {dim}, but {} {expected}", shard());
-            return Err(Problem { problem, remedy: "Shard the full tensor with `placement::ShardSizes`" });
+            let problem = format!(
+                "tensor {i} has length {found} in dimension {dim}, but {} {expected}",
+                shard()
+            );
+            return Err(Problem {
+                problem,
+                remedy: "Shard the full tensor with `placement::ShardSizes`",
+            });
         }
         let sharding = signature.sharding;
         signature.shape[*dim] = sizes.total();
-        Ok(TensorSignature { sharding, ..supported(i, signature.shape, signature.dtype)? })
+        Ok(TensorSignature {
+            sharding,
+            ..supported(i, signature.shape, signature.dtype)?
+        })
     };
-    tensors.iter().zip(shardings).enumerate().map(block).collect()
+    tensors
+        .iter()
+        .zip(shardings)
+        .enumerate()
+        .map(block)
+        .collect()
 }
 
 /// Checks tensors that are to be reduced. Returns their signatures.
@@ -87,7 +111,12 @@ pub(super) fn recut(
     group: &Group,
 ) -> Checked<TensorSignature> {
     let ShardedTensor { tensor, dim, sizes } = shard;
-    let mut signature = check_shards(std::slice::from_ref(tensor), &[(*dim, sizes.clone())], group)?.remove(0);
+    let mut signature = check_shards(
+        std::slice::from_ref(tensor),
+        &[(*dim, sizes.clone())],
+        group,
+    )?
+    .remove(0);
     in_range(0, to_dim, &signature.shape)?;
     ensure!(to_dim != shard.dim => "`to_dim` is {to_dim}, which is the sharded dimension already",
         "Pass another dimension, or use the tensor as it is");
@@ -113,13 +142,19 @@ pub(super) fn listed(
         Ok(signature.map(|TensorSignature { shape, dtype, .. }| TensorMeta { shape, dtype }))
     };
     let sent: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
-    let is_supported =
-        |(i, meta): (usize, &Option<TensorMeta>)| meta.as_ref().map_or(Ok(()), |meta| described(i, meta).map(drop));
+    let is_supported = |(i, meta): (usize, &Option<TensorMeta>)| {
+        meta.as_ref()
+            .map_or(Ok(()), |meta| described(i, meta).map(drop))
+    };
     metas.iter().enumerate().try_for_each(is_supported)?;
     let [own, meta] = [&sent[member], &metas[member]].map(tensor_text);
     ensure!(own == meta => "this rank's tensor for itself is {own}, but `metas` describes {meta}",
         "Describe in `metas` the tensor that this rank passes for itself");
-    Ok(PairwiseSignature { member, sent, received: metas })
+    Ok(PairwiseSignature {
+        member,
+        sent,
+        received: metas,
+    })
 }
 
 /// Checks the tensors of the root. Returns their signatures, which come from `metas`; on the root, `metas` must
@@ -134,7 +169,10 @@ pub(super) fn rooted(
     let signatures = all_described(metas)?;
     if root == group.rank() {
         let remedy = "Pass `Some(tensors)` on the root";
-        let tensors = tensors.ok_or_else(|| Problem { problem: "the root passes no tensors".into(), remedy })?;
+        let tensors = tensors.ok_or_else(|| Problem {
+            problem: "the root passes no tensors".into(),
+            remedy,
+        })?;
         let (given, described) = (tensors.len(), metas.len());
         ensure!(given == described => "{given} tensors, but {described} `metas`", "Describe every tensor in `metas`");
         for (i, (tensor, expected)) in tensors.iter().zip(&signatures).enumerate() {
@@ -148,7 +186,11 @@ pub(super) fn rooted(
 
 /// Returns the signatures of the tensors that `metas` describes.
 pub(super) fn all_described(metas: &[TensorMeta]) -> Checked<Vec<TensorSignature>> {
-    metas.iter().enumerate().map(|(i, meta)| described(i, meta)).collect()
+    metas
+        .iter()
+        .enumerate()
+        .map(|(i, meta)| described(i, meta))
+        .collect()
 }
 
 fn described(i: usize, meta: &TensorMeta) -> Checked<TensorSignature> {
@@ -157,7 +199,11 @@ fn described(i: usize, meta: &TensorMeta) -> Checked<TensorSignature> {
 
 /// Checks tensors that are sent unchanged. Returns their signatures.
 pub(super) fn sent(tensors: &[DispatchTensor]) -> Checked<Vec<TensorSignature>> {
-    tensors.iter().enumerate().map(|(i, tensor)| plain(i, tensor)).collect()
+    tensors
+        .iter()
+        .enumerate()
+        .map(|(i, tensor)| plain(i, tensor))
+        .collect()
 }
 
 /// Checks that the argument `name`, with the value `place`, is a rank of the group.
@@ -194,7 +240,11 @@ pub(super) fn split(
     let signature = plain(0, tensor)?;
     one_each("send counts", given.len(), group)?;
     one_each("receive counts", taken.len(), group)?;
-    let row = signature.shape[1..].iter().fold(signature.dtype.size(), |bytes, len| bytes.saturating_mul(*len));
+    let row = signature.shape[1..]
+        .iter()
+        .fold(signature.dtype.size(), |bytes, len| {
+            bytes.saturating_mul(*len)
+        });
     let (rows, sum) = (signature.shape[0], total_rows("send counts", given, row)?);
     total_rows("receive counts", taken, row)?;
     ensure!(rows == sum => "send counts {given:?} add up to {sum}, but the tensor has {rows} rows",
@@ -206,7 +256,9 @@ pub(super) fn split(
 
 /// Adds up the counts of an argument. Checks that this many rows of `row` bytes can be addressed.
 fn total_rows(name: &str, counts: &[usize], row: usize) -> Checked<usize> {
-    let rows = counts.iter().try_fold(0_usize, |rows, count| rows.checked_add(*count));
+    let rows = counts
+        .iter()
+        .try_fold(0_usize, |rows, count| rows.checked_add(*count));
     let rows = rows.filter(|rows| rows.checked_mul(row).is_some());
     ensure!(rows.is_some() => "{name} {counts:?} add up to more rows than memory can hold",
         "Pass a number of rows for each rank");
@@ -227,12 +279,18 @@ pub(super) fn sharded(
 ) -> Checked<Vec<TensorSignature>> {
     let (tensors, given) = (signatures.len(), shardings.len());
     ensure!(tensors == given => "{tensors} tensors, but {given} `shardings`", "Pass one sharding per tensor");
-    let full = |(i, (signature, (dim, sizes))): (usize, (TensorSignature, &(usize, ShardSizes)))| {
-        let signature = sharded_along(i, signature, *dim, sizes, group)?;
-        check_total(i, &signature.shape, *dim, sizes)?;
-        Ok(signature)
-    };
-    signatures.into_iter().zip(shardings).enumerate().map(full).collect()
+    let full =
+        |(i, (signature, (dim, sizes))): (usize, (TensorSignature, &(usize, ShardSizes)))| {
+            let signature = sharded_along(i, signature, *dim, sizes, group)?;
+            check_total(i, &signature.shape, *dim, sizes)?;
+            Ok(signature)
+        };
+    signatures
+        .into_iter()
+        .zip(shardings)
+        .enumerate()
+        .map(full)
+        .collect()
 }
 
 /// Adds a sharding to a signature. Checks it, except for the total of its sizes.
@@ -251,11 +309,18 @@ fn sharded_along(
 
 /// Checks that `op` can reduce the dtypes of all tensors.
 pub(super) fn all_reducible(signatures: &[TensorSignature], op: ReduceOp) -> Checked<()> {
-    signatures.iter().enumerate().try_for_each(|(i, signature)| reducible(i, signature.dtype, op))
+    signatures
+        .iter()
+        .enumerate()
+        .try_for_each(|(i, signature)| reducible(i, signature.dtype, op))
 }
 
 /// Checks that the tensors match a plan, and that the plan was made for a group of this size.
-pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], group: &Group) -> Checked<()> {
+pub(super) fn as_planned(
+    plan: &CollectivePlan,
+    tensors: &[DispatchTensor],
+    group: &Group,
+) -> Checked<()> {
     let (planned, found) = (plan.ranks, group.size());
     ensure!(planned == found => "a plan for {planned} ranks in a group of {found}", "Make a plan on this group");
     let (planned, given) = (plan.tensors.len(), tensors.len());
@@ -270,9 +335,19 @@ pub(super) fn as_planned(plan: &CollectivePlan, tensors: &[DispatchTensor], grou
             }
         }
         if signature.dtype != of_plan.dtype || signature.shape != shape {
-            let [found, expected] = [&signature, &TensorSignature { shape, ..of_plan.clone() }].map(text);
+            let [found, expected] = [
+                &signature,
+                &TensorSignature {
+                    shape,
+                    ..of_plan.clone()
+                },
+            ]
+            .map(text);
             let problem = format!("tensor {i} is {found}, but the plan is for {expected}");
-            return Err(Problem { problem, remedy: REPLAN });
+            return Err(Problem {
+                problem,
+                remedy: REPLAN,
+            });
         }
     }
     Ok(())
@@ -292,9 +367,19 @@ fn supported(i: usize, shape: Shape, dtype: DType) -> Checked<TensorSignature> {
     let dims = shape.num_dims();
     ensure!(dims <= MAX_DIMS => "tensor {i} has {dims} dimensions, but collectives support at most {MAX_DIMS}",
         "Reshape it to fewer dimensions");
-    let (bytes, lengths) = (shape.iter().try_fold(dtype.size(), |bytes, len| bytes.checked_mul(*len)), &shape[..]);
+    let (bytes, lengths) = (
+        shape
+            .iter()
+            .try_fold(dtype.size(), |bytes, len| bytes.checked_mul(*len)),
+        &shape[..],
+    );
     ensure!(bytes.is_some() => "tensor {i} of shape {lengths:?} has more bytes than memory can hold", "Correct its shape");
-    Ok(TensorSignature { shape, dtype, sharding: None, to: None })
+    Ok(TensorSignature {
+        shape,
+        dtype,
+        sharding: None,
+        to: None,
+    })
 }
 
 fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {
@@ -305,11 +390,15 @@ fn in_range(i: usize, dim: usize, shape: &Shape) -> Checked<()> {
 
 /// Checks that explicit shard sizes are one per rank, and that their sum does not overflow.
 fn one_per_rank(i: usize, sizes: &ShardSizes, group: &Group) -> Checked<()> {
-    let Some(lengths) = sizes.lengths() else { return Ok(()) };
+    let Some(lengths) = sizes.lengths() else {
+        return Ok(());
+    };
     let (given, size) = (lengths.len(), group.size());
     ensure!(given == size => "tensor {i} has {given} shard sizes {lengths:?} in a group of {size} ranks",
         "Pass one shard size per rank of the group");
-    let total = lengths.iter().try_fold(0_usize, |total, length| total.checked_add(*length));
+    let total = lengths
+        .iter()
+        .try_fold(0_usize, |total, length| total.checked_add(*length));
     ensure!(total.is_some() => "tensor {i} has shard sizes {lengths:?}, whose sum overflows",
         "Pass the length of each rank's shard");
     Ok(())
@@ -324,17 +413,25 @@ fn check_total(i: usize, shape: &Shape, dim: usize, sizes: &ShardSizes) -> Check
 
 fn reducible(i: usize, dtype: DType, op: ReduceOp) -> Checked<()> {
     let remedy = match op {
-        ReduceOp::Sum | ReduceOp::Avg if dtype.is_bool() => "Use Max (any), Min (all), or convert it to int",
+        ReduceOp::Sum | ReduceOp::Avg if dtype.is_bool() => {
+            "Use Max (any), Min (all), or convert it to int"
+        }
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if dtype.is_float() => {
             "Pass integers or bools to a bitwise reduction"
         }
         ReduceOp::PremulSum(_) if !dtype.is_float() => "Multiply before a Sum, or pass floats",
         _ => return Ok(()),
     };
-    Err(Problem { problem: format!("tensor {i} is {}, which has no {op:?}", dtype.name()), remedy })
+    Err(Problem {
+        problem: format!("tensor {i} is {}, which has no {op:?}", dtype.name()),
+        remedy,
+    })
 }
 
 /// Displays shape and dtype of a tensor.
 fn text(tensor: &TensorSignature) -> String {
-    tensor_text(&Some(TensorMeta { shape: tensor.shape.clone(), dtype: tensor.dtype }))
+    tensor_text(&Some(TensorMeta {
+        shape: tensor.shape.clone(),
+        dtype: tensor.dtype,
+    }))
 }

@@ -46,7 +46,10 @@ pub struct Call {
 impl Call {
     /// Creates a call with the name `label`, outside any training pass.
     pub fn new(label: impl Into<Arc<str>>) -> Self {
-        Self { label: label.into(), ..Self::default() }
+        Self {
+            label: label.into(),
+            ..Self::default()
+        }
     }
 
     /// Sets the pass under which the ledger counts the call.

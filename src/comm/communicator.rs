@@ -57,9 +57,18 @@ struct GroupChannel {
 impl GroupChannel {
     fn new(rank: &Rank, group: Group, name: &'static str) -> Arc<Self> {
         let sequence = rank.ledger.recorder().sequence(&group, name);
-        let member = GroupMember { group, device: rank.device.clone(), ledger: rank.ledger.clone() };
+        let member = GroupMember {
+            group,
+            device: rank.device.clone(),
+            ledger: rank.ledger.clone(),
+        };
         let backend = rank.backend.clone().channel(member, name);
-        Arc::new(Self { backend, sequence, forward_indices: AtomicU64::default(), models: AtomicU64::default() })
+        Arc::new(Self {
+            backend,
+            sequence,
+            forward_indices: AtomicU64::default(),
+            models: AtomicU64::default(),
+        })
     }
 }
 
@@ -70,7 +79,12 @@ impl Communicator {
     /// Creates the communicator of `group` for its rank `rank`.
     pub(super) fn new(rank: Arc<Rank>, group: Group, deadline: Duration) -> Self {
         let channel = GroupChannel::new(&rank, group, "");
-        Self { rank, channel, channels: Arc::default(), deadline }
+        Self {
+            rank,
+            channel,
+            channels: Arc::default(),
+            deadline,
+        }
     }
 
     /// Returns the ranks of this group and the caller's group rank.
@@ -105,7 +119,10 @@ impl Communicator {
     /// # Panics
     /// If the name is empty, or begins with `burn_dtensor::`, like those of this crate's own duplicates.
     pub fn duplicate(&self, name: &'static str) -> Self {
-        assert!(!name.is_empty(), "cannot duplicate a communicator without a name. Pass one that says what it is for");
+        assert!(
+            !name.is_empty(),
+            "cannot duplicate a communicator without a name. Pass one that says what it is for"
+        );
         assert!(
             !name.starts_with(PRIVATE),
             "cannot duplicate a communicator with the name {name:?}: names that begin with {PRIVATE:?} are this crate's own. \
@@ -117,14 +134,25 @@ impl Communicator {
     /// Like [`duplicate`](Self::duplicate), with a name of this crate that no program can use.
     pub(crate) fn duplicate_private(&self, name: &'static str) -> Self {
         let make = || GroupChannel::new(&self.rank, self.group().clone(), name);
-        let channel = self.channels.lock().entry(name).or_insert_with(make).clone();
-        Self { channel, ..self.clone() }
+        let channel = self
+            .channels
+            .lock()
+            .entry(name)
+            .or_insert_with(make)
+            .clone();
+        Self {
+            channel,
+            ..self.clone()
+        }
     }
 
     /// Returns this communicator, with the same sequence of calls, but with `deadline` as the maximum duration of a
     /// wait instead of [`Launch::with_deadline`](super::Launch::with_deadline). Local.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
-        Self { deadline, ..self.clone() }
+        Self {
+            deadline,
+            ..self.clone()
+        }
     }
 
     pub(super) fn deadline(&self) -> Duration {
@@ -164,9 +192,20 @@ impl Communicator {
         Work::failed(self.rank.fail(self.refusal(op, &call.label, problem)))
     }
 
-    pub(super) fn refusal(&self, op: Op, label: &str, Problem { problem, remedy }: Problem) -> CommError {
+    pub(super) fn refusal(
+        &self,
+        op: Op,
+        label: &str,
+        Problem { problem, remedy }: Problem,
+    ) -> CommError {
         let (rank, label) = (self.rank.rank, label.to_string());
-        CommError::InvalidArgument { rank, op, label, problem, remedy: remedy.into() }
+        CommError::InvalidArgument {
+            rank,
+            op,
+            label,
+            problem,
+            remedy: remedy.into(),
+        }
     }
 
     /// Returns true if transfers overlap with computation, as between processes.
@@ -185,22 +224,67 @@ impl Communicator {
         begin: impl FnOnce(&dyn GroupBackend, CallContext) -> PostResult<T>,
     ) -> Work<T> {
         let Self { rank, channel, .. } = self;
-        let GroupChannel { backend, sequence, .. } = &**channel;
+        let GroupChannel {
+            backend, sequence, ..
+        } = &**channel;
         if let Err(error) = rank.check_thread(signature.op, &call.label) {
             return Work::failed(error);
         }
         let (op, group) = (signature.op, self.group());
         let seq = sequence.next(op);
         if rank.is_alone() && !op.is_message() {
-            let called = CollectiveId { op, seq, label: call.label.clone(), ranks: group.shared_ranks() };
-            return Work::failed(rank.fail(CommError::CollectiveInRunOn { rank: rank.rank, called }));
+            let called = CollectiveId {
+                op,
+                seq,
+                label: call.label.clone(),
+                ranks: group.shared_ranks(),
+            };
+            return Work::failed(rank.fail(CommError::CollectiveInRunOn {
+                rank: rank.rank,
+                called,
+            }));
         }
-        let Call { label, phase, deferred: is_deferred, .. } = call;
+        let Call {
+            label,
+            phase,
+            deferred: is_deferred,
+            ..
+        } = call;
         let bytes = bytes.unwrap_or_else(|| signature.bytes());
-        let posting = Posting { group, channel: sequence.number(), seq, signature: &signature, phase, bytes, peer };
-        let info = CallInfo { rank: rank.rank, op, group_size: group.size(), bytes, label, phase, seq };
-        let mut call = ObservedCall::post(rank.ledger.clone(), sequence.clone(), info, &posting, is_deferred);
-        match call.begin(|| begin(&**backend, CallContext { signature, is_deferred })) {
+        let posting = Posting {
+            group,
+            channel: sequence.number(),
+            seq,
+            signature: &signature,
+            phase,
+            bytes,
+            peer,
+        };
+        let info = CallInfo {
+            rank: rank.rank,
+            op,
+            group_size: group.size(),
+            bytes,
+            label,
+            phase,
+            seq,
+        };
+        let mut call = ObservedCall::post(
+            rank.ledger.clone(),
+            sequence.clone(),
+            info,
+            &posting,
+            is_deferred,
+        );
+        match call.begin(|| {
+            begin(
+                &**backend,
+                CallContext {
+                    signature,
+                    is_deferred,
+                },
+            )
+        }) {
             Ok(pending) => Work::under_way(pending, rank.clone(), call, self.deadline),
             Err(error) => Work::failed(error),
         }

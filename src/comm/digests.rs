@@ -30,7 +30,9 @@ pub struct Digests {
 /// Displays as `weights of step 10: a, b`.
 impl fmt::Display for Digests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { of, step, names, .. } = self;
+        let Self {
+            of, step, names, ..
+        } = self;
         write!(f, "{of}s of step {step}: {}", names.join(", "))
     }
 }
@@ -62,21 +64,53 @@ impl Divergence {
     pub(crate) fn among<'a>(ranks: impl Iterator<Item = &'a [Digests]> + Clone) -> Option<Self> {
         let first = ranks.clone().next()?;
         let names = first.iter().enumerate().flat_map(|(list, digests)| {
-            digests.names.iter().enumerate().map(move |(at, name)| (digests, name, list, at))
+            digests
+                .names
+                .iter()
+                .enumerate()
+                .map(move |(at, name)| (digests, name, list, at))
         });
-        names.into_iter().find_map(|(Digests { of, step, .. }, name, list, at)| {
-            let held = ranks.clone().map(|lists| *lists.get(list)?.values.get(at)?);
-            let Vote { member, other, majority } = vote(held)?;
-            Some(Self { member, other, majority, of: *of, step: *step, name: name.clone() })
-        })
+        names
+            .into_iter()
+            .find_map(|(Digests { of, step, .. }, name, list, at)| {
+                let held = ranks.clone().map(|lists| *lists.get(list)?.values.get(at)?);
+                let Vote {
+                    member,
+                    other,
+                    majority,
+                } = vote(held)?;
+                Some(Self {
+                    member,
+                    other,
+                    majority,
+                    of: *of,
+                    step: *step,
+                    name: name.clone(),
+                })
+            })
     }
 
     /// Returns the error that all ranks receive. `ranks` are the global ranks of the group, and `during` is the
     /// collective in which the divergence was found.
     pub fn error(self, ranks: &[usize], during: CollectiveId) -> CommError {
-        let Self { member, other, majority, of, step, name } = self;
+        let Self {
+            member,
+            other,
+            majority,
+            of,
+            step,
+            name,
+        } = self;
         let (rank, other, param) = (ranks[member], ranks[other], name.to_string());
-        CommError::Diverged { rank, other, during, param, of, step, majority }
+        CommError::Diverged {
+            rank,
+            other,
+            during,
+            param,
+            of,
+            step,
+            majority,
+        }
     }
 }
 
@@ -91,23 +125,41 @@ pub(crate) struct Vote {
 
 /// Compares the digests of all members; a `None` does not vote. Returns `None` if all known digests are identical.
 pub(crate) fn vote(held: impl Iterator<Item = Option<u64>> + Clone) -> Option<Vote> {
-    let known = held.enumerate().filter_map(|(member, value)| Some((member, value?)));
+    let known = held
+        .enumerate()
+        .filter_map(|(member, value)| Some((member, value?)));
     let (first, value) = known.clone().next()?;
-    let differs = |from: u64| known.clone().find(|(_, value)| *value != from).map(|(member, _)| member);
+    let differs = |from: u64| {
+        known
+            .clone()
+            .find(|(_, value)| *value != from)
+            .map(|(member, _)| member)
+    };
     let second = differs(value)?;
     // Boyer-Moore majority vote: a majority survives when its digests are paired off with all others.
-    let (survivor, _) =
-        known.clone().fold((value, 0), |(survivor, count), (_, value)| match (count, value == survivor) {
-            (0, _) => (value, 1),
-            (count, true) => (survivor, count + 1),
-            (count, false) => (survivor, count - 1),
+    let (survivor, _) = known
+        .clone()
+        .fold((value, 0), |(survivor, count), (_, value)| {
+            match (count, value == survivor) {
+                (0, _) => (value, 1),
+                (count, true) => (survivor, count + 1),
+                (count, false) => (survivor, count - 1),
+            }
         });
     let holders = known.clone().filter(|(_, value)| *value == survivor);
     if 2 * holders.clone().count() <= known.clone().count() {
-        return Some(Vote { member: second, other: first, majority: false });
+        return Some(Vote {
+            member: second,
+            other: first,
+            majority: false,
+        });
     }
     let (other, _) = holders.clone().next()?;
-    Some(Vote { member: differs(survivor)?, other, majority: true })
+    Some(Vote {
+        member: differs(survivor)?,
+        other,
+        majority: true,
+    })
 }
 
 #[cfg(test)]
@@ -127,7 +179,11 @@ mod tests {
             held[culprit] = 8;
             assert_eq!(of(&held), Some((culprit, usize::from(culprit == 0), true)));
         }
-        assert_eq!(of(&[8, 9, 7, 7, 7]), Some((0, 2, true)), "the first of several");
+        assert_eq!(
+            of(&[8, 9, 7, 7, 7]),
+            Some((0, 2, true)),
+            "the first of several"
+        );
         assert_eq!(of(&[7, 8, 7, 9, 7]), Some((1, 0, true)));
     }
 
@@ -136,7 +192,11 @@ mod tests {
         assert_eq!(of(&[7, 8]), Some((1, 0, false)));
         assert_eq!(of(&[7, 7, 8, 8]), Some((2, 0, false)));
         assert_eq!(of(&[7, 8, 9]), Some((1, 0, false)));
-        assert_eq!(of(&[7, 8, 8, 9]), Some((1, 0, false)), "half is not a majority");
+        assert_eq!(
+            of(&[7, 8, 8, 9]),
+            Some((1, 0, false)),
+            "half is not a majority"
+        );
     }
 
     /// In these tests, zero stands for an unknown digest.
@@ -157,14 +217,23 @@ mod tests {
             values: values.map(Some).into(),
         };
         let rank = |gradient, weights| {
-            [digests(ReplicatedValue::Gradient, 2, [1, gradient]), digests(ReplicatedValue::Weight, 3, weights)]
+            [
+                digests(ReplicatedValue::Gradient, 2, [1, gradient]),
+                digests(ReplicatedValue::Weight, 3, weights),
+            ]
         };
         let among = |ranks: &[[Digests; 2]]| Divergence::among(ranks.iter().map(|rank| &rank[..]));
         assert_eq!(among(&[rank(2, [3, 4]), rank(2, [3, 4])]), None);
         let found = among(&[rank(2, [3, 4]), rank(2, [9, 4]), rank(2, [3, 4])]).unwrap();
-        assert_eq!((found.member, &*found.name, found.of, found.step), (1, "a", ReplicatedValue::Weight, 3));
+        assert_eq!(
+            (found.member, &*found.name, found.of, found.step),
+            (1, "a", ReplicatedValue::Weight, 3)
+        );
         let found = among(&[rank(2, [3, 4]), rank(8, [9, 9])]).unwrap();
-        assert_eq!((found.other, &*found.name, found.of, found.step), (0, "b", ReplicatedValue::Gradient, 2));
+        assert_eq!(
+            (found.other, &*found.name, found.of, found.step),
+            (0, "b", ReplicatedValue::Gradient, 2)
+        );
         assert_eq!(Divergence::among([&[][..], &[]].into_iter()), None);
     }
 }

@@ -38,7 +38,9 @@ pub enum CommError {
     },
 
     /// A rank's program returned while other ranks were waiting for it.
-    #[error("rank {rank} has returned, but {during} still needs it. Make the same calls on every rank of a group")]
+    #[error(
+        "rank {rank} has returned, but {during} still needs it. Make the same calls on every rank of a group"
+    )]
     RankReturned {
         /// Global rank.
         rank: usize,
@@ -210,7 +212,9 @@ pub enum CommError {
     },
 
     /// The backend of the launch does not support `World::shrink`.
-    #[error("rank {rank}: the backend of this launch does not support `World::shrink`. Restart the launch")]
+    #[error(
+        "rank {rank}: the backend of this launch does not support `World::shrink`. Restart the launch"
+    )]
     CannotShrink {
         /// Global rank.
         rank: usize,
@@ -293,7 +297,9 @@ impl CommError {
             | Self::Protocol { rank, .. }
             | Self::Disconnected { rank, .. }
             | Self::UnequalRanks { rank, .. } => *rank,
-            Self::DeadlineExceeded { rank, missing, .. } => missing.first().copied().unwrap_or(*rank),
+            Self::DeadlineExceeded { rank, missing, .. } => {
+                missing.first().copied().unwrap_or(*rank)
+            }
             Self::Deadlock { waits } => waits.first().map_or(0, |(rank, ..)| *rank),
         }
     }
@@ -348,7 +354,10 @@ impl fmt::Display for ReplicatedValue {
 }
 
 fn noticed(during: &Option<CollectiveId>) -> String {
-    during.as_ref().map(|id| format!(" (noticed in {id})")).unwrap_or_default()
+    during
+        .as_ref()
+        .map(|id| format!(" (noticed in {id})"))
+        .unwrap_or_default()
 }
 
 fn blame(rank: &usize, other: &usize, majority: &bool) -> String {

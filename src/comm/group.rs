@@ -16,7 +16,11 @@ impl Group {
     /// If `index` is not a position in `ranks`.
     pub fn new(ranks: impl Into<Arc<[usize]>>, index: usize) -> Self {
         let ranks = ranks.into();
-        assert!(index < ranks.len(), "group rank {index} is outside a group of {} ranks", ranks.len());
+        assert!(
+            index < ranks.len(),
+            "group rank {index} is outside a group of {} ranks",
+            ranks.len()
+        );
         Self { ranks, index }
     }
 

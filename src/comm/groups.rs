@@ -21,23 +21,43 @@ impl World {
     /// # Errors
     /// [`CommError::InvalidGroup`] on every rank if a group is empty, names a rank outside the world, or if a rank
     /// is named twice.
-    pub fn subgroup(&self, groups: impl IntoIterator<Item = Vec<usize>>) -> Result<Option<Communicator>> {
+    pub fn subgroup(
+        &self,
+        groups: impl IntoIterator<Item = Vec<usize>>,
+    ) -> Result<Option<Communicator>> {
         let mut named_in: Vec<Option<usize>> = vec![None; self.size()];
         let groups: Vec<_> = groups.into_iter().collect();
         for (at, ranks) in groups.iter().enumerate() {
-            let wrong = |problem| CommError::InvalidGroup { rank: self.rank(), ranks: ranks.clone(), problem };
+            let wrong = |problem| CommError::InvalidGroup {
+                rank: self.rank(),
+                ranks: ranks.clone(),
+                problem,
+            };
             if ranks.is_empty() {
-                return Err(wrong("it has no ranks. List at least one rank in each group".into()).into());
+                return Err(
+                    wrong("it has no ranks. List at least one rank in each group".into()).into(),
+                );
             }
             for rank in ranks {
-                let Some(named) = named_in.get_mut(*rank) else { return Err(wrong(self.outside(*rank)).into()) };
+                let Some(named) = named_in.get_mut(*rank) else {
+                    return Err(wrong(self.outside(*rank)).into());
+                };
                 if let Some(other) = named.replace(at) {
-                    let other = if other == at { "twice".into() } else { format!("in {:?} too", groups[other]) };
-                    return Err(wrong(format!("rank {rank} is named {other}. Name each rank at most once")).into());
+                    let other = if other == at {
+                        "twice".into()
+                    } else {
+                        format!("in {:?} too", groups[other])
+                    };
+                    return Err(wrong(format!(
+                        "rank {rank} is named {other}. Name each rank at most once"
+                    ))
+                    .into());
                 }
             }
         }
-        named_in[self.rank()].map(|at| self.group(&groups[at])).transpose()
+        named_in[self.rank()]
+            .map(|at| self.group(&groups[at]))
+            .transpose()
     }
 
     /// Returns the group of `size` adjacent ranks that contains this rank: the first group has ranks 0 to `size -
@@ -51,7 +71,12 @@ impl World {
                 "cannot split {} ranks into groups of {size}. Pass a size that divides the number of ranks",
                 self.size()
             );
-            return Err(CommError::InvalidGroup { rank: self.rank(), ranks: Vec::new(), problem }.into());
+            return Err(CommError::InvalidGroup {
+                rank: self.rank(),
+                ranks: Vec::new(),
+                problem,
+            }
+            .into());
         }
         let first = self.rank() / size * size;
         self.group(&(first..first + size).collect::<Vec<_>>())
@@ -66,14 +91,25 @@ impl World {
     ///
     /// # Errors
     /// See [`Communicator`].
-    pub fn split(&self, parent: &Communicator, color: Option<usize>, key: usize) -> Result<Option<Communicator>> {
+    pub fn split(
+        &self,
+        parent: &Communicator,
+        color: Option<usize>,
+        key: usize,
+    ) -> Result<Option<Communicator>> {
         let own = [usize::from(color.is_some()), color.unwrap_or(0), key];
         let all = parent.all_gather_numbers(Call::new("split"), &own)?;
         let Some(color) = color else { return Ok(None) };
-        let mine = all.chunks_exact(3).enumerate().filter(|(_, given)| given[..2] == [1, color]);
+        let mine = all
+            .chunks_exact(3)
+            .enumerate()
+            .filter(|(_, given)| given[..2] == [1, color]);
         let mut places: Vec<_> = mine.map(|(place, given)| (given[2], place)).collect();
         places.sort_unstable();
-        let ranks: Vec<_> = places.into_iter().map(|(_, place)| parent.group().ranks()[place]).collect();
+        let ranks: Vec<_> = places
+            .into_iter()
+            .map(|(_, place)| parent.group().ranks()[place])
+            .collect();
         Ok(Some(self.group(&ranks)?.with_deadline(parent.deadline())))
     }
 }

@@ -107,9 +107,16 @@ impl Launch {
         if let Some(connected) = super::host_backend::mpi_processes()? {
             let processes = connected.count();
             if !ranks.is_multiple_of(processes) {
-                return Err(StartError::Uneven { ranks, processes, here: connected.process_index() });
+                return Err(StartError::Uneven {
+                    ranks,
+                    processes,
+                    here: connected.process_index(),
+                });
             }
-            return Ok(Self::new(RankBackend::Processes(connected, ranks / processes)));
+            return Ok(Self::new(RankBackend::Processes(
+                connected,
+                ranks / processes,
+            )));
         }
         #[cfg(not(feature = "mpi"))]
         if let Some(launcher::ProcessRank { processes, here }) = launcher::place()? {
@@ -163,7 +170,12 @@ impl Launch {
             RankBackend::Processes(_, ranks) => *ranks,
             RankBackend::On(backend) => backend.local_ranks().len(),
         };
-        assert_eq!(devices.len(), ranks, "{} devices for {ranks} ranks. Pass one device per rank", devices.len());
+        assert_eq!(
+            devices.len(),
+            ranks,
+            "{} devices for {ranks} ranks. Pass one device per rank",
+            devices.len()
+        );
         self.devices = Devices::Each(devices);
         self
     }
@@ -326,26 +338,51 @@ where
     let backend: Arc<dyn Backend> = match config.ranks {
         RankBackend::Threads(size) => HostBackend::new(size, config.manner),
         #[cfg(feature = "mpi")]
-        RankBackend::Processes(processes, each) => processes.backend_with_options(each, config.manner),
+        RankBackend::Processes(processes, each) => {
+            processes.backend_with_options(each, config.manner)
+        }
         RankBackend::On(backend) => backend,
     };
     let here = backend.local_ranks();
     let (cores, outer) = (cores(), RankContext::current());
     let threads = (cores / here.len()).max(1);
-    let folder = config.flight.or_else(|| env::var_os(FLIGHT).filter(|folder| !folder.is_empty()).map(PathBuf::from));
+    let folder = config.flight.or_else(|| {
+        env::var_os(FLIGHT)
+            .filter(|folder| !folder.is_empty())
+            .map(PathBuf::from)
+    });
     let start = LaunchStart::new(backend.size(), backend.launch_id());
     let worlds = |rank: &usize| RankWorlds::new(backend.clone(), *rank, folder.clone());
     let worlds: Vec<_> = here.iter().map(worlds).collect();
     let _running = ActiveLaunch::new(backend.launch(), worlds.clone());
-    let ledgers: Vec<_> = worlds.iter().map(|worlds| worlds.open(worlds.rank, &start)).collect();
+    let ledgers: Vec<_> = worlds
+        .iter()
+        .map(|worlds| worlds.open(worlds.rank, &start))
+        .collect();
     let run = |(place, rank): (usize, usize)| {
-        let home = Arc::new(RankContext { launch: backend.launch(), rank, outer: outer.clone() });
+        let home = Arc::new(RankContext {
+            launch: backend.launch(),
+            rank,
+            outer: outer.clone(),
+        });
         // A panic is the outcome of the rank, even while its pool is created.
         let end = RankOutcome::of(|| match &ledgers[place] {
             Ok(ledger) => {
-                let (worlds, ledger, device) = (worlds[place].clone(), ledger.clone(), config.devices.of(place));
-                let world = World::new(worlds, ledger, device, config.deadline, config.checks_replicas);
-                in_own_pool(home, threads, config.stack_size, || run_program(&program, &world))
+                let (worlds, ledger, device) = (
+                    worlds[place].clone(),
+                    ledger.clone(),
+                    config.devices.of(place),
+                );
+                let world = World::new(
+                    worlds,
+                    ledger,
+                    device,
+                    config.deadline,
+                    config.checks_replicas,
+                );
+                in_own_pool(home, threads, config.stack_size, || {
+                    run_program(&program, &world)
+                })
             }
             Err(error) => RankOutcome::failed(error.clone().into()),
         });
@@ -356,53 +393,95 @@ where
         let spawn = |(place, rank)| {
             let thread = thread::Builder::new().name(format!("launch {rank}"));
             let (run, worlds) = (&run, &worlds);
-            thread.spawn_scoped(scope, move || run((place, rank))).map_err(|error| {
-                let end = RankOutcome::failed(Error::other(format!("cannot start rank {rank}: {error}")));
-                end.report(&worlds[place]);
-                end
-            })
+            thread
+                .spawn_scoped(scope, move || run((place, rank)))
+                .map_err(|error| {
+                    let end = RankOutcome::failed(Error::other(format!(
+                        "cannot start rank {rank}: {error}"
+                    )));
+                    end.report(&worlds[place]);
+                    end
+                })
         };
         let threads: Vec<_> = here.iter().copied().enumerate().map(spawn).collect();
-        let join = |thread: Result<thread::ScopedJoinHandle<RankOutcome<T>>, RankOutcome<T>>| match thread {
-            Ok(thread) => thread.join().unwrap_or_else(RankOutcome::from_panic),
-            Err(end) => end,
-        };
+        let join =
+            |thread: Result<thread::ScopedJoinHandle<RankOutcome<T>>, RankOutcome<T>>| match thread
+            {
+                Ok(thread) => thread.join().unwrap_or_else(RankOutcome::from_panic),
+                Err(end) => end,
+            };
         threads.into_iter().map(join).collect::<Vec<_>>()
     });
     // The result depends on the ranks that continued in the last world.
     let last = last(backend.clone());
-    let left = worlds.iter().zip(&ends).filter_map(|(worlds, end)| Some((worlds.rank_in(&last)?, end)));
+    let left = worlds
+        .iter()
+        .zip(&ends)
+        .filter_map(|(worlds, end)| Some((worlds.rank_in(&last)?, end)));
     let left: Vec<_> = left.collect();
-    let RemoteOutcome { failure, reports, is_reported_by_other_process } = last.finish(config.deadline);
+    let RemoteOutcome {
+        failure,
+        reports,
+        is_reported_by_other_process,
+    } = last.finish(config.deadline);
     if failure.is_none() && left.iter().all(|(_, end)| end.is_done()) {
-        for (rank, error) in here.iter().zip(&ends).filter_map(|(rank, end)| Some((rank, end.error(*rank)?))) {
+        for (rank, error) in here
+            .iter()
+            .zip(&ends)
+            .filter_map(|(rank, end)| Some((rank, end.error(*rank)?)))
+        {
             log::warn!("rank {rank} was lost, and the other ranks continued without it: {error}");
         }
-        return Ok(here.into_iter().zip(ends).filter_map(|(rank, end)| Some((rank, end.done()?))).collect());
+        return Ok(here
+            .into_iter()
+            .zip(ends)
+            .filter_map(|(rank, end)| Some((rank, end.done()?)))
+            .collect());
     }
-    let failure = failure.or_else(|| last.failure()).expect("a rank that does not succeed records a failure");
+    let failure = failure
+        .or_else(|| last.failure())
+        .expect("a rank that does not succeed records a failure");
     let report = |(rank, end): (usize, &RankOutcome<T>)| {
         let at = end.unwound_at().map(ToString::to_string);
-        RankReport { rank, activity: last.activity(rank), error: end.error(rank), at }
+        RankReport {
+            rank,
+            activity: last.activity(rank),
+            error: end.error(rank),
+            at,
+        }
     };
     let mut reports: Vec<_> = left.into_iter().map(report).chain(reports).collect();
     reports.sort_by_key(|report| report.rank);
     let error = LaunchError::new(failure, reports);
     // `error.rank` is a rank of the last world. With several processes, all must report the same operations, so
     // they read the files, which every process can read.
-    let at = worlds.iter().position(|worlds| worlds.rank_in(&last) == Some(error.rank));
+    let at = worlds
+        .iter()
+        .position(|worlds| worlds.rank_in(&last) == Some(error.rank));
     let flight = match at {
-        Some(at) if last.local_ranks().len() == last.size() => worlds[at].ledger().map(|ledger| ledger.flight()),
+        Some(at) if last.local_ranks().len() == last.size() => {
+            worlds[at].ledger().map(|ledger| ledger.flight())
+        }
         _ => {
             let read = |folder: &PathBuf| RankTrace::of_rank(folder, last.launch_id(), error.rank);
-            let own = worlds.iter().filter_map(|worlds| Some(worlds.ledger()?.flight()));
+            let own = worlds
+                .iter()
+                .filter_map(|worlds| Some(worlds.ledger()?.flight()));
             let own = own.into_iter().find(|own| own.launch == last.launch_id());
             // If the rank has not begun, its file is of an earlier run.
-            folder.as_ref().and_then(read).filter(|read| own.is_none_or(|own| own.is_same_run(read)))
+            folder
+                .as_ref()
+                .and_then(read)
+                .filter(|read| own.is_none_or(|own| own.is_same_run(read)))
         }
     };
     let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
-    Err(LaunchError { is_reported_by_other_process, last, flight: folder, ..error })
+    Err(LaunchError {
+        is_reported_by_other_process,
+        last,
+        flight: folder,
+        ..error
+    })
 }
 
 /// Returns this process's share of the available cores, at least 1.
@@ -411,7 +490,11 @@ where
 /// evenly.
 fn cores() -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let sharers = if launcher::is_bound() { 1 } else { launcher::neighbours() };
+    let sharers = if launcher::is_bound() {
+        1
+    } else {
+        launcher::neighbours()
+    };
     (cores / sharers).max(1)
 }
 
@@ -430,8 +513,17 @@ fn in_own_pool<T: Send>(
     body: impl FnOnce() -> RankOutcome<T> + Send,
 ) -> RankOutcome<T> {
     let rank = home.rank;
-    let name = move |worker| if worker == 0 { format!("rank {rank}") } else { format!("rank {rank}.{worker}") };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).stack_size(stack_size);
+    let name = move |worker| {
+        if worker == 0 {
+            format!("rank {rank}")
+        } else {
+            format!("rank {rank}.{worker}")
+        }
+    };
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .thread_name(name)
+        .stack_size(stack_size);
     let memory = Arc::<memory::HostMemoryPool>::default();
     let settle = move |_| {
         home.clone().settle();
@@ -439,7 +531,9 @@ fn in_own_pool<T: Send>(
     };
     match pool.start_handler(settle).build() {
         Ok(pool) => pool.install(body),
-        Err(error) => RankOutcome::failed(Error::other(format!("cannot create the pool of rank {rank}: {error}"))),
+        Err(error) => RankOutcome::failed(Error::other(format!(
+            "cannot create the pool of rank {rank}: {error}"
+        ))),
     }
 }
 
@@ -457,12 +551,19 @@ mod tests {
             world.barrier("ended")?;
             Ok(home)
         });
-        let mut homes: Vec<_> = of_ranks.unwrap().into_iter().map(|(_, home)| home).collect();
+        let mut homes: Vec<_> = of_ranks
+            .unwrap()
+            .into_iter()
+            .map(|(_, home)| home)
+            .collect();
         homes.sort();
         homes.dedup();
         assert_eq!(homes.len(), 3);
 
-        let of_threads = launch(Launch::threads(1), |_| Ok(rayon::broadcast(|_| home()))).unwrap().remove(0).1;
+        let of_threads = launch(Launch::threads(1), |_| Ok(rayon::broadcast(|_| home())))
+            .unwrap()
+            .remove(0)
+            .1;
         assert_eq!(of_threads, vec![of_threads[0]; cores]);
     }
 }

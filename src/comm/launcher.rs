@@ -124,7 +124,9 @@ pub enum StartError {
     },
 
     /// The progress thread, which communicates with other processes, could not be started.
-    #[error("the progress thread, which communicates with other processes, could not be started: {problem}")]
+    #[error(
+        "the progress thread, which communicates with other processes, could not be started: {problem}"
+    )]
     NoThread {
         /// Reason why it could not be started.
         problem: String,
@@ -154,17 +156,30 @@ pub(crate) fn place() -> Result<Option<ProcessRank>, StartError> {
 
 /// Like [`place`], with the environment read through `variable`.
 fn place_by(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ProcessRank>, StartError> {
-    let set = |&(size, rank): &(&'static str, &'static str)| Some((size, rank, variable(size)?, variable(rank)?));
-    let Some((size, rank, processes, here)) = LAUNCHERS.iter().find_map(set) else { return Ok(None) };
+    let set = |&(size, rank): &(&'static str, &'static str)| {
+        Some((size, rank, variable(size)?, variable(rank)?))
+    };
+    let Some((size, rank, processes, here)) = LAUNCHERS.iter().find_map(set) else {
+        return Ok(None);
+    };
     match (processes.parse(), here.parse()) {
         (Ok(1), Ok(0)) => Ok(None),
         (Ok(processes), Ok(here)) if here < processes => Ok(Some(ProcessRank { processes, here })),
-        _ => Err(StartError::Variables { size, rank, processes, here }),
+        _ => Err(StartError::Variables {
+            size,
+            rank,
+            processes,
+            here,
+        }),
     }
 }
 
-const NEIGHBOURS: [&str; 4] =
-    ["OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE"];
+const NEIGHBOURS: [&str; 4] = [
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_STEP_TASKS_PER_NODE",
+];
 
 /// Returns the number of processes that the launcher started on this host, including this one; 1 if that is not
 /// known.
@@ -173,10 +188,19 @@ pub(crate) fn neighbours() -> usize {
 }
 
 fn neighbours_by(variable: impl Fn(&str) -> Option<String>) -> usize {
-    let said = NEIGHBOURS.iter().find_map(|name| variable(name)).unwrap_or_default();
+    let said = NEIGHBOURS
+        .iter()
+        .find_map(|name| variable(name))
+        .unwrap_or_default();
     // Slurm lists the hosts, as in `2(x3),1`; the largest number of tasks on a host counts.
-    let of_host = said.split(',').map(|of_host| of_host.split('(').next().unwrap_or_default());
-    of_host.filter_map(|count| count.trim().parse().ok()).max().filter(|count| *count > 0).unwrap_or(1)
+    let of_host = said
+        .split(',')
+        .map(|of_host| of_host.split('(').next().unwrap_or_default());
+    of_host
+        .filter_map(|count| count.trim().parse().ok())
+        .max()
+        .filter(|count| *count > 0)
+        .unwrap_or(1)
 }
 
 /// Returns true if the launcher has bound this process to some cores: the process is allowed other cores than its
@@ -184,7 +208,10 @@ fn neighbours_by(variable: impl Fn(&str) -> Option<String>) -> usize {
 pub(crate) fn is_bound() -> bool {
     let allowed = |process: &str| {
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-        status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).map(String::from)
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
+            .map(String::from)
     };
     #[cfg(unix)]
     let launcher = std::os::unix::process::parent_id().to_string();
@@ -198,28 +225,61 @@ mod tests {
     use super::*;
 
     fn among(set: &[(&str, &str)]) -> Result<Option<ProcessRank>, StartError> {
-        place_by(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.to_string()))
+        place_by(|name| {
+            set.iter()
+                .find(|(set, _)| *set == name)
+                .map(|(_, value)| value.to_string())
+        })
     }
 
     #[test]
     fn every_launcher_says_which_process_this_is() {
         for (size, rank) in LAUNCHERS {
-            assert_eq!(among(&[(size, "4"), (rank, "3")]), Ok(Some(ProcessRank { processes: 4, here: 3 })), "{size}");
+            assert_eq!(
+                among(&[(size, "4"), (rank, "3")]),
+                Ok(Some(ProcessRank {
+                    processes: 4,
+                    here: 3
+                })),
+                "{size}"
+            );
         }
         // Open MPI's `mpirun` within an allocation of Slurm, whose shell is one task.
         let nested = [("SLURM_STEP_NUM_TASKS", "1"), ("SLURM_PROCID", "0")];
-        let nested = [&nested[..], &[("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "1")]].concat();
-        assert_eq!(among(&nested), Ok(Some(ProcessRank { processes: 2, here: 1 })));
+        let nested = [
+            &nested[..],
+            &[("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_RANK", "1")],
+        ]
+        .concat();
+        assert_eq!(
+            among(&nested),
+            Ok(Some(ProcessRank {
+                processes: 2,
+                here: 1
+            }))
+        );
     }
 
     #[test]
     fn the_processes_of_a_host_are_counted() {
         let among = |set: &[(&str, &str)]| {
-            neighbours_by(|name| set.iter().find(|(set, _)| *set == name).map(|(_, value)| value.to_string()))
+            neighbours_by(|name| {
+                set.iter()
+                    .find(|(set, _)| *set == name)
+                    .map(|(_, value)| value.to_string())
+            })
         };
         assert_eq!(among(&[]), 1);
         for name in NEIGHBOURS {
-            assert_eq!([among(&[(name, "4")]), among(&[(name, "0")]), among(&[(name, "many")])], [4, 1, 1], "{name}");
+            assert_eq!(
+                [
+                    among(&[(name, "4")]),
+                    among(&[(name, "0")]),
+                    among(&[(name, "many")])
+                ],
+                [4, 1, 1],
+                "{name}"
+            );
         }
         assert_eq!(among(&[("SLURM_STEP_TASKS_PER_NODE", "2(x3),3")]), 3);
     }
@@ -227,9 +287,15 @@ mod tests {
     #[test]
     fn a_process_alone_has_no_place() {
         assert_eq!(among(&[]), Ok(None));
-        assert_eq!(among(&[("OMPI_COMM_WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_RANK", "0")]), Ok(None));
+        assert_eq!(
+            among(&[("OMPI_COMM_WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_RANK", "0")]),
+            Ok(None)
+        );
         // A batch script of Slurm.
-        assert_eq!(among(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]), Ok(None));
+        assert_eq!(
+            among(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]),
+            Ok(None)
+        );
     }
 
     #[test]

@@ -101,10 +101,12 @@ pub use launch::{Launch, launch};
 pub use launcher::StartError;
 pub(crate) use observe::{CallEvent, CallInfo, CopyDirection, listen};
 pub use observe::{
-    CallTotals, Histogram, Ledger, LedgerEntry, LedgerKey, OffloadTraffic, PackStats, QueueDepth, Snapshot, Straggler,
-    Summary, WaitBreakdown, Waits, flight,
+    CallTotals, Histogram, Ledger, LedgerEntry, LedgerKey, OffloadTraffic, PackStats, QueueDepth,
+    Snapshot, Straggler, Summary, WaitBreakdown, Waits, flight,
 };
-pub(crate) use panic::{error_behind, explain_panics_by, forget_panic, note_interrupted, note_panic, panic_text};
+pub(crate) use panic::{
+    error_behind, explain_panics_by, forget_panic, note_interrupted, note_panic, panic_text,
+};
 pub use plan::CollectivePlan;
 pub(crate) use rank_context::{is_rank, note_unwinding, rank_of_thread};
 pub use report::{LaunchError, RankReport};

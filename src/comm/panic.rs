@@ -55,7 +55,10 @@ pub(crate) fn note_panic(payload: &(dyn Any + Send), place: impl FnOnce(&str) ->
 /// ran first; the innermost one is kept.
 pub(crate) fn note_interrupted(opened: u64, place: impl FnOnce() -> String) {
     INTERRUPTED.with_borrow_mut(|interrupted| {
-        if interrupted.as_ref().is_none_or(|(other, _)| *other < opened) {
+        if interrupted
+            .as_ref()
+            .is_none_or(|(other, _)| *other < opened)
+        {
             *interrupted = Some((opened, place()));
         }
     });
@@ -71,7 +74,10 @@ pub(crate) fn forget_panic() {
 /// if they are known.
 pub(super) fn panic_report(payload: &(dyn Any + Send)) -> String {
     let text = panic_text(payload);
-    let noted = NOTED.take().filter(|(known, _)| known == text).map(|(_, place)| place);
+    let noted = NOTED
+        .take()
+        .filter(|(known, _)| known == text)
+        .map(|(_, place)| place);
     let place = noted.or_else(|| INTERRUPTED.take().map(|(_, place)| place));
     let remedy = || record_remedy(text).filter(|remedy| !text.contains(remedy));
     match place.or_else(|| remedy().map(Into::into)) {
@@ -83,5 +89,6 @@ pub(super) fn panic_report(payload: &(dyn Any + Send)) -> String {
 /// Returns the text of a panic.
 pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| payload.downcast_ref::<&str>().copied()).unwrap_or("(no message)")
+    text.or_else(|| payload.downcast_ref::<&str>().copied())
+        .unwrap_or("(no message)")
 }

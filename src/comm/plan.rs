@@ -53,7 +53,14 @@ impl CollectivePlan {
         shardings: Vec<(usize, ShardSizes)>,
         ranks: usize,
     ) -> Self {
-        Self { op, reduce, tensors: tensors.into(), shardings: shardings.into(), ranks, kept: OnceLock::new() }
+        Self {
+            op,
+            reduce,
+            tensors: tensors.into(),
+            shardings: shardings.into(),
+            ranks,
+            kept: OnceLock::new(),
+        }
     }
 
     /// Returns the operation.
@@ -89,9 +96,18 @@ impl CollectivePlan {
 
     /// Returns the dtype and the sharding of each tensor.
     pub(super) fn sharded_tensors(&self) -> impl Iterator<Item = (DType, ShardedTensorSpec)> {
-        self.tensors.iter().zip(&self.shardings).map(|(TensorSignature { shape, dtype, .. }, (dim, sizes))| {
-            (*dtype, ShardedTensorSpec { shape: shape.clone(), dim: *dim, sizes: sizes.clone() })
-        })
+        self.tensors.iter().zip(&self.shardings).map(
+            |(TensorSignature { shape, dtype, .. }, (dim, sizes))| {
+                (
+                    *dtype,
+                    ShardedTensorSpec {
+                        shape: shape.clone(),
+                        dim: *dim,
+                        sizes: sizes.clone(),
+                    },
+                )
+            },
+        )
     }
 
     /// Returns the number of bytes of the full tensors.
@@ -107,7 +123,8 @@ impl CollectivePlan {
     /// If the plan holds a value of another type.
     pub fn kept<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
         let kept = offered(&self.kept, || Box::new(make()));
-        kept.downcast_ref().expect("a backend stores values of one type with a plan")
+        kept.downcast_ref()
+            .expect("a backend stores values of one type with a plan")
     }
 }
 
@@ -123,8 +140,18 @@ pub(super) fn offered<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
 
 impl fmt::Debug for CollectivePlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, reduce, tensors, shardings, .. } = self;
+        let Self {
+            op,
+            reduce,
+            tensors,
+            shardings,
+            ..
+        } = self;
         let mut plan = f.debug_struct("CollectivePlan");
-        plan.field("op", op).field("reduce", reduce).field("tensors", tensors).field("shardings", shardings).finish()
+        plan.field("op", op)
+            .field("reduce", reduce)
+            .field("tensors", tensors)
+            .field("shardings", shardings)
+            .finish()
     }
 }

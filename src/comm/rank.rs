@@ -38,7 +38,12 @@ impl Rank {
         match RankContext::rank_in(launch) {
             Some(rank) if rank != own => {
                 let (owner, label) = (self.rank, label.to_string());
-                Err(self.fail(CommError::ForeignRankObject { rank, owner, op, label }))
+                Err(self.fail(CommError::ForeignRankObject {
+                    rank,
+                    owner,
+                    op,
+                    label,
+                }))
             }
             _ => Ok(()),
         }

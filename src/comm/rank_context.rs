@@ -42,7 +42,12 @@ impl RankContext {
     pub fn rank_in(launch: u64) -> Option<usize> {
         HOME.with_borrow(|home| {
             let mut home = home.as_ref();
-            while let Some(Self { launch: other, rank, outer }) = home.map(AsRef::as_ref) {
+            while let Some(Self {
+                launch: other,
+                rank,
+                outer,
+            }) = home.map(AsRef::as_ref)
+            {
                 if *other == launch {
                     return Some(*rank);
                 }

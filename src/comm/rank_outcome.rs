@@ -30,7 +30,10 @@ impl<T> RankOutcome<T> {
     /// Creates the outcome from the payload of a panic. Never panics, even if dropping the payload does.
     pub fn from_panic(payload: Box<dyn Any + Send>) -> Self {
         let end = match error_behind(&*payload) {
-            Some(error) => Self::Failed { error, at: rank_context::unwound_at() },
+            Some(error) => Self::Failed {
+                error,
+                at: rank_context::unwound_at(),
+            },
             None => Self::Panicked(panic_report(&*payload)),
         };
         // A payload that panics when it is dropped may leave a payload that does the same.
@@ -60,7 +63,12 @@ impl<T> RankOutcome<T> {
         }
         for (backend, rank, ledger) in worlds.with_ledgers() {
             let failure = backend.failure().map(|failure| first(&failure, rank));
-            ledger.recorder().ended(|at| ProgramExit { how, at, text: text.clone(), failure });
+            ledger.recorder().ended(|at| ProgramExit {
+                how,
+                at,
+                text: text.clone(),
+                failure,
+            });
         }
         for (backend, rank) in worlds.iter() {
             backend.rank_exited(rank, self.error(rank), self.unwound_at());
@@ -94,9 +102,14 @@ impl<T> RankOutcome<T> {
         match self {
             Self::Done(_) => None,
             Self::Failed { error, .. } => Some(error.clone()),
-            Self::Panicked(message) => {
-                Some(CommError::RankPanicked { rank, message: message.clone(), during: None }.into())
-            }
+            Self::Panicked(message) => Some(
+                CommError::RankPanicked {
+                    rank,
+                    message: message.clone(),
+                    during: None,
+                }
+                .into(),
+            ),
         }
     }
 }
@@ -108,6 +121,14 @@ pub(super) fn first(failure: &Failure, rank: usize) -> FirstFailure {
         Failure::Panicked { .. } | Failure::Failed { .. } => true,
         Failure::Collective(error) => error.is_of_program(),
     };
-    let is_difference = matches!(error, CommError::Mismatch { .. } | CommError::Diverged { .. });
-    FirstFailure { rank: error.rank(), is_own: is_own && error.rank() == rank, is_difference, text: error.to_string() }
+    let is_difference = matches!(
+        error,
+        CommError::Mismatch { .. } | CommError::Diverged { .. }
+    );
+    FirstFailure {
+        rank: error.rank(),
+        is_own: is_own && error.rank() == rank,
+        is_difference,
+        text: error.to_string(),
+    }
 }

@@ -36,12 +36,21 @@ pub(in crate::comm) struct RankWorlds {
 
 impl RankWorlds {
     pub fn new(backend: Arc<dyn Backend>, rank: usize, folder: Option<PathBuf>) -> Arc<Self> {
-        Arc::new(Self { backend, rank, folder, ledgers: Mutex::default() })
+        Arc::new(Self {
+            backend,
+            rank,
+            folder,
+            ledgers: Mutex::default(),
+        })
     }
 
     /// Creates the ledger of rank `rank` in a world with this start.
     pub fn open(&self, rank: usize, start: &LaunchStart) -> Result<Arc<Ledger>, StartError> {
-        let ledger = Arc::new(Ledger::new(Recorder::new(rank, start, self.folder.as_deref())?));
+        let ledger = Arc::new(Ledger::new(Recorder::new(
+            rank,
+            start,
+            self.folder.as_deref(),
+        )?));
         self.ledgers.lock().push(ledger.clone());
         Ok(ledger)
     }
@@ -53,22 +62,29 @@ impl RankWorlds {
 
     /// Iterates over the worlds, each with the rank's number there.
     pub fn iter(&self) -> impl Iterator<Item = (Arc<dyn Backend>, usize)> {
-        std::iter::successors(Some((self.backend.clone(), self.rank)), |(backend, rank)| {
-            let successor = backend.successor()?;
-            let place = successor.new_rank_of(*rank)?;
-            Some((successor.backend, place))
-        })
+        std::iter::successors(
+            Some((self.backend.clone(), self.rank)),
+            |(backend, rank)| {
+                let successor = backend.successor()?;
+                let place = successor.new_rank_of(*rank)?;
+                Some((successor.backend, place))
+            },
+        )
     }
 
     /// Iterates over the worlds in which the rank has a ledger.
     pub fn with_ledgers(&self) -> impl Iterator<Item = (Arc<dyn Backend>, usize, Arc<Ledger>)> {
         let ledgers = self.ledgers.lock().clone();
-        self.iter().zip(ledgers).map(|((backend, rank), ledger)| (backend, rank, ledger))
+        self.iter()
+            .zip(ledgers)
+            .map(|((backend, rank), ledger)| (backend, rank, ledger))
     }
 
     /// Returns the rank's number in the world of `backend`, if it was a member.
     pub fn rank_in(&self, backend: &Arc<dyn Backend>) -> Option<usize> {
-        self.iter().find(|(other, _)| Arc::ptr_eq(other, backend)).map(|(_, rank)| rank)
+        self.iter()
+            .find(|(other, _)| Arc::ptr_eq(other, backend))
+            .map(|(_, rank)| rank)
     }
 }
 
@@ -76,5 +92,7 @@ impl RankWorlds {
 /// world if they did not.
 pub(in crate::comm) fn last(backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
     let next = |backend: &Arc<dyn Backend>| backend.successor().map(|successor| successor.backend);
-    std::iter::successors(Some(backend), next).last().expect("the first world always exists")
+    std::iter::successors(Some(backend), next)
+        .last()
+        .expect("the first world always exists")
 }

@@ -74,7 +74,16 @@ impl LaunchError {
         }
         let text = cause.to_string();
         let own = own.filter(|own| own.to_string() != text);
-        Self { rank, cause, at, own, others, last: Vec::new(), flight: None, is_reported_by_other_process: false }
+        Self {
+            rank,
+            cause,
+            at,
+            own,
+            others,
+            last: Vec::new(),
+            flight: None,
+            is_reported_by_other_process: false,
+        }
     }
 }
 
@@ -82,10 +91,14 @@ impl LaunchError {
     /// Returns true if `error` only reports the cause, as received from the rank at fault.
     fn is_word_of_cause(&self, error: &Error) -> bool {
         match (error, &self.cause) {
-            (Error::Comm(CommError::RankFailed { rank, message, .. }), cause) if *rank == self.rank => {
+            (Error::Comm(CommError::RankFailed { rank, message, .. }), cause)
+                if *rank == self.rank =>
+            {
                 *message == cause.to_string()
             }
-            (Error::Comm(error), Error::Comm(cause)) => error.without_notice() == cause.without_notice(),
+            (Error::Comm(error), Error::Comm(cause)) => {
+                error.without_notice() == cause.without_notice()
+            }
             _ => false,
         }
     }
@@ -117,13 +130,22 @@ impl fmt::Display for LaunchError {
             }
             Some(error) => format!("ended with: {error}"),
         };
-        let activity = by_text(&self.others, |report| format!("was {}", report.activity), str::to_owned);
+        let activity = by_text(
+            &self.others,
+            |report| format!("was {}", report.activity),
+            str::to_owned,
+        );
         let ends = by_text(&self.others, end, without_numbers);
         for (ranks, text) in activity.into_iter().chain(ends) {
             write!(f, "\n  {ranks} {text}")?;
         }
         if !self.last.is_empty() {
-            write!(f, "\n  rank {} took part in {}", self.rank, self.last.iter().join(", "))?;
+            write!(
+                f,
+                "\n  rank {} took part in {}",
+                self.rank,
+                self.last.iter().join(", ")
+            )?;
         }
         if let Some(folder) = &self.flight {
             write!(f, "\n  what each rank did last is in {}", folder.display())?;
@@ -142,7 +164,10 @@ fn by_text(
     let mut lines: Vec<(Vec<usize>, String, bool)> = Vec::new();
     for report in reports {
         let text = text(report);
-        match lines.iter_mut().find(|(_, other, _)| key(other) == key(&text)) {
+        match lines
+            .iter_mut()
+            .find(|(_, other, _)| key(other) == key(&text))
+        {
             Some((ranks, other, differs)) => {
                 ranks.push(report.rank);
                 *differs |= *other != text;
@@ -152,7 +177,10 @@ fn by_text(
     }
     let line = |(ranks, text, differs): (Vec<usize>, String, bool)| match &ranks[..] {
         [rank] => (format!("rank {rank}"), text),
-        ranks if differs => (format!("each of ranks {ranks:?}, with other numbers,"), text),
+        ranks if differs => (
+            format!("each of ranks {ranks:?}, with other numbers,"),
+            text,
+        ),
         ranks => (format!("each of ranks {ranks:?}"), text),
     };
     lines.into_iter().map(line).collect()
@@ -161,13 +189,19 @@ fn by_text(
 /// Replaces each number in `text` by a placeholder, to compare texts of several ranks that differ in ranks or sizes.
 fn without_numbers(text: &str) -> String {
     let is_digit = |character: char| character.is_ascii_digit();
-    text.split(is_digit).filter(|part| !part.is_empty()).join("#")
+    text.split(is_digit)
+        .filter(|part| !part.is_empty())
+        .join("#")
 }
 
 impl fmt::Debug for LaunchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.is_reported_by_other_process {
-            true => write!(f, "launch failed at rank {}. Process 0 prints the report", self.rank),
+            true => write!(
+                f,
+                "launch failed at rank {}. Process 0 prints the report",
+                self.rank
+            ),
             false => fmt::Display::fmt(self, f),
         }
     }

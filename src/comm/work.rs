@@ -21,7 +21,12 @@ pub struct Work<T>(WorkState<T>);
 
 enum WorkState<T> {
     Ended(Result<T, CommError>),
-    InFlight { pending: Box<dyn Request<T>>, rank: Arc<Rank>, call: ObservedCall, deadline: Duration },
+    InFlight {
+        pending: Box<dyn Request<T>>,
+        rank: Arc<Rank>,
+        call: ObservedCall,
+        deadline: Duration,
+    },
 }
 
 impl<T> Work<T> {
@@ -39,7 +44,12 @@ impl<T> Work<T> {
         call: ObservedCall,
         deadline: Duration,
     ) -> Self {
-        Self(WorkState::InFlight { pending, rank, call, deadline })
+        Self(WorkState::InFlight {
+            pending,
+            rank,
+            call,
+            deadline,
+        })
     }
 
     /// Returns true if [`wait`](Self::wait) would return without waiting for other ranks.
@@ -74,9 +84,15 @@ impl<T> Work<T> {
     pub fn wait_with_timing(self) -> Result<(T, Option<OpTiming>), CommError> {
         match self.0 {
             WorkState::Ended(result) => result.map(|value| (value, None)),
-            WorkState::InFlight { pending, rank, call, deadline } => {
+            WorkState::InFlight {
+                pending,
+                rank,
+                call,
+                deadline,
+            } => {
                 rank.check_thread(call.info.op, &call.info.label)?;
-                call.wait(|| pending.wait(deadline)).map(|(value, timing)| (value, Some(timing)))
+                call.wait(|| pending.wait(deadline))
+                    .map(|(value, timing)| (value, Some(timing)))
             }
         }
     }
@@ -87,7 +103,10 @@ impl<T> Work<T> {
     /// # Errors
     /// See [`Communicator`](super::Communicator).
     pub fn wait_timeout(mut self, deadline: Duration) -> Result<T, CommError> {
-        if let WorkState::InFlight { deadline: of_group, .. } = &mut self.0 {
+        if let WorkState::InFlight {
+            deadline: of_group, ..
+        } = &mut self.0
+        {
             *of_group = deadline;
         }
         self.wait()
@@ -100,23 +119,38 @@ impl<T> Work<T> {
     {
         Work(match self.0 {
             WorkState::Ended(result) => WorkState::Ended(result.map(map)),
-            WorkState::InFlight { pending, rank, call, deadline } => {
-                WorkState::InFlight { pending: Box::new(Mapped { pending, map }), rank, call, deadline }
-            }
+            WorkState::InFlight {
+                pending,
+                rank,
+                call,
+                deadline,
+            } => WorkState::InFlight {
+                pending: Box::new(Mapped { pending, map }),
+                rank,
+                call,
+                deadline,
+            },
         })
     }
 }
 
 impl Work<Vec<DispatchTensor>> {
     /// [`wait`](Self::wait)s for a collective on one tensor, and returns the tensor.
-    pub(crate) fn single<const D: usize, K: kind::Autodiff>(self) -> Result<Tensor<D, K>, CommError> {
-        let tensor = self.wait()?.pop().expect("a collective returns as many tensors as were passed");
+    pub(crate) fn single<const D: usize, K: kind::Autodiff>(
+        self,
+    ) -> Result<Tensor<D, K>, CommError> {
+        let tensor = self
+            .wait()?
+            .pop()
+            .expect("a collective returns as many tensors as were passed");
         Ok(Tensor::from_dispatch(tensor))
     }
 }
 
 impl<T> std::fmt::Debug for Work<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Work").field("complete", &self.is_complete()).finish()
+        f.debug_struct("Work")
+            .field("complete", &self.is_complete())
+            .finish()
     }
 }

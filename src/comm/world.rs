@@ -67,15 +67,24 @@ impl World {
         checks_replicas: bool,
     ) -> Self {
         let (rank, backend) = (worlds.rank, worlds.backend.clone());
-        let rank = Rank { rank, device, ledger, worlds, backend, alone: AtomicUsize::new(0), checks_replicas };
+        let rank = Rank {
+            rank,
+            device,
+            ledger,
+            worlds,
+            backend,
+            alone: AtomicUsize::new(0),
+            checks_replicas,
+        };
         Self::of(rank, deadline, None)
     }
 
     /// Creates the world of a program without ranks on `device`, which has one rank.
     pub(crate) fn of_device(device: &Device) -> Self {
         let worlds = RankWorlds::new(HostBackend::of_device(), 0, None);
-        let ledger =
-            worlds.open(0, &LaunchStart::new(1, worlds.backend.launch_id())).expect("a ledger without a file opens");
+        let ledger = worlds
+            .open(0, &LaunchStart::new(1, worlds.backend.launch_id()))
+            .expect("a ledger without a file opens");
         Self::new(worlds, ledger, device.clone().inner(), DEADLINE, false)
     }
 
@@ -144,15 +153,30 @@ impl World {
         if let Some(group) = groups.get(ranks) {
             return Ok(group.clone());
         }
-        let full =
-            || Err(format!("the rank has the maximum of {MAX_GROUPS} groups. Create each mesh once and keep it"));
-        let room = if groups.len() < MAX_GROUPS { Ok(()) } else { full() };
+        let full = || {
+            Err(format!(
+                "the rank has the maximum of {MAX_GROUPS} groups. Create each mesh once and keep it"
+            ))
+        };
+        let room = if groups.len() < MAX_GROUPS {
+            Ok(())
+        } else {
+            full()
+        };
         let index = room.and_then(|()| self.index_in(ranks));
         let index = index.map_err(|problem| {
             let (rank, ranks) = (self.rank(), ranks.to_vec());
-            CommError::InvalidGroup { rank, ranks, problem }
+            CommError::InvalidGroup {
+                rank,
+                ranks,
+                problem,
+            }
         })?;
-        let communicator = Communicator::new(self.0.rank.clone(), Group::new(ranks, index), self.0.deadline);
+        let communicator = Communicator::new(
+            self.0.rank.clone(),
+            Group::new(ranks, index),
+            self.0.deadline,
+        );
         groups.insert(ranks.to_vec(), communicator.clone());
         Ok(communicator)
     }
@@ -205,13 +229,21 @@ impl World {
     pub fn run_on<T>(&self, rank: usize, program: impl FnOnce() -> T) -> Option<T> {
         if rank >= self.size() {
             let problem = self.outside(rank);
-            Error::from(CommError::InvalidGroup { rank: self.rank(), ranks: vec![rank], problem }).unwind();
+            Error::from(CommError::InvalidGroup {
+                rank: self.rank(),
+                ranks: vec![rank],
+                problem,
+            })
+            .unwind();
         }
         (rank == self.rank()).then(|| self.0.rank.alone(program))
     }
 
     pub(super) fn outside(&self, rank: usize) -> String {
-        format!("rank {rank} is outside a world of {0} ranks. Pass a rank below {0}", self.size())
+        format!(
+            "rank {rank} is outside a world of {0} ranks. Pass a rank below {0}",
+            self.size()
+        )
     }
 
     /// Returns the world of the ranks that survive a failure. They are numbered from 0, in their old order.
@@ -257,16 +289,39 @@ impl World {
         if let Some(next) = &*next {
             return Ok(next.clone());
         }
-        let Rank { rank, device, worlds, backend, checks_replicas, .. } = &*self.0.rank;
+        let Rank {
+            rank,
+            device,
+            worlds,
+            backend,
+            checks_replicas,
+            ..
+        } = &*self.0.rank;
         let successor = backend.shrink(*rank, self.0.deadline)?;
-        let place = successor.new_rank_of(*rank).ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
+        let place = successor
+            .new_rank_of(*rank)
+            .ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
         let ShrunkWorld { backend, ranks } = successor;
         let start = LaunchStart::new(backend.size(), backend.launch_id());
         let (ledger, alone) = (worlds.open(place, &start)?, AtomicUsize::new(0));
         let (device, worlds, checks_replicas) = (device.clone(), worlds.clone(), *checks_replicas);
-        let rank = Rank { rank: place, device, ledger, worlds, backend, alone, checks_replicas };
+        let rank = Rank {
+            rank: place,
+            device,
+            ledger,
+            worlds,
+            backend,
+            alone,
+            checks_replicas,
+        };
         let (launch, _) = self.identity();
-        Ok(next.insert(Self::of(rank, self.0.deadline, Some(Before { launch, ranks }))).clone())
+        Ok(next
+            .insert(Self::of(
+                rank,
+                self.0.deadline,
+                Some(Before { launch, ranks }),
+            ))
+            .clone())
     }
 
     /// Returns the old rank of each rank, if this world was created by [`shrink`](Self::shrink).
@@ -281,7 +336,10 @@ impl World {
 
     /// Returns true if `other` was shrunk to this world.
     pub(crate) fn is_left_of(&self, other: &Self) -> bool {
-        self.0.before.as_ref().is_some_and(|before| before.launch == other.identity().0)
+        self.0
+            .before
+            .as_ref()
+            .is_some_and(|before| before.launch == other.identity().0)
     }
 
     /// Runs `build` on one rank after another, each time with burn's random state seeded with `seed`. All ranks
@@ -329,11 +387,16 @@ impl World {
             return Err(self.outside(*rank));
         }
         let mut seen = vec![false; size];
-        if let Some(rank) = ranks.iter().find(|rank| std::mem::replace(&mut seen[**rank], true)) {
+        if let Some(rank) = ranks
+            .iter()
+            .find(|rank| std::mem::replace(&mut seen[**rank], true))
+        {
             return Err(format!("rank {rank} is named twice. Name each rank once"));
         }
         let index = ranks.iter().position(|rank| *rank == self.rank());
-        index.ok_or_else(|| "only its members can use a group. Call this on the listed ranks only".into())
+        index.ok_or_else(|| {
+            "only its members can use a group. Call this on the listed ranks only".into()
+        })
     }
 }
 

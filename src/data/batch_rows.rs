@@ -77,7 +77,13 @@ impl EpochOrder {
     /// Returns the rows of batch `index`: the shard's part of the global batch.
     fn batch(&self, index: usize) -> BatchRows {
         let (rows, num_real) = self.rows(index * self.batch_size..(index + 1) * self.batch_size);
-        BatchRows { epoch: self.epoch, index, step: self.epoch * self.num_batches + index, rows, num_real }
+        BatchRows {
+            epoch: self.epoch,
+            index,
+            step: self.epoch * self.num_batches + index,
+            rows,
+            num_real,
+        }
     }
 
     /// Returns the rows at `positions` among those of this shard, and how many of them are not padding. Positions
@@ -89,11 +95,28 @@ impl EpochOrder {
     /// positions on shard 1       0 1       2 3       4 5
     /// ```
     pub(super) fn rows(&self, positions: Range<usize>) -> (Vec<usize>, usize) {
-        let Self { len, shard, batch_size, .. } = *self;
-        let in_order = |own: usize| (own / batch_size * shard.count + shard.index) * batch_size + own % batch_size;
-        let row = |position: usize| self.shuffled.as_ref().map_or(position, |order| order[position]);
-        let num_real = positions.clone().take_while(|&own| in_order(own) < len).count();
-        (positions.map(|own| row(in_order(own) % len)).collect(), num_real)
+        let Self {
+            len,
+            shard,
+            batch_size,
+            ..
+        } = *self;
+        let in_order = |own: usize| {
+            (own / batch_size * shard.count + shard.index) * batch_size + own % batch_size
+        };
+        let row = |position: usize| {
+            self.shuffled
+                .as_ref()
+                .map_or(position, |order| order[position])
+        };
+        let num_real = positions
+            .clone()
+            .take_while(|&own| in_order(own) < len)
+            .count();
+        (
+            positions.map(|own| row(in_order(own) % len)).collect(),
+            num_real,
+        )
     }
 }
 
@@ -106,7 +129,10 @@ pub struct EpochBatches {
 
 impl EpochBatches {
     pub(super) fn new(order: EpochOrder) -> Self {
-        Self { left: 0..order.num_batches, order }
+        Self {
+            left: 0..order.num_batches,
+            order,
+        }
     }
 }
 

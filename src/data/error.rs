@@ -12,7 +12,9 @@ pub enum DataError {
     #[error("the batch size is 0. Use batches of at least one row on each data shard")]
     EmptyBatch,
     /// The shard's index is not below the number of shards.
-    #[error("data shard {index} does not exist among {count}. Use `DeviceMesh::data_shard`, or an index below {count}")]
+    #[error(
+        "data shard {index} does not exist among {count}. Use `DeviceMesh::data_shard`, or an index below {count}"
+    )]
     NoSuchShard {
         /// Index of the shard.
         index: usize,

@@ -71,7 +71,8 @@ struct WithoutPadding<B>(B);
 
 impl<I, O, B: Batcher<I, O>> Batcher<(I, bool), O> for WithoutPadding<B> {
     fn batch(&self, items: Vec<(I, bool)>, device: &Device) -> O {
-        self.0.batch(items.into_iter().map(|(item, _)| item).collect(), device)
+        self.0
+            .batch(items.into_iter().map(|(item, _)| item).collect(), device)
     }
 }
 
@@ -84,7 +85,11 @@ struct Source<I, O> {
 
 impl<I, O> Clone for Source<I, O> {
     fn clone(&self) -> Self {
-        Self { dataset: self.dataset.clone(), batcher: self.batcher.clone(), device: self.device.clone() }
+        Self {
+            dataset: self.dataset.clone(),
+            batcher: self.batcher.clone(),
+            device: self.device.clone(),
+        }
     }
 }
 
@@ -118,9 +123,17 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
     {
         let (batches, batch_size) = (sampler.num_batches()?, sampler.batch_size()?);
         if sampler.num_rows() != dataset.len() {
-            return Err(DataError::OtherDataset { sampler: sampler.num_rows(), dataset: dataset.len() }.into());
+            return Err(DataError::OtherDataset {
+                sampler: sampler.num_rows(),
+                dataset: dataset.len(),
+            }
+            .into());
         }
-        let source = Source { dataset: Arc::new(dataset), batcher: Arc::new(batcher), device: Device::default() };
+        let source = Source {
+            dataset: Arc::new(dataset),
+            batcher: Arc::new(batcher),
+            device: Device::default(),
+        };
         Ok(Self {
             source,
             sampler,
@@ -141,7 +154,11 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
     ///
     /// # Errors
     /// As [`with_padding`](Self::with_padding).
-    pub fn without_padding<D, B>(dataset: D, sampler: DistributedSampler, batcher: B) -> Result<Self>
+    pub fn without_padding<D, B>(
+        dataset: D,
+        sampler: DistributedSampler,
+        batcher: B,
+    ) -> Result<Self>
     where
         D: Dataset<I> + 'static,
         B: Batcher<I, O> + 'static,
@@ -149,7 +166,10 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
         let loader = Self::with_padding(dataset, sampler, WithoutPadding(batcher))?;
         // Padding is at the end of a shard's rows.
         let num_real = sampler.epoch(0)?.map(|batch| batch.real_rows().len()).sum();
-        Ok(Self { positions: 0..num_real, ..loader })
+        Ok(Self {
+            positions: 0..num_real,
+            ..loader
+        })
     }
 
     /// Sets the device that the batcher gets. Default: burn's default device.
@@ -180,7 +200,10 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
     /// Returns a loader of other rows or for another device, which continues with the same epoch.
     fn derived(&self, device: Device, positions: Range<usize>) -> Arc<dyn DataLoader<O>> {
         Arc::new(Self {
-            source: Source { device, ..self.source.clone() },
+            source: Source {
+                device,
+                ..self.source.clone()
+            },
             sampler: self.sampler,
             positions,
             start: self.start,
@@ -194,15 +217,35 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
 impl<I: 'static, O: Send + 'static> DataLoader<O> for DistributedLoader<I, O> {
     fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<O> + 'a> {
         let epoch = self.next_epoch.fetch_add(1, Ordering::Relaxed);
-        let order = self.sampler.order(epoch).expect("the sampler was checked when the loader was created");
-        let skipped = if epoch == self.start.0 { self.start.1 } else { 0 };
-        let pass = Arc::new(LoaderEpoch { source: self.source.clone(), order, positions: self.positions.clone() });
-        let workers = || self.workers.get_or_init(|| Workers::start(self.num_workers));
+        let order = self
+            .sampler
+            .order(epoch)
+            .expect("the sampler was checked when the loader was created");
+        let skipped = if epoch == self.start.0 {
+            self.start.1
+        } else {
+            0
+        };
+        let pass = Arc::new(LoaderEpoch {
+            source: self.source.clone(),
+            order,
+            positions: self.positions.clone(),
+        });
+        let workers = || {
+            self.workers
+                .get_or_init(|| Workers::start(self.num_workers))
+        };
         // One batch is not worth a thread.
         let num_workers = if pass.len() > 1 { self.num_workers } else { 0 };
         // Worker `w` loads batches skipped + w, skipped + w + n, ..; the iterator asks the workers in turn.
-        let ready: VecDeque<_> = (0..num_workers).map(|w| pass.clone().load_on(workers(), w, skipped)).collect();
-        Box::new(Batches { ready, next: skipped, pass })
+        let ready: VecDeque<_> = (0..num_workers)
+            .map(|w| pass.clone().load_on(workers(), w, skipped))
+            .collect();
+        Box::new(Batches {
+            ready,
+            next: skipped,
+            pass,
+        })
     }
 
     fn num_items(&self) -> usize {
@@ -214,8 +257,14 @@ impl<I: 'static, O: Send + 'static> DataLoader<O> for DistributedLoader<I, O> {
     }
 
     fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<O>> {
-        let Range { start: first, end: last } = self.positions;
-        self.derived(self.source.device.clone(), (first + start).min(last)..(first + end).min(last))
+        let Range {
+            start: first,
+            end: last,
+        } = self.positions;
+        self.derived(
+            self.source.device.clone(),
+            (first + start).min(last)..(first + end).min(last),
+        )
     }
 }
 
@@ -245,18 +294,30 @@ impl<I: 'static, O: Send + 'static> LoaderEpoch<I, O> {
         let positions = first + self.items_before(index)..first + self.items_before(index + 1);
         let (rows, num_real) = self.order.rows(positions);
         let items = self.source.dataset.get_many(rows)?;
-        let items = items.into_iter().enumerate().map(|(at, item)| (item, at >= num_real)).collect();
+        let items = items
+            .into_iter()
+            .enumerate()
+            .map(|(at, item)| (item, at >= num_real))
+            .collect();
         Ok(self.source.batcher.batch(items, &self.source.device))
     }
 
     /// Loads batches `skipped + worker`, `skipped + worker + n`, .. of `n` workers on one of them, until the receiver
     /// is dropped.
-    fn load_on(self: Arc<Self>, workers: &Workers, worker: usize, skipped: usize) -> Receiver<WorkerItem<O>> {
+    fn load_on(
+        self: Arc<Self>,
+        workers: &Workers,
+        worker: usize,
+        skipped: usize,
+    ) -> Receiver<WorkerItem<O>> {
         let (sender, receiver) = sync_channel(READY);
         let batches = (skipped + worker..self.len()).step_by(workers.count());
         let load = move || {
             for index in batches {
-                if sender.send(catch_unwind(AssertUnwindSafe(|| self.load(index)))).is_err() {
+                if sender
+                    .send(catch_unwind(AssertUnwindSafe(|| self.load(index))))
+                    .is_err()
+                {
                     break;
                 }
             }
@@ -284,7 +345,9 @@ impl<I: 'static, O: Send + 'static> Iterator for Batches<I, O> {
         }
         let index = self.next;
         self.next += 1;
-        let Some(worker) = self.ready.front() else { return Some(self.pass.load(index)) };
+        let Some(worker) = self.ready.front() else {
+            return Some(self.pass.load(index));
+        };
         let loaded = worker.recv().expect("a worker sends each of its batches");
         self.ready.rotate_left(1);
         Some(loaded.unwrap_or_else(|panic| resume_unwind(panic)))
@@ -293,6 +356,10 @@ impl<I: 'static, O: Send + 'static> Iterator for Batches<I, O> {
 
 impl<I: 'static, O: Send + 'static> DataLoaderIterator<O> for Batches<I, O> {
     fn progress(&self) -> Progress {
-        Progress::new(self.pass.items_before(self.next), self.pass.positions.len(), Some("items".into()))
+        Progress::new(
+            self.pass.items_before(self.next),
+            self.pass.positions.len(),
+            Some("items".into()),
+        )
     }
 }

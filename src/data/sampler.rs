@@ -49,22 +49,37 @@ enum BatchSize {
 impl DistributedSampler {
     /// Creates a sampler of `len` rows for one data shard.
     pub fn new(len: usize, shard: DataShard) -> Self {
-        Self { len, shard, batch_size: BatchSize::PerShard(1), seed: None, last_batch: LastBatch::default() }
+        Self {
+            len,
+            shard,
+            batch_size: BatchSize::PerShard(1),
+            seed: None,
+            last_batch: LastBatch::default(),
+        }
     }
 
     /// Sets the number of rows of a batch on each shard. The global batch grows with the number of shards.
     pub fn with_batch_size(self, rows: usize) -> Self {
-        Self { batch_size: BatchSize::PerShard(rows), ..self }
+        Self {
+            batch_size: BatchSize::PerShard(rows),
+            ..self
+        }
     }
 
     /// Sets the number of rows of a batch over all shards. It must be divisible by the number of shards.
     pub fn with_global_batch_size(self, rows: usize) -> Self {
-        Self { batch_size: BatchSize::Global(rows), ..self }
+        Self {
+            batch_size: BatchSize::Global(rows),
+            ..self
+        }
     }
 
     /// Shuffles the rows, in another order in each epoch. Use the same seed on every rank.
     pub fn with_shuffle(self, seed: u64) -> Self {
-        Self { seed: Some(seed), ..self }
+        Self {
+            seed: Some(seed),
+            ..self
+        }
     }
 
     /// Sets what happens to rows that do not fill a global batch.
@@ -113,7 +128,12 @@ impl DistributedSampler {
     /// Returns the order of epoch `epoch` and its division.
     pub(super) fn order(&self, epoch: usize) -> Result<EpochOrder, DataError> {
         let order = self.divide(epoch)?;
-        Ok(EpochOrder { shuffled: self.seed.map(|seed| Arc::new(shuffled(self.len, seed, epoch))), ..order })
+        Ok(EpochOrder {
+            shuffled: self
+                .seed
+                .map(|seed| Arc::new(shuffled(self.len, seed, epoch))),
+            ..order
+        })
     }
 
     /// Returns the batches from step `step` on, epoch after epoch without an end. Steps are counted from 0 over all
@@ -123,11 +143,16 @@ impl DistributedSampler {
     ///
     /// # Errors
     /// As [`epoch`](Self::epoch).
-    pub fn steps_from(&self, step: usize) -> Result<impl Iterator<Item = BatchRows> + Send + use<>> {
+    pub fn steps_from(
+        &self,
+        step: usize,
+    ) -> Result<impl Iterator<Item = BatchRows> + Send + use<>> {
         let (sampler, num_batches) = (*self, self.num_batches()?);
         let (first, skipped) = (step / num_batches, step % num_batches);
         let batches = move |epoch| {
-            let batches = sampler.epoch(epoch).expect("a sampler that has one epoch has all");
+            let batches = sampler
+                .epoch(epoch)
+                .expect("a sampler that has one epoch has all");
             batches.skip(if epoch == first { skipped } else { 0 })
         };
         Ok((first..).flat_map(batches))
@@ -154,7 +179,10 @@ impl DistributedSampler {
             return Err(DataError::EmptyBatch);
         }
         if !batch.is_multiple_of(count) {
-            return Err(DataError::UnevenBatch { batch, shards: count });
+            return Err(DataError::UnevenBatch {
+                batch,
+                shards: count,
+            });
         }
         if len == 0 {
             return Err(DataError::EmptyDataset);
@@ -164,8 +192,19 @@ impl DistributedSampler {
             LastBatch::Pad => len.div_ceil(batch),
         };
         if num_batches == 0 {
-            return Err(DataError::NoFullBatch { rows: len, batch, shards: count });
+            return Err(DataError::NoFullBatch {
+                rows: len,
+                batch,
+                shards: count,
+            });
         }
-        Ok(EpochOrder { epoch, len, shuffled: None, shard, batch_size: batch / count, num_batches })
+        Ok(EpochOrder {
+            epoch,
+            len,
+            shuffled: None,
+            shard,
+            batch_size: batch / count,
+            num_batches,
+        })
     }
 }

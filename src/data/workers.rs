@@ -24,7 +24,13 @@ impl Workers {
         let start = |index| {
             let (jobs, received) = channel::<LoadJob>();
             let work = move || received.into_iter().for_each(|job| job());
-            (jobs, Builder::new().name(format!("data loader {index}")).spawn(work).expect("a new thread"))
+            (
+                jobs,
+                Builder::new()
+                    .name(format!("data loader {index}"))
+                    .spawn(work)
+                    .expect("a new thread"),
+            )
         };
         let (jobs, threads) = (0..count).map(start).unzip();
         Self { jobs, threads }
@@ -37,7 +43,9 @@ impl Workers {
 
     /// Gives thread `index` its next job.
     pub(super) fn run(&self, index: usize, job: LoadJob) {
-        self.jobs[index].send(job).expect("a thread ends after its last job");
+        self.jobs[index]
+            .send(job)
+            .expect("a thread ends after its last job");
     }
 }
 
@@ -45,6 +53,8 @@ impl Drop for Workers {
     fn drop(&mut self) {
         self.jobs.clear();
         // A thread that panicked has nothing more to say.
-        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+        self.threads
+            .drain(..)
+            .for_each(|thread| drop(thread.join()));
     }
 }

@@ -46,16 +46,37 @@ pub struct CommCounts(Vec<CommCount>);
 impl CommCounts {
     pub(super) fn of(collectives: &[Seen]) -> Self {
         let mut totals: BTreeMap<_, CallTotals> = BTreeMap::new();
-        for Seen { call, module, change } in collectives {
+        for Seen {
+            call,
+            module,
+            change,
+        } in collectives
+        {
             let module = match change {
                 Some(_) => module.clone().unwrap_or_default(),
                 None => call.label.clone(),
             };
             let operator = change.as_ref().map(|change| change.origin.operator);
-            let total = totals.entry((module, operator, call.op, call.phase)).or_default();
-            *total = [*total, CallTotals { calls: 1, bytes: call.bytes }].into_iter().sum();
+            let total = totals
+                .entry((module, operator, call.op, call.phase))
+                .or_default();
+            *total = [
+                *total,
+                CallTotals {
+                    calls: 1,
+                    bytes: call.bytes,
+                },
+            ]
+            .into_iter()
+            .sum();
         }
-        let row = |((module, operator, op, phase), total)| CommCount { module, operator, op, phase, total };
+        let row = |((module, operator, op, phase), total)| CommCount {
+            module,
+            operator,
+            op,
+            phase,
+            total,
+        };
         Self(totals.into_iter().map(row).collect())
     }
 
@@ -66,14 +87,21 @@ impl CommCounts {
 
     /// Returns the totals of the rows that `select` accepts.
     pub fn total(&self, select: impl Fn(&CommCount) -> bool) -> CallTotals {
-        self.0.iter().filter(|row| select(row)).map(|row| row.total).sum()
+        self.0
+            .iter()
+            .filter(|row| select(row))
+            .map(|row| row.total)
+            .sum()
     }
 
     /// Returns the totals of the module at `path` and all modules inside it. The paths of a model's modules do not begin
     /// with `root`: for the entire model, use [`total`](Self::total).
     pub fn inside(&self, path: &str) -> CallTotals {
-        let below =
-            |module: &str| module.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+        let below = |module: &str| {
+            module
+                .strip_prefix(path)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
         self.total(|row| below(&row.module))
     }
 
@@ -87,15 +115,44 @@ impl CommCounts {
 
 impl fmt::Display for CommCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut lines = vec![["module", "operator", "collective", "phase", "calls", "bytes"].map(String::from)];
-        for CommCount { module, operator, op, phase, total: CallTotals { calls, bytes } } in &self.0 {
+        let mut lines = vec![
+            [
+                "module",
+                "operator",
+                "collective",
+                "phase",
+                "calls",
+                "bytes",
+            ]
+            .map(String::from),
+        ];
+        for CommCount {
+            module,
+            operator,
+            op,
+            phase,
+            total: CallTotals { calls, bytes },
+        } in &self.0
+        {
             let operator = operator.unwrap_or("-").into();
-            let module = if module.is_empty() { "-".into() } else { module.to_string() };
-            lines.push([module, operator, op.to_string(), phase.to_string(), calls.to_string(), bytes.to_string()]);
+            let module = if module.is_empty() {
+                "-".into()
+            } else {
+                module.to_string()
+            };
+            lines.push([
+                module,
+                operator,
+                op.to_string(),
+                phase.to_string(),
+                calls.to_string(),
+                bytes.to_string(),
+            ]);
         }
         let CallTotals { calls, bytes } = self.total(|_| true);
         lines.push(["total", "", "", "", &calls.to_string(), &bytes.to_string()].map(String::from));
-        let widths: [usize; 6] = std::array::from_fn(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0));
+        let widths: [usize; 6] =
+            std::array::from_fn(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0));
         let line = |line: &[String; 6]| {
             let cell = |(at, cell): (usize, &String)| match at {
                 0..4 => format!("{cell:<0$}", widths[at]),

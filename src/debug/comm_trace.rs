@@ -57,16 +57,28 @@ impl CommTrace {
     /// from the cache of a tensor's clones is listed only once, at its first use.
     pub fn changes(&self) -> Vec<TracedLayoutChange> {
         let changed = |change: &Arc<LayoutChange>| {
-            let steps = self
-                .0
-                .collectives
-                .iter()
-                .filter(|seen| seen.change.as_ref().is_some_and(|cause| Arc::ptr_eq(cause, change)));
+            let steps = self.0.collectives.iter().filter(|seen| {
+                seen.change
+                    .as_ref()
+                    .is_some_and(|cause| Arc::ptr_eq(cause, change))
+            });
             let step = |seen: &watch::Seen| {
-                let CallInfo { op, group_size, bytes, .. } = seen.call;
-                TracedCollective { op, ranks: group_size, bytes }
+                let CallInfo {
+                    op,
+                    group_size,
+                    bytes,
+                    ..
+                } = seen.call;
+                TracedCollective {
+                    op,
+                    ranks: group_size,
+                    bytes,
+                }
             };
-            TracedLayoutChange { change: change.clone(), collectives: steps.map(step).collect() }
+            TracedLayoutChange {
+                change: change.clone(),
+                collectives: steps.map(step).collect(),
+            }
         };
         self.0.changes.iter().map(changed).collect()
     }
@@ -75,7 +87,10 @@ impl CommTrace {
 impl TracedLayoutChange {
     /// Returns the payload bytes of all collectives of the change.
     pub fn bytes(&self) -> u64 {
-        self.collectives.iter().map(|collective| collective.bytes).sum()
+        self.collectives
+            .iter()
+            .map(|collective| collective.bytes)
+            .sum()
     }
 }
 
@@ -89,8 +104,21 @@ impl Deref for TracedLayoutChange {
 
 impl fmt::Display for TracedLayoutChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LayoutChange { origin, from, to, summed, shape, phase } = &*self.change;
-        write!(f, "{}:{} {}", origin.at.file(), origin.at.line(), origin.operator)?;
+        let LayoutChange {
+            origin,
+            from,
+            to,
+            summed,
+            shape,
+            phase,
+        } = &*self.change;
+        write!(
+            f,
+            "{}:{} {}",
+            origin.at.file(),
+            origin.at.line(),
+            origin.operator
+        )?;
         if let Some(module) = &origin.module {
             write!(f, " in {module}")?;
         }
@@ -113,6 +141,8 @@ impl fmt::Display for TracedLayoutChange {
 impl fmt::Display for CommTrace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.counts())?;
-        self.changes().iter().try_for_each(|change| write!(f, "\n{change}"))
+        self.changes()
+            .iter()
+            .try_for_each(|change| write!(f, "\n{change}"))
     }
 }

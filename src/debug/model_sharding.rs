@@ -32,12 +32,21 @@ pub fn visualize_model<M: Module>(model: &M) -> ModelSharding {
     let parameter = |found: ScannedParam| {
         let path = found.path();
         let place = match &found.distributed {
-            Some(param) => Holders::Distributed { spec: param.spec(found.dtype), unit: param.unit.label() },
+            Some(param) => Holders::Distributed {
+                spec: param.spec(found.dtype),
+                unit: param.unit.label(),
+            },
             None => Holders::Own { shape: found.shape },
         };
         HeldParameter { path, place }
     };
-    ModelSharding(ModelScan::of(model).params.into_iter().map(parameter).collect())
+    ModelSharding(
+        ModelScan::of(model)
+            .params
+            .into_iter()
+            .map(parameter)
+            .collect(),
+    )
 }
 
 /// Layout of a model's parameters, as [`visualize_model`] returns it.
@@ -73,8 +82,12 @@ impl fmt::Display for ModelSharding {
         for (at, HeldParameter { path, place }) in self.0.iter().enumerate() {
             let separator = if at == 0 { "" } else { "\n" };
             match place {
-                Holders::Distributed { spec, .. } => write!(f, "{separator}{path}: {}", visualize_sharding(spec))?,
-                Holders::Own { shape } => writeln!(f, "{separator}{path}: {shape:?}, separate on every rank")?,
+                Holders::Distributed { spec, .. } => {
+                    write!(f, "{separator}{path}: {}", visualize_sharding(spec))?
+                }
+                Holders::Own { shape } => {
+                    writeln!(f, "{separator}{path}: {shape:?}, separate on every rank")?
+                }
             }
         }
         Ok(())

@@ -44,7 +44,12 @@ pub(super) fn page(parameters: &[HeldParameter]) -> String {
         let _ = writeln!(text, "<section>\n<h2>{}</h2>", escaped(path));
         match place {
             Holders::Distributed { spec, unit } => {
-                let _ = writeln!(text, "<p>{}<br>unit {}</p>", escaped(&spec.to_string()), escaped(unit));
+                let _ = writeln!(
+                    text,
+                    "<p>{}<br>unit {}</p>",
+                    escaped(&spec.to_string()),
+                    escaped(unit)
+                );
                 text += &drawing(spec, held.len());
             }
             Holders::Own { shape } => {
@@ -60,9 +65,15 @@ pub(super) fn page(parameters: &[HeldParameter]) -> String {
 fn held(parameters: &[HeldParameter]) -> BTreeMap<usize, usize> {
     let mut held = BTreeMap::new();
     for HeldParameter { place, .. } in parameters {
-        let Holders::Distributed { spec, .. } = place else { continue };
+        let Holders::Distributed { spec, .. } = place else {
+            continue;
+        };
         let mesh = spec.mesh();
-        let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();
+        let coordinates = mesh
+            .shape()
+            .iter()
+            .map(|&size| 0..size)
+            .multi_cartesian_product();
         for (&rank, coordinate) in mesh.ranks().iter().zip(coordinates) {
             *held.entry(rank).or_default() += spec.local_shape_at(&coordinate).num_elements();
         }
@@ -72,7 +83,9 @@ fn held(parameters: &[HeldParameter]) -> BTreeMap<usize, usize> {
 
 /// Draws the cells to scale, each divided into one band per rank that holds it.
 fn drawing(spec: &DTensorSpec, ranks: usize) -> String {
-    let Some(grid) = Grid::of(spec).filter(|grid| !grid.rows.is_empty() && !grid.columns.is_empty()) else {
+    let Some(grid) =
+        Grid::of(spec).filter(|grid| !grid.rows.is_empty() && !grid.columns.is_empty())
+    else {
         return String::new();
     };
     let len = |dim: Option<usize>| dim.map_or(1, |dim| spec.shape()[dim]) as f64;
@@ -80,11 +93,24 @@ fn drawing(spec: &DTensorSpec, ranks: usize) -> String {
     // Limits the ratio of the sides, so that a long tensor is not drawn as a line.
     let side = |own: f64| (SIDE * own / rows.max(columns)).max(SIDE / 8.0);
     let (height, width) = (side(rows), side(columns));
-    let mut text = format!("<svg width=\"{:.0}\" height=\"{:.0}\" stroke=\"#fff\">\n", width, height);
-    let cells = grid.rows.iter().cartesian_product(&grid.columns).zip(grid.cells.iter().flatten());
+    let mut text = format!(
+        "<svg width=\"{:.0}\" height=\"{:.0}\" stroke=\"#fff\">\n",
+        width, height
+    );
+    let cells = grid
+        .rows
+        .iter()
+        .cartesian_product(&grid.columns)
+        .zip(grid.cells.iter().flatten());
     for ((row, column), holders) in cells {
-        let (top, bottom) = (height * row.start as f64 / rows, height * row.end as f64 / rows);
-        let (left, right) = (width * column.start as f64 / columns, width * column.end as f64 / columns);
+        let (top, bottom) = (
+            height * row.start as f64 / rows,
+            height * row.end as f64 / rows,
+        );
+        let (left, right) = (
+            width * column.start as f64 / columns,
+            width * column.end as f64 / columns,
+        );
         let band = (right - left) / holders.len().max(1) as f64;
         for (at, &rank) in holders.iter().enumerate() {
             let _ = writeln!(
@@ -113,9 +139,14 @@ fn drawing(spec: &DTensorSpec, ranks: usize) -> String {
 
 /// Returns the color of `rank`. The colors of `ranks` ranks are spaced evenly.
 fn color(rank: usize, ranks: usize) -> String {
-    format!("hsl({:.0} 65% 70%)", 360.0 * (rank % ranks.max(1)) as f64 / ranks.max(1) as f64)
+    format!(
+        "hsl({:.0} 65% 70%)",
+        360.0 * (rank % ranks.max(1)) as f64 / ranks.max(1) as f64
+    )
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
 }

@@ -19,7 +19,5 @@ pub(super) enum Holders {
         unit: Arc<str>,
     },
     /// The parameter is not distributed: every rank has a separate one.
-    Own {
-        shape: Vec<usize>,
-    },
+    Own { shape: Vec<usize> },
 }

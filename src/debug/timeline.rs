@@ -101,12 +101,21 @@ impl SpanKind {
 impl Timeline {
     /// Creates the timeline of `rank` from its recorded events.
     pub fn of(rank: usize, events: &[Event]) -> Self {
-        let (now, epoch) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
-        let micros = |at: Instant| (epoch.saturating_sub(now.saturating_duration_since(at))).as_secs_f64() * 1e6;
+        let (now, epoch) = (
+            Instant::now(),
+            SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default(),
+        );
+        let micros = |at: Instant| {
+            (epoch.saturating_sub(now.saturating_duration_since(at))).as_secs_f64() * 1e6
+        };
         let mut begun: HashMap<(SpanKind, &str), Vec<f64>> = HashMap::new();
         let mut spans = Vec::new();
         for event in events {
-            let Some((what, begins)) = SpanKind::of(event.kind) else { continue };
+            let Some((what, begins)) = SpanKind::of(event.kind) else {
+                continue;
+            };
             let (unit, at) = (event.unit.to_string(), micros(event.at));
             let open = begun.entry((what, &*event.unit)).or_default();
             if begins {
@@ -114,16 +123,29 @@ impl Timeline {
             } else if !open.is_empty() {
                 // For a unit inside itself, the inner computation ends first; its collectives end in the order in
                 // which they began.
-                let start = if what.is_communication() { open.remove(0) } else { open.swap_remove(open.len() - 1) };
+                let start = if what.is_communication() {
+                    open.remove(0)
+                } else {
+                    open.swap_remove(open.len() - 1)
+                };
                 let (start, end) = event.timing.map_or((start, at), |course| {
                     let transfer = course.transfer;
                     (micros(transfer.started), micros(transfer.completed))
                 });
-                spans.push(Span { what, unit, start, end });
+                spans.push(Span {
+                    what,
+                    unit,
+                    start,
+                    end,
+                });
             }
         }
         spans.sort_by(|a, b| a.start.total_cmp(&b.start).then(b.end.total_cmp(&a.end)));
-        Self { rank, spans, overlap: Overlap::of(events) }
+        Self {
+            rank,
+            spans,
+            overlap: Overlap::of(events),
+        }
     }
 
     /// Returns how many all-gathers overlapped with computation.
@@ -135,7 +157,10 @@ impl Timeline {
     /// partially overlap are in different lanes.
     fn lanes(&self, communication: bool) -> Vec<(usize, &Span)> {
         let mut open: Vec<Vec<f64>> = Vec::new();
-        let spans = self.spans.iter().filter(|span| span.what.is_communication() == communication);
+        let spans = self
+            .spans
+            .iter()
+            .filter(|span| span.what.is_communication() == communication);
         let lane_of = |span: &Span, open: &mut Vec<Vec<f64>>| {
             for (lane, ends) in open.iter_mut().enumerate() {
                 ends.retain(|end| *end > span.start);
@@ -161,15 +186,25 @@ pub fn chrome_trace(timelines: &[Timeline]) -> String {
     const LANES: usize = 1000;
     for timeline in timelines {
         let rank = timeline.rank;
-        for (communication, name) in [(false, format!("rank {rank}")), (true, format!("rank {rank}, communication"))] {
+        for (communication, name) in [
+            (false, format!("rank {rank}")),
+            (true, format!("rank {rank}, communication")),
+        ] {
             let first = (2 * rank + usize::from(communication)) * LANES;
             let spans = timeline.lanes(communication);
             for lane in 0..=spans.iter().map(|(lane, _)| *lane).max().unwrap_or(0) {
-                let name = if lane == 0 { name.clone() } else { format!("{name} ({})", lane + 1) };
+                let name = if lane == 0 {
+                    name.clone()
+                } else {
+                    format!("{name} ({})", lane + 1)
+                };
                 let args = |key: &str, value: Value| json!({ key: value });
                 let meta = |event: &str, args: Value| json!({ "ph": "M", "pid": 0, "tid": first + lane, "name": event, "args": args });
                 events.push(meta("thread_name", args("name", name.into())));
-                events.push(meta("thread_sort_index", args("sort_index", (first + lane).into())));
+                events.push(meta(
+                    "thread_sort_index",
+                    args("sort_index", (first + lane).into()),
+                ));
             }
             events.extend(spans.into_iter().map(|(lane, Span { what, unit, start, end })| {
                 let name = format!("{} {unit}", what.name());
@@ -190,17 +225,36 @@ pub fn timeline_picture(timelines: &[Timeline]) -> String {
     const MARGIN: f64 = 130.0;
     const ROW: usize = 18;
     let all = || timelines.iter().flat_map(|timeline| &timeline.spans);
-    let start = all().map(|span| span.start).reduce(f64::min).unwrap_or_default();
+    let start = all()
+        .map(|span| span.start)
+        .reduce(f64::min)
+        .unwrap_or_default();
     let end = all().map(|span| span.end).fold(start, f64::max);
     let x = |at: f64| MARGIN + (at - start) / (end - start).max(1.0) * WIDTH;
     let (mut body, mut y) = (String::new(), 10);
     for timeline in timelines {
-        for (communication, name) in [(false, format!("rank {}", timeline.rank)), (true, "communication".into())] {
+        for (communication, name) in [
+            (false, format!("rank {}", timeline.rank)),
+            (true, "communication".into()),
+        ] {
             let spans = timeline.lanes(communication);
             // Nested computation is drawn over the computation that contains it.
             let lanes = spans.iter().map(|(lane, _)| lane + 1).max().unwrap_or(1);
-            let _ = writeln!(body, r#"<text x="4" y="{}" class="name">{name}</text>"#, y + 13);
-            for (lane, Span { what, unit, start, end }) in spans {
+            let _ = writeln!(
+                body,
+                r#"<text x="4" y="{}" class="name">{name}</text>"#,
+                y + 13
+            );
+            for (
+                lane,
+                Span {
+                    what,
+                    unit,
+                    start,
+                    end,
+                },
+            ) in spans
+            {
                 let (left, width) = (x(*start), (x(*end) - x(*start)).max(0.5));
                 let top = y + lane * ROW;
                 let kind = what.name();
@@ -212,7 +266,12 @@ pub fn timeline_picture(timelines: &[Timeline]) -> String {
                 );
                 // Approximate width of the label.
                 if width > 6.5 * unit.len() as f64 {
-                    let _ = write!(body, r#"<text x="{:.1}" y="{}">{unit}</text>"#, left + 3.0, top + 12);
+                    let _ = write!(
+                        body,
+                        r#"<text x="{:.1}" y="{}">{unit}</text>"#,
+                        left + 3.0,
+                        top + 12
+                    );
                 }
                 body.push_str("</g>\n");
             }
@@ -282,7 +341,13 @@ mod tests {
         let lengths: Vec<_> = timeline
             .spans
             .iter()
-            .map(|span| (span.what, &*span.unit, ((span.end - span.start) / 1e3).round() as u64))
+            .map(|span| {
+                (
+                    span.what,
+                    &*span.unit,
+                    ((span.end - span.start) / 1e3).round() as u64,
+                )
+            })
             .collect();
         let expected = [
             (SpanKind::Forward, "root", 10),
@@ -295,22 +360,44 @@ mod tests {
 
     #[test]
     fn what_another_thread_has_moved_is_drawn_as_that_has_seen_it() {
-        let mut events = events(&[(EventKind::Unshard, "a", 1), (EventKind::Done(Op::AllGather), "a", 9)]);
+        let mut events = events(&[
+            (EventKind::Unshard, "a", 1),
+            (EventKind::Done(Op::AllGather), "a", 9),
+        ]);
         let [posted, started, completed, requested] =
             [0, 2, 5, 7].map(|after| events[0].at + Duration::from_millis(after));
-        let transfer = TransferTiming { send_started: Some(posted), started, completed };
-        events[1].timing = Some(OpTiming { posted, transfer, requested });
+        let transfer = TransferTiming {
+            send_started: Some(posted),
+            started,
+            completed,
+        };
+        events[1].timing = Some(OpTiming {
+            posted,
+            transfer,
+            requested,
+        });
         let timeline = Timeline::of(0, &events);
-        let [Span { start, end, .. }] = &timeline.spans[..] else { panic!("{timeline:?}") };
+        let [Span { start, end, .. }] = &timeline.spans[..] else {
+            panic!("{timeline:?}")
+        };
         assert_eq!(((end - start) / 1e3).round() as u64, 3);
         let picture = timeline_picture(&[timeline]);
-        assert!(picture.contains("of 0 all-gathers, 0 were posted before"), "there is no previous unit: {picture}");
+        assert!(
+            picture.contains("of 0 all-gathers, 0 were posted before"),
+            "there is no previous unit: {picture}"
+        );
     }
 
     #[test]
     fn what_nests_shares_a_lane_and_collectives_do_not() {
         let timeline = timeline();
-        let lanes = |communication| timeline.lanes(communication).iter().map(|(lane, _)| *lane).collect::<Vec<_>>();
+        let lanes = |communication| {
+            timeline
+                .lanes(communication)
+                .iter()
+                .map(|(lane, _)| *lane)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(lanes(false), [0, 0]);
         assert_eq!(lanes(true), [0, 1]);
     }
@@ -319,8 +406,18 @@ mod tests {
     fn a_trace_has_a_track_for_each_rank_and_one_for_its_communication() {
         let trace: Value = serde_json::from_str(&chrome_trace(&[timeline()])).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
-        let names: Vec<_> = events.iter().filter_map(|event| event["args"]["name"].as_str()).collect();
-        assert_eq!(names, ["rank 1", "rank 1, communication", "rank 1, communication (2)"]);
+        let names: Vec<_> = events
+            .iter()
+            .filter_map(|event| event["args"]["name"].as_str())
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "rank 1",
+                "rank 1, communication",
+                "rank 1, communication (2)"
+            ]
+        );
         let spans: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
         assert_eq!(spans.len(), 4);
         assert!(spans.iter().all(|span| span["dur"].as_f64().unwrap() > 0.0));
@@ -330,7 +427,10 @@ mod tests {
     fn a_picture_names_the_units() {
         assert!(!timeline_picture(&[]).contains("NaN"));
         let picture = timeline_picture(&[timeline()]);
-        assert!(picture.starts_with("<svg") && picture.contains(">root</text>"), "{picture}");
+        assert!(
+            picture.starts_with("<svg") && picture.contains(">root</text>"),
+            "{picture}"
+        );
         assert_eq!(picture.matches("<rect x=").count(), 4);
     }
 }

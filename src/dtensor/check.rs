@@ -30,7 +30,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// As [`from_local`](Self::from_local), [`DTensorError::RanksDisagree`], [`DTensorError::LocalShape`] for the
     /// first rank whose local tensor does not fit the others, and [`CommError`](crate::comm::CommError) if a
     /// collective fails.
-    pub fn from_local_checked(local: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
+    pub fn from_local_checked(
+        local: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> Result<Self> {
         let layout = Layout::new(mesh.shape(), placements)?;
         layout.check(D)?;
         // Membership is checked before anything is sent.
@@ -57,7 +61,11 @@ pub(super) fn check_replicas<const D: usize, K: Kind>(
     mesh: &DeviceMesh,
     dims: impl IntoIterator<Item = usize>,
 ) -> Result<()> {
-    if mesh.world().checks_replicas() { compare_replicas(value, mesh, dims) } else { Ok(()) }
+    if mesh.world().checks_replicas() {
+        compare_replicas(value, mesh, dims)
+    } else {
+        Ok(())
+    }
 }
 
 /// Compares `value` with the ranks along each mesh dimension in `dims`. A separate function, so that a launch without
@@ -75,7 +83,10 @@ fn compare_replicas<const D: usize, K: Kind>(
     });
     for dim in dims.into_iter().filter(|&dim| mesh.shape()[dim] > 1) {
         let (shape, dtype) = (value.dims(), value.dtype().name());
-        let name = format!("{shape:?} {dtype} on mesh dimension `{}`", mesh.names()[dim]);
+        let name = format!(
+            "{shape:?} {dtype} on mesh dimension `{}`",
+            mesh.names()[dim]
+        );
         let digests = Digests {
             of: ReplicatedValue::LocalTensor,
             step: 0,
@@ -106,7 +117,11 @@ struct Table {
 }
 
 impl Table {
-    fn gather<const D: usize, K: Kind>(local: &Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
+    fn gather<const D: usize, K: Kind>(
+        local: &Tensor<D, K>,
+        mesh: &DeviceMesh,
+        layout: Layout,
+    ) -> Result<Self> {
         let data = local.to_data();
         let mut row: Vec<i64> = local.dims().iter().map(|&len| len as i64).collect();
         row.extend([
@@ -126,16 +141,28 @@ impl Table {
             rows = all_gather(comm, call.clone(), rows, 0, ShardSizes::Chunked(len)).wait()?;
         }
         let values: Vec<i64> = rows.into_data().iter::<i64>().collect();
-        let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();
-        let rows = values.chunks(fields).zip(coordinates).map(|(row, coordinate)| RankRow {
-            rank: row[D + 3] as usize,
-            coordinate,
-            shape: row[..D].iter().map(|&len| len as usize).collect(),
-            dtype: String::from_utf8_lossy(&row[D].to_le_bytes()).trim_end().into(),
-            require_grad: row[D + 1] != 0,
-            hash: row[D + 2],
-        });
-        Ok(Self { layout, rows: rows.collect() })
+        let coordinates = mesh
+            .shape()
+            .iter()
+            .map(|&size| 0..size)
+            .multi_cartesian_product();
+        let rows = values
+            .chunks(fields)
+            .zip(coordinates)
+            .map(|(row, coordinate)| RankRow {
+                rank: row[D + 3] as usize,
+                coordinate,
+                shape: row[..D].iter().map(|&len| len as usize).collect(),
+                dtype: String::from_utf8_lossy(&row[D].to_le_bytes())
+                    .trim_end()
+                    .into(),
+                require_grad: row[D + 1] != 0,
+                hash: row[D + 2],
+            });
+        Ok(Self {
+            layout,
+            rows: rows.collect(),
+        })
     }
 
     /// Returns the global shape. The length of a sharded dimension is the sum of the shards of those ranks that
@@ -147,7 +174,11 @@ impl Table {
                 let mut indices = row.coordinate.iter().enumerate();
                 indices.all(|(mesh_dim, &index)| index == 0 || shardings.contains(&mesh_dim))
             };
-            self.rows.iter().filter(others_first).map(|row| row.shape[dim]).sum::<usize>()
+            self.rows
+                .iter()
+                .filter(others_first)
+                .map(|row| row.shape[dim])
+                .sum::<usize>()
         };
         Shape::from((0..D).map(len).collect::<Vec<_>>())
     }
@@ -157,7 +188,13 @@ impl Table {
         for row in &self.rows {
             if row.dtype != first.dtype {
                 let remedy = "Cast one of the local tensors: a tensor has one dtype";
-                return Err(disagree("the dtype", first, row, |row| row.dtype.clone(), remedy));
+                return Err(disagree(
+                    "the dtype",
+                    first,
+                    row,
+                    |row| row.dtype.clone(),
+                    remedy,
+                ));
             }
             if row.require_grad != first.require_grad {
                 let remedy = "Call `require_grad` on every rank or on none";
@@ -184,7 +221,11 @@ impl Table {
             for row in &self.rows {
                 let mut coordinate = row.coordinate.clone();
                 coordinate[mesh_dim] = 0;
-                let twin = self.rows.iter().find(|row| row.coordinate == coordinate).unwrap_or(row);
+                let twin = self
+                    .rows
+                    .iter()
+                    .find(|row| row.coordinate == coordinate)
+                    .unwrap_or(row);
                 if twin.hash != row.hash {
                     let remedy = "Distribute one rank's values with `distribute_tensor`";
                     let text = |row: &RankRow| format!("values #{:x}", row.hash);
@@ -204,13 +245,22 @@ fn disagree(
     remedy: &'static str,
 ) -> DTensorError {
     let (found, other_found) = (text(row), text(other));
-    DTensorError::RanksDisagree { what, rank: row.rank, other: other.rank, found, other_found, remedy }
+    DTensorError::RanksDisagree {
+        what,
+        rank: row.rank,
+        other: other.rank,
+        found,
+        other_found,
+        remedy,
+    }
 }
 
 /// Returns the first eight letters of the dtype's name, padded with blanks.
 fn dtype_code(dtype: DType) -> [u8; 8] {
     let mut code = [b' '; 8];
-    code.iter_mut().zip(dtype.name().bytes()).for_each(|(to, from)| *to = from);
+    code.iter_mut()
+        .zip(dtype.name().bytes())
+        .for_each(|(to, from)| *to = from);
     code
 }
 

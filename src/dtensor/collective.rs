@@ -47,7 +47,11 @@ pub(super) fn all_gather<const D: usize, K: Kind>(
     dim: usize,
     sizes: ShardSizes,
 ) -> Moving<D, K> {
-    let block = ShardedTensor { tensor: block.into_dispatch(), dim, sizes };
+    let block = ShardedTensor {
+        tensor: block.into_dispatch(),
+        dim,
+        sizes,
+    };
     Moving::Many(comm.all_gather(call, vec![block]))
 }
 
@@ -60,6 +64,10 @@ pub(super) fn all_to_all<const D: usize, K: Kind>(
     (dim, sizes): (usize, ShardSizes),
     (to_dim, to_sizes): (usize, ShardSizes),
 ) -> Moving<D, K> {
-    let block = ShardedTensor { tensor: block.into_dispatch(), dim, sizes };
+    let block = ShardedTensor {
+        tensor: block.into_dispatch(),
+        dim,
+        sizes,
+    };
     Moving::One(comm.all_to_all(call, block, to_dim, to_sizes))
 }

@@ -25,12 +25,19 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), or
     /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a dimension out of
     /// range.
-    pub fn from_local(local: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
+    pub fn from_local(
+        local: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> Result<Self> {
         let layout = Layout::new(mesh.shape(), placements)?;
         layout.check(D)?;
         let mut dims = local.dims();
         for (dim, shardings) in layout.orders() {
-            dims[dim] *= shardings.iter().map(|&sizes| mesh.shape()[sizes]).product::<usize>();
+            dims[dim] *= shardings
+                .iter()
+                .map(|&sizes| mesh.shape()[sizes])
+                .product::<usize>();
         }
         let spec = DTensorSpec::new(mesh, layout, Shape::from(dims), local.dtype())?;
         check_replicas(&local, mesh, replicated_dims(&spec))?;
@@ -83,7 +90,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// Makes a plain tensor that this crate has computed on every rank a replicated DTensor. It is never compared.
     pub(crate) fn replicated_on(full: Tensor<D, K>, mesh: &DeviceMesh) -> Result<Self> {
-        let spec = DTensorSpec::new(mesh, Layout::replicate(mesh.shape())?, full.shape(), full.dtype())?;
+        let spec = DTensorSpec::new(
+            mesh,
+            Layout::replicate(mesh.shape())?,
+            full.shape(),
+            full.dtype(),
+        )?;
         Ok(Self::from_parts(full, spec.shared()))
     }
 
@@ -95,7 +107,10 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// # Panics
     /// Unwinds with a typed [`Error`](crate::Error) if a check of replicas fails.
     #[track_caller]
-    pub fn replicated_like<const L: usize, M: Kind>(full: Tensor<D, K>, like: &DTensor<L, M>) -> Self {
+    pub fn replicated_like<const L: usize, M: Kind>(
+        full: Tensor<D, K>,
+        like: &DTensor<L, M>,
+    ) -> Self {
         let mesh = like.mesh();
         let placements = vec![Placement::Replicate; mesh.ndim()];
         Self::from_local(full, mesh, &placements).or_unwind()
@@ -132,7 +147,9 @@ impl<const D: usize> DTensor<D> {
 
 fn replicated_dims(spec: &DTensorSpec) -> impl Iterator<Item = usize> {
     let placements = spec.placements().iter().enumerate();
-    placements.filter(|(_, placement)| placement.is_replicate()).map(|(dim, _)| dim)
+    placements
+        .filter(|(_, placement)| placement.is_replicate())
+        .map(|(dim, _)| dim)
 }
 
 /// Returns the mesh dimensions on which each rank computes only a partial sum of the gradient of a value laid out
@@ -140,17 +157,31 @@ fn replicated_dims(spec: &DTensorSpec) -> impl Iterator<Item = usize> {
 ///
 /// # Errors
 /// As [`to_local_with_grad_placements`](DTensor::to_local_with_grad_placements).
-pub(super) fn summed_dims(mesh: &DeviceMesh, forward: &[Placement], grads: &[Placement]) -> Result<MeshDims> {
+pub(super) fn summed_dims(
+    mesh: &DeviceMesh,
+    forward: &[Placement],
+    grads: &[Placement],
+) -> Result<MeshDims> {
     Layout::new(mesh.shape(), grads)?;
     let mut summed = MeshDims::new();
     for (dim, (&forward, &grad)) in forward.iter().zip(grads).enumerate() {
-        let natural = if forward.shard_dim().is_some() { forward } else { Placement::Replicate };
+        let natural = if forward.shard_dim().is_some() {
+            forward
+        } else {
+            Placement::Replicate
+        };
         // No other rank has a gradient for a shard of this value, so nothing has to be summed.
         if grad == Placement::Partial(PartialOp::Sum) && natural.is_replicate() {
             summed.push(dim);
         } else if grad != natural {
             let mesh_dim = mesh_dim_name(mesh, dim);
-            return Err(DTensorError::GradPlacement { mesh_dim, forward, grad, natural }.into());
+            return Err(DTensorError::GradPlacement {
+                mesh_dim,
+                forward,
+                grad,
+                natural,
+            }
+            .into());
         }
     }
     Ok(summed)

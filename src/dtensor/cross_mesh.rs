@@ -100,7 +100,11 @@ impl CrossMeshRedistribute {
         let shape = shape.into();
         let (left, right) = (from.world(), to.world());
         if left.identity() != right.identity() {
-            return Err(DTensorError::RankMismatch { left: left.to_string(), right: right.to_string() }.into());
+            return Err(DTensorError::RankMismatch {
+                left: left.to_string(),
+                right: right.to_string(),
+            }
+            .into());
         }
         super::spec::check_layout(from, &from_layout, &shape)?;
         super::spec::check_layout(to, &to_layout, &shape)?;
@@ -110,14 +114,33 @@ impl CrossMeshRedistribute {
         ranks.sort_unstable();
         ranks.dedup();
         let is_member = ranks.binary_search(&from.rank()).is_ok();
-        let comm = if is_member { Some(from.world().group(&ranks)?) } else { None };
-        let full = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
+        let comm = if is_member {
+            Some(from.world().group(&ranks)?)
+        } else {
+            None
+        };
+        let full = |_, own: Placement| {
+            if own.partial_op().is_some() {
+                Placement::Replicate
+            } else {
+                own
+            }
+        };
         let reduced = from_layout.replaced(full)?;
         let (a, b) = ((from, &reduced), (to, &to_layout));
         let there = Moves::new(a, b, &ranks, &shape);
         let back = Arc::new(Moves::new(b, a, &ranks, &shape));
         let (from, to) = ((from.clone(), from_layout), (to.clone(), to_layout));
-        Ok(Self { from, to, shape, dtype, label, comm, there, back })
+        Ok(Self {
+            from,
+            to,
+            shape,
+            dtype,
+            label,
+            comm,
+            there,
+            back,
+        })
     }
 
     /// Redistributes a tensor. On ranks of the source mesh, `x` is this rank's local tensor as a DTensor; on all
@@ -133,31 +156,66 @@ impl CrossMeshRedistribute {
     /// return the error, since the other ranks wait for them until they exit. [`CommError`](crate::comm::CommError)
     /// if a collective fails.
     #[track_caller]
-    pub fn run<const D: usize, K: Kind>(&self, x: Option<DTensor<D, K>>) -> Result<Option<DTensor<D, K>>> {
+    pub fn run<const D: usize, K: Kind>(
+        &self,
+        x: Option<DTensor<D, K>>,
+    ) -> Result<Option<DTensor<D, K>>> {
         self.check(x.as_ref())?;
-        let Some(comm) = &self.comm else { return Ok(None) };
+        let Some(comm) = &self.comm else {
+            return Ok(None);
+        };
         let same_ranks = self.same_ranks();
         if let Some(x) = x.as_ref().filter(|x| !same_ranks && is_tracked(&x.local)) {
             let (from, to) = (x.mesh().to_string(), self.to.0.to_string());
             return Err(DTensorError::TransferTracked { from, to }.into());
         }
         let origin = CallSite::new("CrossMeshRedistribute");
-        let full = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
-        let x = x.map(|x| x.redistribute_to(&self.from.1.replaced(full)?)).transpose()?;
-        let meta = TensorMeta { shape: self.shape.clone(), dtype: self.dtype };
-        let call = Call { global_tensor: Some(meta), ..Call::new(self.label.clone()) };
+        let full = |_, own: Placement| {
+            if own.partial_op().is_some() {
+                Placement::Replicate
+            } else {
+                own
+            }
+        };
+        let x = x
+            .map(|x| x.redistribute_to(&self.from.1.replaced(full)?))
+            .transpose()?;
+        let meta = TensorMeta {
+            shape: self.shape.clone(),
+            dtype: self.dtype,
+        };
+        let call = Call {
+            global_tensor: Some(meta),
+            ..Call::new(self.label.clone())
+        };
         let local = x.as_ref().map(|x| x.local.clone().inner());
         let changing = watch::changing(|| self.change(&origin, Phase::Forward));
-        let arrived = self.there.run(comm, call.clone().with_phase(Phase::Forward), local, &self.to.0, self.dtype)?;
+        let arrived = self.there.run(
+            comm,
+            call.clone().with_phase(Phase::Forward),
+            local,
+            &self.to.0,
+            self.dtype,
+        )?;
         drop(changing);
-        let Some(arrived) = arrived else { return Ok(None) };
-        let spec = DTensorSpec::new(&self.to.0, self.to.1.clone(), self.shape.clone(), self.dtype)?.shared();
+        let Some(arrived) = arrived else {
+            return Ok(None);
+        };
+        let spec = DTensorSpec::new(
+            &self.to.0,
+            self.to.1.clone(),
+            self.shape.clone(),
+            self.dtype,
+        )?
+        .shared();
         let local = match x.filter(|_| same_ranks) {
             Some(x) if is_tracked(&x.local) => {
                 let node = Returned::<D> {
                     output: Mutex::new(Some(arrived.into_dispatch())),
                     comm: comm.clone(),
-                    call: call.with_phase(Phase::Backward).with_forward_index(comm.next_forward_index()),
+                    call: call
+                        .with_phase(Phase::Backward)
+                        .with_forward_index(comm.next_forward_index()),
                     back: self.back.clone(),
                     mesh: self.from.0.clone(),
                     change: self.change(&origin, Phase::Backward),
@@ -187,8 +245,17 @@ impl CrossMeshRedistribute {
             None if mesh.coordinate().is_some() => "no tensor".into(),
             _ => return Ok(()),
         };
-        let expected = format!("{:?} {} on {mesh}: {layout}", &self.shape[..], self.dtype.name());
-        Err(DTensorError::TransferOf { rank: mesh.rank(), expected, found }.into())
+        let expected = format!(
+            "{:?} {} on {mesh}: {layout}",
+            &self.shape[..],
+            self.dtype.name()
+        );
+        Err(DTensorError::TransferOf {
+            rank: mesh.rank(),
+            expected,
+            found,
+        }
+        .into())
     }
 
     fn change(&self, origin: &CallSite, phase: Phase) -> LayoutChange {
@@ -197,23 +264,45 @@ impl CrossMeshRedistribute {
             _ => (&self.from.1, &self.to.1),
         };
         let (from, to, shape) = (from.clone(), to.clone(), self.shape.to_vec());
-        LayoutChange { origin: origin.clone(), from, to, summed: Vec::new(), shape, phase }
+        LayoutChange {
+            origin: origin.clone(),
+            from,
+            to,
+            summed: Vec::new(),
+            shape,
+            phase,
+        }
     }
 }
 
 impl Moves {
     /// Creates the moves of the calling rank; `ranks` is the group of both meshes.
-    fn new(from: (&DeviceMesh, &Layout), to: (&DeviceMesh, &Layout), ranks: &[usize], shape: &Shape) -> Self {
-        let (rank, place) =
-            (from.0.rank(), |rank: usize| ranks.binary_search(&rank).expect("a rank of one of the meshes"));
+    fn new(
+        from: (&DeviceMesh, &Layout),
+        to: (&DeviceMesh, &Layout),
+        ranks: &[usize],
+        shape: &Shape,
+    ) -> Self {
+        let (rank, place) = (from.0.rank(), |rank: usize| {
+            ranks
+                .binary_search(&rank)
+                .expect("a rank of one of the meshes")
+        });
         let part = |(mesh, layout): (&DeviceMesh, &Layout)| {
-            mesh.coordinate().map(|coordinate| layout.local_slices(shape, coordinate))
+            mesh.coordinate()
+                .map(|coordinate| layout.local_slices(shape, coordinate))
         };
         let (own, there) = (part(from), part(to));
         let all = blocks((from.1, from.0.ranks()), (to.1, to.0.ranks()), shape);
         let inside = |block: &[Range<usize>], part: &Option<Vec<Range<usize>>>| {
-            let part = part.as_ref().expect("a rank that holds a block is in the mesh");
-            block.iter().zip(part).map(|(block, part)| block.start - part.start..block.end - part.start).collect()
+            let part = part
+                .as_ref()
+                .expect("a rank that holds a block is in the mesh");
+            block
+                .iter()
+                .zip(part)
+                .map(|(block, part)| block.start - part.start..block.end - part.start)
+                .collect()
         };
         let (mut gives, mut gets) = (Vec::new(), Vec::new());
         for TensorBlock { from, to, block } in &all {
@@ -224,8 +313,14 @@ impl Moves {
                 gets.push((place(*from), inside(block, &there)));
             }
         }
-        let part = there.map(|there| Shape::from(there.iter().map(ExactSizeIterator::len).collect::<Vec<_>>()));
-        Self { communicates: all.iter().any(|fragment| fragment.from != fragment.to), gives, gets, part }
+        let part = there
+            .map(|there| Shape::from(there.iter().map(ExactSizeIterator::len).collect::<Vec<_>>()));
+        Self {
+            communicates: all.iter().any(|fragment| fragment.from != fragment.to),
+            gives,
+            gets,
+            part,
+        }
     }
 
     /// Sends and receives this rank's blocks. Returns the new local tensor, or `None` if this rank is not in the
@@ -238,19 +333,39 @@ impl Moves {
         mesh: &DeviceMesh,
         dtype: DType,
     ) -> Result<Option<Tensor<D, K>>> {
-        let (mut parts, mut metas) = (vec![None; comm.group().size()], vec![None; comm.group().size()]);
+        let (mut parts, mut metas) = (
+            vec![None; comm.group().size()],
+            vec![None; comm.group().size()],
+        );
         for (member, ranges) in &self.gives {
-            let local = local.clone().expect("a rank that sends a block has a local tensor");
+            let local = local
+                .clone()
+                .expect("a rank that sends a block has a local tensor");
             parts[*member] = Some(slice(local, ranges).into_dispatch());
         }
         for (member, ranges) in &self.gets {
-            let shape = Shape::from(ranges.iter().map(ExactSizeIterator::len).collect::<Vec<_>>());
+            let shape = Shape::from(
+                ranges
+                    .iter()
+                    .map(ExactSizeIterator::len)
+                    .collect::<Vec<_>>(),
+            );
             metas[*member] = Some(TensorMeta { shape, dtype });
         }
-        let mut got = if self.communicates { comm.all_to_all_list(call, parts, metas).wait()? } else { parts };
-        let Some(part) = &self.part else { return Ok(None) };
+        let mut got = if self.communicates {
+            comm.all_to_all_list(call, parts, metas).wait()?
+        } else {
+            parts
+        };
+        let Some(part) = &self.part else {
+            return Ok(None);
+        };
         let mut fragment = |member: usize| {
-            Tensor::from_dispatch(got[member].take().expect("the collective returns every block that was declared"))
+            Tensor::from_dispatch(
+                got[member]
+                    .take()
+                    .expect("the collective returns every block that was declared"),
+            )
         };
         if let [(member, _)] = self.gets[..] {
             return Ok(Some(fragment(member)));
@@ -280,14 +395,23 @@ struct Returned<const D: usize> {
 
 impl<const D: usize> GraphOp for Returned<D> {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.output.lock().take().expect("a node's forward runs once")
+        self.output
+            .lock()
+            .take()
+            .expect("a node's forward runs once")
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         let grad = Tensor::<D>::from_dispatch(step.take());
         let dtype = grad.dtype();
         let _changing = watch::changing(|| self.change.clone());
-        let grad = self.back.run(&self.comm, self.call.clone(), Some(grad), &self.mesh, dtype).or_unwind();
-        step.give(0, || grad.expect("both meshes have the same ranks").into_dispatch());
+        let grad = self
+            .back
+            .run(&self.comm, self.call.clone(), Some(grad), &self.mesh, dtype)
+            .or_unwind();
+        step.give(0, || {
+            grad.expect("both meshes have the same ranks")
+                .into_dispatch()
+        });
     }
 }

@@ -8,7 +8,13 @@ use super::{DTensor, DTensorSpec, Kind};
 impl fmt::Display for DTensorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dims: &[usize] = self.shape();
-        write!(f, "{dims:?} {} on {}: {}", self.dtype().name(), self.mesh(), self.layout())
+        write!(
+            f,
+            "{dims:?} {} on {}: {}",
+            self.dtype().name(),
+            self.mesh(),
+            self.layout()
+        )
     }
 }
 

@@ -37,7 +37,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`DTensorError::Partial`], [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements
     /// or a dimension out of range, and [`CommError`](crate::comm::CommError) if ranks disagree on the
     /// shape or a collective fails.
-    pub fn distribute_tensor(full: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
+    pub fn distribute_tensor(
+        full: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> Result<Self> {
         Self::distribute_tensor_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
@@ -51,7 +55,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// As [`distribute_tensor`](Self::distribute_tensor), [`DTensorError::LayoutMesh`] for a layout of another mesh
     /// shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard sizes that do
     /// not add up to the tensor's.
-    pub fn distribute_tensor_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
+    pub fn distribute_tensor_to(
+        full: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        layout: Layout,
+    ) -> Result<Self> {
         Self::distribute_tensor_from(full, mesh, layout, 0)
     }
 
@@ -74,7 +82,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
         leaves("distribute_tensor", full, spec, |full, spec| {
             let call = Call::new(format!("distribute {}", spec.layout()));
-            send_parts((*spec.coordinate() == *source).then_some(full), spec, &source, &call)
+            send_parts(
+                (*spec.coordinate() == *source).then_some(full),
+                spec,
+                &source,
+                &call,
+            )
         })
     }
 
@@ -88,7 +101,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     ///
     /// # Errors
     /// As [`distribute_tensor`](Self::distribute_tensor), without those of communication if copies are not compared.
-    pub fn distribute_replicated(full: Tensor<D, K>, mesh: &DeviceMesh, placements: &[Placement]) -> Result<Self> {
+    pub fn distribute_replicated(
+        full: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        placements: &[Placement],
+    ) -> Result<Self> {
         Self::distribute_replicated_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
@@ -99,7 +116,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// As [`distribute_replicated`](Self::distribute_replicated), [`DTensorError::LayoutMesh`] for a layout of
     /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard
     /// sizes that do not add up to the tensor's.
-    pub fn distribute_replicated_to(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
+    pub fn distribute_replicated_to(
+        full: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        layout: Layout,
+    ) -> Result<Self> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
         leaves("distribute_replicated", full, spec, |full, spec| {
             check_replicas(&full, mesh, 0..mesh.ndim())?;
@@ -109,15 +130,24 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// Like [`distribute_replicated_to`](Self::distribute_replicated_to), for a tensor that this crate has computed:
     /// it is never compared, so the call is local in any launch.
-    pub(crate) fn distribute_computed(full: Tensor<D, K>, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
+    pub(crate) fn distribute_computed(
+        full: Tensor<D, K>,
+        mesh: &DeviceMesh,
+        layout: Layout,
+    ) -> Result<Self> {
         let spec = DTensorSpec::new(mesh, layout, full.shape(), full.dtype())?;
-        leaves("distribute_replicated", full, spec, |full, spec| Ok(own_part(full, spec)))
+        leaves("distribute_replicated", full, spec, |full, spec| {
+            Ok(own_part(full, spec))
+        })
     }
 }
 
 /// Returns this rank's local tensor of a full tensor that it holds.
 fn own_part<const D: usize, K: Kind>(full: Tensor<D, K>, spec: &DTensorSpec) -> Tensor<D, K> {
-    slice(full, &spec.layout().local_slices(spec.shape(), spec.coordinate()))
+    slice(
+        full,
+        &spec.layout().local_slices(spec.shape(), spec.coordinate()),
+    )
 }
 
 /// Builds a DTensor of `spec` whose local tensor is what `part` returns for the plain `tensor`. The local tensor is
@@ -163,12 +193,19 @@ pub(crate) fn send_parts<const D: usize, K: Kind>(
         let mut later = sequence[at + 1..].iter();
         let taking_part = later.all(|&later| coordinate[later] == source[later]);
         let comm = spec.mesh().communicator(mesh_dim)?;
-        let shard = spec.placements()[mesh_dim].shard_dim().map(|dim| (dim, spec.shard_sizes(&[mesh_dim])));
+        let shard = spec.placements()[mesh_dim]
+            .shard_dim()
+            .map(|dim| (dim, spec.shard_sizes(&[mesh_dim])));
         if taking_part {
-            let metas = vec![TensorMeta { shape: Shape::from(shape), dtype: spec.dtype() }];
+            let metas = vec![TensorMeta {
+                shape: Shape::from(shape),
+                dtype: spec.dtype(),
+            }];
             let full = held.take().map(|full| vec![full.into_dispatch()]);
             let work = match shard.clone() {
-                Some(sizes) => comm.scatter(call.clone(), full, metas, vec![sizes], source[mesh_dim]),
+                Some(sizes) => {
+                    comm.scatter(call.clone(), full, metas, vec![sizes], source[mesh_dim])
+                }
                 None => comm.broadcast(call.clone(), full, metas, source[mesh_dim]),
             };
             held = Some(work.single()?);
@@ -191,7 +228,11 @@ pub(super) fn check_no_partial(
     for (dim, &placement) in layout.placements().iter().enumerate() {
         if let Placement::Partial(_) = placement {
             let mesh_dim = mesh_dim_name(mesh, dim);
-            return Err(DTensorError::Partial { operation, mesh_dim, placement });
+            return Err(DTensorError::Partial {
+                operation,
+                mesh_dim,
+                placement,
+            });
         }
     }
     Ok(())
@@ -205,7 +246,9 @@ fn sharding_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
     let placements = layout.placements();
     while sequence.len() < placements.len() {
         let ready = |mesh_dim: &usize| {
-            let outside = placements[*mesh_dim].shard_dim().map_or(&[][..], |dim| layout.shard_order(dim));
+            let outside = placements[*mesh_dim]
+                .shard_dim()
+                .map_or(&[][..], |dim| layout.shard_order(dim));
             let mut outside = outside.iter().take_while(|sizes| *sizes != mesh_dim);
             !sequence.contains(mesh_dim) && outside.all(|sizes| sequence.contains(sizes))
         };

@@ -47,7 +47,9 @@ macro_rules! with_type {
             6 => of!(6),
             7 => of!(7),
             8 => of!(8),
-            dims => unreachable!("burn's parameters and optimizer states have at most 8 dimensions, not {dims}"),
+            dims => unreachable!(
+                "burn's parameters and optimizer states have at most 8 dimensions, not {dims}"
+            ),
         }
     }};
 }
@@ -83,7 +85,10 @@ pub struct DynDTensor {
 impl<const D: usize, K: Kind> From<DTensor<D, K>> for DynDTensor {
     fn from(tensor: DTensor<D, K>) -> Self {
         let spec = tensor.spec.clone();
-        Self { spec, local: tensor.local.inner().into_dispatch() }
+        Self {
+            spec,
+            local: tensor.local.inner().into_dispatch(),
+        }
     }
 }
 
@@ -109,8 +114,17 @@ impl DynDTensor {
 
     /// Distributes a full tensor that every rank holds, in host memory and with the dtype of the data. Local: each rank
     /// takes its shard.
-    pub(crate) fn from_full_data(data: TensorData, mesh: &DeviceMesh, layout: Layout) -> Result<Self> {
-        let full = DTensorSpec::new(mesh, Layout::replicate(mesh.shape())?, data.shape().clone(), data.dtype())?;
+    pub(crate) fn from_full_data(
+        data: TensorData,
+        mesh: &DeviceMesh,
+        layout: Layout,
+    ) -> Result<Self> {
+        let full = DTensorSpec::new(
+            mesh,
+            Layout::replicate(mesh.shape())?,
+            data.shape().clone(),
+            data.dtype(),
+        )?;
         with_type!(full, D, K => Ok(DTensor::distribute_computed(on_host::<D, K>(data), mesh, layout)?.into()))
     }
 
@@ -126,7 +140,11 @@ impl DynDTensor {
         call: &Call,
     ) -> Result<Self> {
         let mesh = spec.mesh();
-        let position = mesh.ranks().iter().position(|&rank| rank == source).expect("the source is in the mesh");
+        let position = mesh
+            .ranks()
+            .iter()
+            .position(|&rank| rank == source)
+            .expect("the source is in the mesh");
         let source = mesh.coordinate_at(position)?;
         let local = with_type!(spec, D, K => {
             let full = full.map(|data| Tensor::<D, K>::from_data(data, (mesh.device(), spec.dtype())));
@@ -147,7 +165,8 @@ impl DynDTensor {
 
     /// Returns the tensor; `None` if it does not have `D` dimensions or is not of kind `K`. Local: no communication.
     pub fn dtensor<const D: usize, K: Kind>(&self) -> Option<DTensor<D, K>> {
-        (self.spec.shape().num_dims() == D && is_of_kind::<K>(self.spec.dtype())).then(|| self.typed())
+        (self.spec.shape().num_dims() == D && is_of_kind::<K>(self.spec.dtype()))
+            .then(|| self.typed())
     }
 
     fn typed<const D: usize, K: Kind>(&self) -> DTensor<D, K> {
@@ -161,7 +180,8 @@ impl DynDTensor {
 
     /// Returns this rank's local tensor as data, without a copy if nothing else shares its memory.
     pub(crate) fn into_local_data(self) -> TensorData {
-        let data = with_type!(self.spec, D, K => Tensor::<D, K>::from_dispatch(self.local).into_data());
+        let data =
+            with_type!(self.spec, D, K => Tensor::<D, K>::from_dispatch(self.local).into_data());
         // On a GPU, data is read when it is first accessed, and may have been written in place by then.
         let _ = data.as_bytes();
         data

@@ -146,7 +146,9 @@ pub enum DTensorError {
         placement: Placement,
     },
     /// The ranks' local tensors are not what the placements claim.
-    #[error("ranks {rank} and {other} disagree on {what} of one tensor: {found} and {other_found}. {remedy}")]
+    #[error(
+        "ranks {rank} and {other} disagree on {what} of one tensor: {found} and {other_found}. {remedy}"
+    )]
     RanksDisagree {
         /// Property that differs.
         what: &'static str,
@@ -282,7 +284,9 @@ pub enum DTensorError {
     },
     /// The mesh of the outputs of a [`LocalMap`](crate::dtensor::ops::LocalMap) is unknown, because it has no
     /// input.
-    #[error("the local map has no input, so the mesh of its outputs is unknown. Name the mesh: `.with_mesh(&mesh)`")]
+    #[error(
+        "the local map has no input, so the mesh of its outputs is unknown. Name the mesh: `.with_mesh(&mesh)`"
+    )]
     MapMesh,
     /// The parameters of a distribution are invalid.
     #[error("{distribution} is not a valid distribution: {why}")]
@@ -297,19 +301,34 @@ pub enum DTensorError {
 impl DTensorError {
     /// Returns [`ImplicitRedistribution`](Self::ImplicitRedistribution) for an input that would have to be
     /// redistributed from one layout to another.
-    pub(super) fn implicit(operator: &'static str, input: usize, from: &Layout, to: &Layout) -> Self {
+    pub(super) fn implicit(
+        operator: &'static str,
+        input: usize,
+        from: &Layout,
+        to: &Layout,
+    ) -> Self {
         let placements = to.placements();
         let write = if to.has_default_shard_sizes() {
             format!(".redistribute(&{placements:?})?")
         } else {
             let order: Vec<_> = to.orders().collect();
             let layout =
-                format!("Layout::with_shard_order(mesh.shape(), &{placements:?}, &{order:?})?").replace(", [", ", &[");
+                format!("Layout::with_shard_order(mesh.shape(), &{placements:?}, &{order:?})?")
+                    .replace(", [", ", &[");
             let lengths = to
                 .uneven_mesh_dims()
                 .map(|(mesh_dim, lengths)| format!(".with_uneven_sizes({mesh_dim}, {lengths:?})?"));
-            format!(".redistribute_to(&{layout}{})?", lengths.collect::<String>())
+            format!(
+                ".redistribute_to(&{layout}{})?",
+                lengths.collect::<String>()
+            )
         };
-        Self::ImplicitRedistribution { operator, input, from: from.to_string(), to: to.to_string(), write }
+        Self::ImplicitRedistribution {
+            operator,
+            input,
+            from: from.to_string(),
+            to: to.to_string(),
+            write,
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! Factories: DTensors of constants, random values and indices. Each rank fills only its own local tensor.
 
-use burn::tensor::{Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData, kind};
+use burn::tensor::{
+    Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData, kind,
+};
 use itertools::Itertools;
 use std::cmp::Ordering;
 use std::ops::Range;
@@ -29,7 +31,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         placements: &[Placement],
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
-        make("zeros", shape, mesh, placements, |part| Tensor::zeros(part.shape(), options))
+        make("zeros", shape, mesh, placements, |part| {
+            Tensor::zeros(part.shape(), options)
+        })
     }
 
     /// Creates a tensor of ones (true).
@@ -42,7 +46,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         placements: &[Placement],
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
-        make("ones", shape, mesh, placements, |part| Tensor::ones(part.shape(), options))
+        make("ones", shape, mesh, placements, |part| {
+            Tensor::ones(part.shape(), options)
+        })
     }
 
     /// Creates a tensor of unspecified values, to be overwritten.
@@ -55,7 +61,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         placements: &[Placement],
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
-        make("empty", shape, mesh, placements, |part| Tensor::empty(part.shape(), options))
+        make("empty", shape, mesh, placements, |part| {
+            Tensor::empty(part.shape(), options)
+        })
     }
 
     /// Creates a tensor with `value` in every element.
@@ -69,7 +77,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         placements: &[Placement],
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
-        make("full", shape, mesh, placements, |part| Tensor::full(part.shape(), value, options))
+        make("full", shape, mesh, placements, |part| {
+            Tensor::full(part.shape(), value, options)
+        })
     }
 }
 
@@ -86,7 +96,9 @@ impl<K: Kind + kind::Numeric> DTensor<2, K> {
     ) -> Result<Self> {
         make("eye", [size, size], mesh, placements, |part| {
             let places = part.slices.iter().cloned().multi_cartesian_product();
-            let values: Vec<u8> = places.map(|place| u8::from(place.iter().all_equal())).collect();
+            let values: Vec<u8> = places
+                .map(|place| u8::from(place.iter().all_equal()))
+                .collect();
             Tensor::from_data(TensorData::new(values, part.shape()), options)
         })
     }
@@ -134,7 +146,11 @@ impl<const D: usize> DTensor<D, Int> {
     ) -> Result<Self> {
         if range.is_empty() {
             let distribution = format!("uniform over {range:?}");
-            return Err(DTensorError::Distribution { distribution, why: "the range is empty" }.into());
+            return Err(DTensorError::Distribution {
+                distribution,
+                why: "the range is empty",
+            }
+            .into());
         }
         make("random_range", shape, mesh, placements, |part| {
             let sample = |words, lane| random::int(&range, words, lane);
@@ -170,7 +186,11 @@ impl DTensor<1, Int> {
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
         if step == 0 {
-            return Err(operand_error("arange_step", &[], "the step is 0. Pass a step of at least 1"));
+            return Err(operand_error(
+                "arange_step",
+                &[],
+                "the step is 0. Pass a step of at least 1",
+            ));
         }
         steps("arange_step", range, step, mesh, placements, options)
     }
@@ -187,7 +207,9 @@ fn steps(
     let len = range.end.saturating_sub(range.start).max(0) as usize;
     make(operation, [len.div_ceil(step)], mesh, placements, |part| {
         let own = part.slices[0].clone();
-        let values: Vec<_> = own.map(|index| range.start + (index * step) as i64).collect();
+        let values: Vec<_> = own
+            .map(|index| range.start + (index * step) as i64)
+            .collect();
         Tensor::from_data(TensorData::new(values, part.shape()), options)
     })
 }
@@ -206,7 +228,10 @@ impl<const D: usize> DTensor<D, Int> {
     ) -> Result<DTensor<D2, Int>> {
         let shape = shape.into();
         if D2 != D + 1 || shape.num_dims() != D {
-            let why = format!("the grid of a shape of {D} dimensions has {} dimensions, not {D2}", D + 1);
+            let why = format!(
+                "the grid of a shape of {D} dimensions has {} dimensions, not {D2}",
+                D + 1
+            );
             return Err(operand_error("cartesian_grid", &[shape], why));
         }
         let global = Shape::from([&shape[..], &[D]].concat());
@@ -214,7 +239,9 @@ impl<const D: usize> DTensor<D, Int> {
             let values: Vec<i64> = match part.slices.split_last() {
                 Some((which, indices)) => {
                     let places = indices.iter().cloned().multi_cartesian_product();
-                    places.flat_map(|place| which.clone().map(move |dim| place[dim] as i64)).collect()
+                    places
+                        .flat_map(|place| which.clone().map(move |dim| place[dim] as i64))
+                        .collect()
                 }
                 None => Vec::new(),
             };
@@ -247,12 +274,18 @@ pub(super) fn make<const D: usize, K: Kind>(
     layout.check(D)?;
     let shape = shape.into();
     if shape.num_dims() != D {
-        let why = format!("the shape has {} dimensions, but {D} were requested", shape.num_dims());
+        let why = format!(
+            "the shape has {} dimensions, but {D} were requested",
+            shape.num_dims()
+        );
         return Err(operand_error(operation, &[shape], why));
     }
     let coordinate = mesh.member("create a DTensor on it")?;
     let slices = layout.local_slices(&shape, coordinate);
-    let local = local(LocalRegion { global: &shape, slices });
+    let local = local(LocalRegion {
+        global: &shape,
+        slices,
+    });
     let spec = DTensorSpec::new(mesh, layout, shape, local.dtype())?;
     Ok(DTensor::from_parts(local, spec.shared()))
 }
@@ -260,11 +293,22 @@ pub(super) fn make<const D: usize, K: Kind>(
 pub(super) fn check_distribution(distribution: Distribution) -> Result<(), DTensorError> {
     let why = match distribution {
         Distribution::Bernoulli(p) if !(0.0..=1.0).contains(&p) => "a probability must be in 0..=1",
-        Distribution::Uniform(low, high) if low.partial_cmp(&high) != Some(Ordering::Less) => "the interval is empty",
-        Distribution::Uniform(low, high) if !(high - low).is_finite() => "the interval must be finite",
-        Distribution::Normal(_, std) if std.is_nan() || std < 0.0 => "the standard deviation must be at least 0",
-        Distribution::Normal(mean, std) if !(mean + std).is_finite() => "mean and standard deviation must be finite",
+        Distribution::Uniform(low, high) if low.partial_cmp(&high) != Some(Ordering::Less) => {
+            "the interval is empty"
+        }
+        Distribution::Uniform(low, high) if !(high - low).is_finite() => {
+            "the interval must be finite"
+        }
+        Distribution::Normal(_, std) if std.is_nan() || std < 0.0 => {
+            "the standard deviation must be at least 0"
+        }
+        Distribution::Normal(mean, std) if !(mean + std).is_finite() => {
+            "mean and standard deviation must be finite"
+        }
         _ => return Ok(()),
     };
-    Err(DTensorError::Distribution { distribution: format!("{distribution:?}"), why })
+    Err(DTensorError::Distribution {
+        distribution: format!("{distribution:?}"),
+        why,
+    })
 }

@@ -24,10 +24,22 @@ impl Grid {
     /// more than two dimensions are sharded.
     pub fn of(spec: &DTensorSpec) -> Option<Self> {
         let mesh = spec.mesh();
-        let coordinates = mesh.shape().iter().map(|&size| 0..size).multi_cartesian_product();
+        let coordinates = mesh
+            .shape()
+            .iter()
+            .map(|&size| 0..size)
+            .multi_cartesian_product();
         let slices = |coordinate: Vec<usize>| spec.layout().local_slices(spec.shape(), &coordinate);
-        let held = mesh.ranks().iter().zip(coordinates).map(|(&rank, coordinate)| (rank, slices(coordinate)));
-        Self::new(spec.shape(), spec.layout().orders().map(|(dim, _)| dim).collect(), held)
+        let held = mesh
+            .ranks()
+            .iter()
+            .zip(coordinates)
+            .map(|(&rank, coordinate)| (rank, slices(coordinate)));
+        Self::new(
+            spec.shape(),
+            spec.layout().orders().map(|(dim, _)| dim).collect(),
+            held,
+        )
     }
 
     /// Returns the grid of the dimensions `divided`, completed to two with the first of the others, for ranks and the
@@ -50,21 +62,46 @@ impl Grid {
         };
         let parts = held.into_iter().map(|(rank, slices)| {
             let is_empty = slices.iter().any(Range::is_empty);
-            (rank, is_empty, dims.map(|dim| dim.map_or(0..1, |dim| slices[dim].clone())))
+            (
+                rank,
+                is_empty,
+                dims.map(|dim| dim.map_or(0..1, |dim| slices[dim].clone())),
+            )
         });
         let (empty, held): (Vec<_>, Vec<_>) = parts.partition(|(_, is_empty, _)| *is_empty);
         let intervals = |at: usize| -> Vec<Range<usize>> {
             let end = dims[at].map_or(1, |dim| shape[dim]);
-            let starts = held.iter().map(|(.., slices)| slices[at].start).chain([end]);
-            starts.sorted().dedup().tuple_windows().map(|(start, end)| start..end).collect()
+            let starts = held
+                .iter()
+                .map(|(.., slices)| slices[at].start)
+                .chain([end]);
+            starts
+                .sorted()
+                .dedup()
+                .tuple_windows()
+                .map(|(start, end)| start..end)
+                .collect()
         };
         let (rows, columns) = (intervals(0), intervals(1));
         let cell = |row: &Range<usize>, column: &Range<usize>| {
-            let covers =
-                |slices: &[Range<usize>; 2]| slices[0].contains(&row.start) && slices[1].contains(&column.start);
-            held.iter().filter(|(.., slices)| covers(slices)).map(|(rank, ..)| *rank).collect()
+            let covers = |slices: &[Range<usize>; 2]| {
+                slices[0].contains(&row.start) && slices[1].contains(&column.start)
+            };
+            held.iter()
+                .filter(|(.., slices)| covers(slices))
+                .map(|(rank, ..)| *rank)
+                .collect()
         };
-        let cells = rows.iter().map(|row| columns.iter().map(|column| cell(row, column)).collect()).collect();
-        Some(Self { dims, rows, columns, cells, empty: empty.into_iter().map(|(rank, ..)| rank).collect() })
+        let cells = rows
+            .iter()
+            .map(|row| columns.iter().map(|column| cell(row, column)).collect())
+            .collect();
+        Some(Self {
+            dims,
+            rows,
+            columns,
+            cells,
+            empty: empty.into_iter().map(|(rank, ..)| rank).collect(),
+        })
     }
 }

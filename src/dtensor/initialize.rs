@@ -47,16 +47,29 @@ impl<const D: usize> DTensor<D> {
         options: impl Into<TensorCreationOptions>,
     ) -> Result<Self> {
         let draw = match *initializer {
-            Initializer::Constant { value } => return Self::full(shape, value, mesh, placements, options),
+            Initializer::Constant { value } => {
+                return Self::full(shape, value, mesh, placements, options);
+            }
             Initializer::Ones => return Self::ones(shape, mesh, placements, options),
             Initializer::Zeros => return Self::zeros(shape, mesh, placements, options),
             Initializer::Orthogonal { gain } => {
-                return Self::orthogonal(shape.into(), gain, seed, mesh, placements, options.into());
+                return Self::orthogonal(
+                    shape.into(),
+                    gain,
+                    seed,
+                    mesh,
+                    placements,
+                    options.into(),
+                );
             }
             Initializer::Uniform { min, max } => Distribution::Uniform(min, max),
             Initializer::Normal { mean, std } => Distribution::Normal(mean, std),
-            Initializer::KaimingUniform { gain, fan_out_only } => uniform(gain * kaiming(fans, fan_out_only)),
-            Initializer::KaimingNormal { gain, fan_out_only } => normal(gain * kaiming(fans, fan_out_only)),
+            Initializer::KaimingUniform { gain, fan_out_only } => {
+                uniform(gain * kaiming(fans, fan_out_only))
+            }
+            Initializer::KaimingNormal { gain, fan_out_only } => {
+                normal(gain * kaiming(fans, fan_out_only))
+            }
             Initializer::XavierUniform { gain } => uniform(gain * xavier(fans)),
             Initializer::XavierNormal { gain } => normal(gain * xavier(fans)),
         };
@@ -75,14 +88,23 @@ impl<const D: usize> DTensor<D> {
         options: TensorCreationOptions,
     ) -> Result<Self> {
         if D < 2 {
-            let (distribution, why) =
-                (format!("orthogonal over {shape:?}"), "the shape must have at least two dimensions");
+            let (distribution, why) = (
+                format!("orthogonal over {shape:?}"),
+                "the shape must have at least two dimensions",
+            );
             return Err(DTensorError::Distribution { distribution, why }.into());
         }
         let (rows, all) = (shape[0], shape.num_elements());
         let replicated = vec![Placement::Replicate; mesh.ndim()];
         let matrix = [rows, all / rows.max(1)];
-        let drawn = DTensor::<2>::random(matrix, Distribution::Normal(0.0, 1.0), seed, mesh, &replicated, options)?;
+        let drawn = DTensor::<2>::random(
+            matrix,
+            Distribution::Normal(0.0, 1.0),
+            seed,
+            mesh,
+            &replicated,
+            options,
+        )?;
         let (drawn, wide) = (drawn.to_local(), matrix[0] < matrix[1]);
         let (q, r) = linalg::qr::<2>(if wide { drawn.transpose() } else { drawn }, true);
         let signs = linalg::diag::<2, 1, _>(r).sign().unsqueeze();

@@ -16,8 +16,15 @@ use crate::memory::flex as memory;
 
 /// Returns a copy of the region `ranges` of `tensor`. A view would keep the complete buffer alive. If the region is
 /// all of `tensor`, it is returned unchanged.
-pub(super) fn slice<const D: usize, K: Kind>(tensor: Tensor<D, K>, ranges: &[Range<usize>]) -> Tensor<D, K> {
-    let full = tensor.dims().iter().zip(ranges).all(|(&len, range)| *range == (0..len));
+pub(super) fn slice<const D: usize, K: Kind>(
+    tensor: Tensor<D, K>,
+    ranges: &[Range<usize>],
+) -> Tensor<D, K> {
+    let full = tensor
+        .dims()
+        .iter()
+        .zip(ranges)
+        .all(|(&len, range)| *range == (0..len));
     if full {
         return tensor;
     }
@@ -57,7 +64,10 @@ pub(super) fn pad_dim<const D: usize, K: Kind>(
 
 /// Reshapes `tensor` to a shape with the same number of elements. A length of 0 means 0; burn's own reshape would
 /// interpret it as "keep this dimension".
-pub(super) fn reshape<const D: usize, const O: usize, K: Kind>(tensor: Tensor<D, K>, shape: Shape) -> Tensor<O, K> {
+pub(super) fn reshape<const D: usize, const O: usize, K: Kind>(
+    tensor: Tensor<D, K>,
+    shape: Shape,
+) -> Tensor<O, K> {
     let dtype = tensor.dtype();
     let tensor = tensor.into_dispatch();
     Tensor::from_dispatch(if dtype.is_float() {
@@ -80,7 +90,11 @@ pub(crate) fn cast<const D: usize, K: Kind>(tensor: Tensor<D, K>, dtype: DType) 
 /// Casts half precision to single precision, for sums over ranks. Other element types are returned unchanged.
 pub(super) fn in_single<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> Tensor<D, K> {
     let dtype = tensor.dtype();
-    if dtype.is_float() && dtype.size() < 4 { cast(tensor, DType::F32) } else { tensor }
+    if dtype.is_float() && dtype.size() < 4 {
+        cast(tensor, DType::F32)
+    } else {
+        tensor
+    }
 }
 
 /// Creates zeros with the kind, dtype and device of `like`.
@@ -92,7 +106,9 @@ pub(super) fn zeros<const D: usize, K: Kind>(shape: Shape, like: &Tensor<D, K>) 
 /// unchanged.
 pub(crate) fn own(view: DispatchTensor) -> DispatchTensor {
     #[cfg(feature = "flex")]
-    if let Ok(kind) = <DispatchTensor as DispatchKindConversion<Flex>>::try_into_backend(view.clone()) {
+    if let Ok(kind) =
+        <DispatchTensor as DispatchKindConversion<Flex>>::try_into_backend(view.clone())
+    {
         drop(view);
         return <DispatchTensor as DispatchKindConversion<Flex>>::from_backend(match kind {
             BackendTensor::Float(view) => BackendTensor::Float(own_flex(view)),
@@ -149,7 +165,9 @@ pub(crate) fn associate<const D: usize, K: Kind>(
     strategy: Option<GradientCheckpointingStrategy>,
 ) -> Tensor<D, K> {
     match strategy {
-        Some(strategy) => plain.autodiff().with_gradient_checkpointing_strategy(strategy),
+        Some(strategy) => plain
+            .autodiff()
+            .with_gradient_checkpointing_strategy(strategy),
         None => plain,
     }
 }
@@ -164,7 +182,10 @@ mod tests {
     #[cfg(feature = "flex")]
     #[test]
     fn what_is_owned_is_in_lasting_memory() {
-        for view in [memory::tests::foreign(2), memory::tests::foreign(2).narrow(0, 1, 1)] {
+        for view in [
+            memory::tests::foreign(2),
+            memory::tests::foreign(2).narrow(0, 1, 1),
+        ] {
             let shape = view.layout().shape().clone();
             let owned = own_flex(view);
             assert!(memory::is_lasting(&owned));
@@ -172,7 +193,11 @@ mod tests {
         }
         let own = memory::copied(&memory::tests::foreign(2));
         let address = own.bytes().as_ptr();
-        assert_eq!(own_flex(own).bytes().as_ptr(), address, "a tensor that fills its buffer is not copied");
+        assert_eq!(
+            own_flex(own).bytes().as_ptr(),
+            address,
+            "a tensor that fills its buffer is not copied"
+        );
     }
 
     /// Tests the generic copy, on an arbitrary backend.

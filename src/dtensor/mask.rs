@@ -27,7 +27,9 @@ impl<const D: usize> DTensor<D, Bool> {
         placements: &[Placement],
         device: &Device,
     ) -> Result<Self> {
-        make("triu_mask", shape, mesh, placements, |part| mask(&part.slices, offset, device, Tensor::triu_mask))
+        make("triu_mask", shape, mesh, placements, |part| {
+            mask(&part.slices, offset, device, Tensor::triu_mask)
+        })
     }
 
     /// Creates the mask of the lower triangle, like burn's [`tril_mask`](Tensor::tril_mask). The triangle ends at
@@ -61,7 +63,9 @@ impl<const D: usize> DTensor<D, Bool> {
         placements: &[Placement],
         device: &Device,
     ) -> Result<Self> {
-        make("tril_mask", shape, mesh, placements, |part| mask(&part.slices, offset, device, Tensor::tril_mask))
+        make("tril_mask", shape, mesh, placements, |part| {
+            mask(&part.slices, offset, device, Tensor::tril_mask)
+        })
     }
 
     /// Creates the mask of the diagonal, shifted by `offset` to the right, like burn's
@@ -76,7 +80,9 @@ impl<const D: usize> DTensor<D, Bool> {
         placements: &[Placement],
         device: &Device,
     ) -> Result<Self> {
-        make("diag_mask", shape, mesh, placements, |part| mask(&part.slices, offset, device, Tensor::diag_mask))
+        make("diag_mask", shape, mesh, placements, |part| {
+            mask(&part.slices, offset, device, Tensor::diag_mask)
+        })
     }
 }
 
@@ -113,7 +119,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.mask_like(offset, Tensor::tril_mask)
     }
 
-    fn mask_like(&self, offset: i64, local: impl FnOnce(Shape, i64, &Device) -> Tensor<D, Bool>) -> DTensor<D, Bool> {
+    fn mask_like(
+        &self,
+        offset: i64,
+        local: impl FnOnce(Shape, i64, &Device) -> Tensor<D, Bool>,
+    ) -> DTensor<D, Bool> {
         let spec = self.reduced_spec();
         let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
         let mask = mask(&slices, offset, &self.device(), local);
@@ -135,5 +145,10 @@ fn mask<const D: usize>(
         return Tensor::empty(shape, device);
     }
     let (rows, columns) = (&slices[D - 2], &slices[D - 1]);
-    local(shape.clone(), offset + rows.start as i64 - columns.start as i64, device).expand(shape)
+    local(
+        shape.clone(),
+        offset + rows.start as i64 - columns.start as i64,
+        device,
+    )
+    .expand(shape)
 }

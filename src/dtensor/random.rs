@@ -32,21 +32,24 @@ pub(super) fn fill<T: Clone + Default + Send>(
     let words = |counter: u64| philox4x32([counter as u32, (counter >> 32) as u32, 0, 0], key);
     let runs = ContiguousRuns { shape, slices };
     let mut values = vec![T::default(); runs.len()];
-    values.par_chunks_mut(GRAIN).enumerate().for_each(|(task, part)| {
-        let mut done = 0;
-        while done < part.len() {
-            let (start, run) = runs.at(task * GRAIN + done);
-            let run = run.min(part.len() - done);
-            let mut current = words(start / 4);
-            for (index, value) in (start..).zip(&mut part[done..done + run]) {
-                if index % 4 == 0 {
-                    current = words(index / 4);
+    values
+        .par_chunks_mut(GRAIN)
+        .enumerate()
+        .for_each(|(task, part)| {
+            let mut done = 0;
+            while done < part.len() {
+                let (start, run) = runs.at(task * GRAIN + done);
+                let run = run.min(part.len() - done);
+                let mut current = words(start / 4);
+                for (index, value) in (start..).zip(&mut part[done..done + run]) {
+                    if index % 4 == 0 {
+                        current = words(index / 4);
+                    }
+                    *value = sample(current, (index % 4) as usize);
                 }
-                *value = sample(current, (index % 4) as usize);
+                done += run;
             }
-            done += run;
-        }
-    });
+        });
     values
 }
 
@@ -60,14 +63,22 @@ pub(super) fn float(distribution: Distribution, words: [u32; 4], lane: usize) ->
             let value = (low + unit(words[lane]) * (high - low)) as f32;
             let (low, high) = (low as f32, high as f32);
             // Rounding to f32 can produce the excluded upper end.
-            if value < high { value } else { high.next_down().max(low) }
+            if value < high {
+                value
+            } else {
+                high.next_down().max(low)
+            }
         }
         Distribution::Bernoulli(p) => f32::from(unit(words[lane]) < p),
         Distribution::Normal(mean, std) => {
             let pair = lane & !1;
             let radius = (-2.0 * open_unit(words[pair]).ln()).sqrt();
             let angle = std::f64::consts::TAU * unit(words[pair + 1]);
-            let normal = if lane == pair { angle.cos() } else { angle.sin() };
+            let normal = if lane == pair {
+                angle.cos()
+            } else {
+                angle.sin()
+            };
             (mean + std * radius * normal) as f32
         }
     }
@@ -128,8 +139,15 @@ mod tests {
         part(distribution, seed, shape, &slices)
     }
 
-    fn part(distribution: Distribution, seed: u64, shape: &[usize], slices: &[Range<usize>]) -> Vec<f32> {
-        fill(seed, shape, slices, |words, lane| float(distribution, words, lane))
+    fn part(
+        distribution: Distribution,
+        seed: u64,
+        shape: &[usize],
+        slices: &[Range<usize>],
+    ) -> Vec<f32> {
+        fill(seed, shape, slices, |words, lane| {
+            float(distribution, words, lane)
+        })
     }
 
     #[test]
@@ -137,7 +155,12 @@ mod tests {
         let shape = [5, 7, 6];
         for distribution in [Distribution::Default, Distribution::Normal(1.0, 2.0)] {
             let all = full(distribution, 3, &shape);
-            for slices in [[0..5, 0..7, 0..6], [1..4, 2..7, 3..5], [4..5, 0..0, 1..6], [2..3, 6..7, 5..6]] {
+            for slices in [
+                [0..5, 0..7, 0..6],
+                [1..4, 2..7, 3..5],
+                [4..5, 0..0, 1..6],
+                [2..3, 6..7, 5..6],
+            ] {
                 let part = part(distribution, 3, &shape, &slices);
                 let mut expected = Vec::new();
                 for a in slices[0].clone() {
@@ -156,7 +179,12 @@ mod tests {
     fn a_shard_longer_than_one_task_equals_the_full_tensor() {
         let all = full(Distribution::Default, 9, &[3 * GRAIN]);
         let own = 17..2 * GRAIN + 30;
-        let part = part(Distribution::Default, 9, &[3 * GRAIN], std::slice::from_ref(&own));
+        let part = part(
+            Distribution::Default,
+            9,
+            &[3 * GRAIN],
+            std::slice::from_ref(&own),
+        );
         assert_eq!(part, all[own]);
     }
 
@@ -166,7 +194,11 @@ mod tests {
         let moments = |distribution| {
             let values = full(distribution, 11, &[n]);
             let mean = values.iter().map(|&v| f64::from(v)).sum::<f64>() / n as f64;
-            let var = values.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / n as f64;
+            let var = values
+                .iter()
+                .map(|&v| (f64::from(v) - mean).powi(2))
+                .sum::<f64>()
+                / n as f64;
             (mean, var)
         };
         for (distribution, mean, var) in [
@@ -177,8 +209,14 @@ mod tests {
         ] {
             let (m, v) = moments(distribution);
             // Four standard errors of each estimate.
-            assert!((m - mean).abs() < 4.0 * (var / n as f64).sqrt(), "{distribution:?} {m}");
-            assert!((v - var).abs() < 4.0 * var * (2.0 / n as f64).sqrt(), "{distribution:?} {v}");
+            assert!(
+                (m - mean).abs() < 4.0 * (var / n as f64).sqrt(),
+                "{distribution:?} {m}"
+            );
+            assert!(
+                (v - var).abs() < 4.0 * var * (2.0 / n as f64).sqrt(),
+                "{distribution:?} {v}"
+            );
         }
     }
 
@@ -191,17 +229,30 @@ mod tests {
 
     #[test]
     fn seeds_and_neighbours_differ() {
-        let (a, b) = (full(Distribution::Default, 1, &[64]), full(Distribution::Default, 2, &[64]));
+        let (a, b) = (
+            full(Distribution::Default, 1, &[64]),
+            full(Distribution::Default, 2, &[64]),
+        );
         assert!(a.iter().zip(&b).all(|(a, b)| a != b));
         assert!(a.windows(2).all(|pair| pair[0] != pair[1]));
     }
 
     #[test]
     fn integers_fill_their_range() {
-        let values = fill(5, &[4000], std::slice::from_ref(&(0..4000)), |words, lane| int(&(-3..4), words, lane));
+        let values = fill(
+            5,
+            &[4000],
+            std::slice::from_ref(&(0..4000)),
+            |words, lane| int(&(-3..4), words, lane),
+        );
         let mut counts = [0usize; 7];
-        values.iter().for_each(|value| counts[(value + 3) as usize] += 1);
+        values
+            .iter()
+            .for_each(|value| counts[(value + 3) as usize] += 1);
         // Four standard errors around 4000 / 7.
-        assert!(counts.iter().all(|count| count.abs_diff(571) < 90), "{counts:?}");
+        assert!(
+            counts.iter().all(|count| count.abs_diff(571) < 90),
+            "{counts:?}"
+        );
     }
 }

@@ -96,28 +96,53 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub(crate) fn redistribute_each(self, wanted: &[Option<Placement>]) -> Result<Self> {
         let wanted = self.spec.with_elements(wanted.into());
-        let layout = self.layout().replaced(|mesh_dim, own| wanted[mesh_dim].unwrap_or(own))?;
+        let layout = self
+            .layout()
+            .replaced(|mesh_dim, own| wanted[mesh_dim].unwrap_or(own))?;
         if *self.layout() == layout {
             return Ok(self);
         }
         let to = self.destination(&layout, &[], "style")?;
-        let (local, handles) = (self.local.clone(), self.handles.get().map(|handles| &**handles));
+        let (local, handles) = (
+            self.local.clone(),
+            self.handles.get().map(|handles| &**handles),
+        );
         let there = Self::from_parts(to.redistribute(local, &self.spec, handles)?, to.spec);
-        let Some(gathering) = to.route.gathering().filter(|_| is_tracked(&self.local)) else { return Ok(there) };
+        let Some(gathering) = to.route.gathering().filter(|_| is_tracked(&self.local)) else {
+            return Ok(there);
+        };
         let mesh_dims = gathering.mesh_dims;
-        let (from, route, full) = (self.spec.clone(), to.route.clone(), as_float(there.local.clone()));
+        let (from, route, full) = (
+            self.spec.clone(),
+            to.route.clone(),
+            as_float(there.local.clone()),
+        );
         // The node of the plain redistribution may never run, because all gradients may arrive through `vary`. So
         // its saved tensor is also released by the varying nodes.
-        let kept = handles.map(|handles| handles.kept(&there.spec)).unwrap_or_default();
-        let (local, known) = (as_float(self.local), Mutex::new(SmallVec::<[(MeshDims, Tensor<D>); 1]>::new()));
+        let kept = handles
+            .map(|handles| handles.kept(&there.spec))
+            .unwrap_or_default();
+        let (local, known) = (
+            as_float(self.local),
+            Mutex::new(SmallVec::<[(MeshDims, Tensor<D>); 1]>::new()),
+        );
         let origin = CallSite::new("style");
         let make = move |varying: &[usize]| {
             let mut known = known.lock();
             if let Some((_, tensor)) = known.iter().find(|(dims, _)| **dims == *varying) {
                 return tensor.clone();
             }
-            let gathering = route.gathering().expect("the plan was a gather when it was executed");
-            let tensor = gathering.varying(local.clone(), &from, full.clone(), varying, kept.clone(), origin.clone());
+            let gathering = route
+                .gathering()
+                .expect("the plan was a gather when it was executed");
+            let tensor = gathering.varying(
+                local.clone(),
+                &from,
+                full.clone(),
+                varying,
+                kept.clone(),
+                origin.clone(),
+            );
             let tensor = tensor.or_unwind();
             known.push((varying.into(), tensor.clone()));
             tensor
@@ -132,8 +157,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         varying: &[usize],
         operator: &'static str,
     ) -> Result<RedistributeTarget> {
-        let spec =
-            if self.layout() == layout { self.spec.clone() } else { self.spec.with_layout(layout.clone())?.shared() };
+        let spec = if self.layout() == layout {
+            self.spec.clone()
+        } else {
+            self.spec.with_layout(layout.clone())?.shared()
+        };
         Ok(RedistributeTarget {
             spec,
             route: RedistributePlan::between(self.layout(), layout)?,

@@ -43,17 +43,26 @@ impl RedistributeTarget {
         from: &Arc<DTensorSpec>,
         handles: Option<&RedistributeCache<D>>,
     ) -> Result<Tensor<D, K>> {
-        let varying = if self.varying.is_empty() || !is_tracked(&local) { &[] } else { &self.varying[..] };
+        let varying = if self.varying.is_empty() || !is_tracked(&local) {
+            &[]
+        } else {
+            &self.varying[..]
+        };
         let stays = self.route.steps().is_empty();
         if varying.is_empty() && stays {
             return Ok(local);
         }
         let Some(handles) = handles else {
-            return self.route.walk(local, from, &self.varying, Weak::new(), self.operator);
+            return self
+                .route
+                .walk(local, from, &self.varying, Weak::new(), self.operator);
         };
         // If the owner's recipe applies, its result is the input of the remaining steps, which run once as for any
         // other tensor.
-        let given = handles.given.as_ref().filter(|given| given.takes(varying, &self.route));
+        let given = handles
+            .given
+            .as_ref()
+            .filter(|given| given.takes(varying, &self.route));
         let made = given.map(|given| Tensor::from_dispatch((given.make)(varying).into_dispatch()));
         if let Some(made) = made.as_ref().filter(|_| stays) {
             return Ok(made.clone());
@@ -64,11 +73,17 @@ impl RedistributeTarget {
         // No lock is held during communication.
         let kept = Arc::new(SavedForBackward::default());
         let (local, summed) = made.map_or((local, &self.varying[..]), |made| (made, &[][..]));
-        let tensor = self.route.walk(local, from, summed, Arc::downgrade(&kept), self.operator)?;
+        let tensor = self
+            .route
+            .walk(local, from, summed, Arc::downgrade(&kept), self.operator)?;
         // Only floats vary or are cached. Other kinds are small index tensors.
         if tensor.dtype().is_float() {
             *kept.lock() = Some(as_float(tensor.clone()));
-            handles.push(RedistributeCacheEntry { spec: self.spec.clone(), varying: varying.into(), kept });
+            handles.push(RedistributeCacheEntry {
+                spec: self.spec.clone(),
+                varying: varying.into(),
+                kept,
+            });
         }
         Ok(tensor)
     }
@@ -140,14 +155,24 @@ impl<const D: usize> VaryingRecipe<D> {
     /// Returns true if the recipe can be applied before `route`. That requires that the owner knows the `varying`
     /// dimensions and that no step of `route` is along one of them.
     fn takes(&self, varying: &[usize], route: &RedistributePlan) -> bool {
-        let stays = |dim: &usize| route.steps().iter().all(|(step, _)| step.mesh_dim() != *dim);
-        !varying.is_empty() && varying.iter().all(|dim| self.varying.contains(dim) && stays(dim))
+        let stays = |dim: &usize| {
+            route
+                .steps()
+                .iter()
+                .all(|(step, _)| step.mesh_dim() != *dim)
+        };
+        !varying.is_empty()
+            && varying
+                .iter()
+                .all(|dim| self.varying.contains(dim) && stays(dim))
     }
 }
 
 impl<const D: usize> std::fmt::Debug for VaryingRecipe<D> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VaryingRecipe").field("varying", &self.varying).finish_non_exhaustive()
+        f.debug_struct("VaryingRecipe")
+            .field("varying", &self.varying)
+            .finish_non_exhaustive()
     }
 }
 
@@ -164,17 +189,27 @@ impl<const D: usize> RedistributeCache<D> {
     /// run yet.
     fn find(&self, to: &Arc<DTensorSpec>, varying: &[usize]) -> Option<Tensor<D>> {
         let is_there = |handle: &&RedistributeCacheEntry<D>| {
-            *handle.varying == *varying && (Arc::ptr_eq(&handle.spec, to) || handle.spec.layout() == to.layout())
+            *handle.varying == *varying
+                && (Arc::ptr_eq(&handle.spec, to) || handle.spec.layout() == to.layout())
         };
-        self.made.lock().iter().filter(is_there).find_map(|handle| handle.kept.lock().clone())
+        self.made
+            .lock()
+            .iter()
+            .filter(is_there)
+            .find_map(|handle| handle.kept.lock().clone())
     }
 
     /// Returns the storage of the plain result in this layout, so that another node can release it when its
     /// backward runs.
     pub(super) fn kept(&self, to: &Arc<DTensorSpec>) -> Weak<SavedForBackward<D>> {
         let made = self.made.lock();
-        let there = made.iter().filter(|handle| handle.varying.is_empty() && handle.spec.layout() == to.layout());
-        there.map(|handle| Arc::downgrade(&handle.kept)).next_back().unwrap_or_default()
+        let there = made
+            .iter()
+            .filter(|handle| handle.varying.is_empty() && handle.spec.layout() == to.layout());
+        there
+            .map(|handle| Arc::downgrade(&handle.kept))
+            .next_back()
+            .unwrap_or_default()
     }
 
     /// Adds a result, and removes all whose backward has run.

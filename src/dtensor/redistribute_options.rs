@@ -55,13 +55,19 @@ impl RedistributeOptions {
     /// Creates options for a redistribution to these placements. Shards have the sizes of `torch.chunk`, and mesh
     /// dimensions shard in ascending order.
     pub fn to(placements: &[Placement]) -> Self {
-        Self { to: RequestedTarget::Placements(placements.into()), casts: Casts::default() }
+        Self {
+            to: RequestedTarget::Placements(placements.into()),
+            casts: Casts::default(),
+        }
     }
 
     /// Creates options for a redistribution to a [`Layout`], which may have its own shard order or uneven shard
     /// sizes.
     pub fn to_layout(layout: Layout) -> Self {
-        Self { to: RequestedTarget::Layout(layout), casts: Casts::default() }
+        Self {
+            to: RequestedTarget::Layout(layout),
+            casts: Casts::default(),
+        }
     }
 
     /// Casts the tensor to `dtype` before it is sent; the result keeps that dtype. Default: no cast.
@@ -103,24 +109,43 @@ impl RedistributeOptions {
     /// As [`redistribute_to`](DTensor::redistribute_to), and [`DTensorError::NotFloat`] if a dtype is set but the
     /// tensor does not have float elements.
     #[track_caller]
-    pub fn start<const D: usize, K: Kind>(&self, x: DTensor<D, K>) -> Result<RedistributeWork<D, K>> {
+    pub fn start<const D: usize, K: Kind>(
+        &self,
+        x: DTensor<D, K>,
+    ) -> Result<RedistributeWork<D, K>> {
         let layout = match &self.to {
             RequestedTarget::Placements(placements) => Layout::new(x.mesh().shape(), placements)?,
             RequestedTarget::Layout(layout) => layout.clone(),
         };
         let Casts { forward, backward } = self.casts;
         if !x.dtype().is_float() && self.casts != Casts::default() {
-            return Err(DTensorError::NotFloat { operation: "RedistributeOptions", dtype: x.dtype() }.into());
+            return Err(DTensorError::NotFloat {
+                operation: "RedistributeOptions",
+                dtype: x.dtype(),
+            }
+            .into());
         }
         let own = |dtype: Option<DType>| dtype.is_none_or(|dtype| dtype == x.dtype());
         if *x.layout() == layout && own(forward) && own(backward) {
             return Ok(RedistributeWork(RedistributeState::There(Box::new(x))));
         }
-        let spec = x.spec.with_layout(layout)?.with_dtype(forward.unwrap_or(x.dtype()));
+        let spec = x
+            .spec
+            .with_layout(layout)?
+            .with_dtype(forward.unwrap_or(x.dtype()));
         let route = RedistributePlan::between(x.layout(), spec.layout())?;
         let casts = Some(self.casts).filter(|casts| *casts != Casts::default());
-        let walk = route.start(x.local, &x.spec, &[], casts, CallSite::new("RedistributeOptions"))?;
-        Ok(RedistributeWork(RedistributeState::InFlight(Box::new(walk), spec.shared())))
+        let walk = route.start(
+            x.local,
+            &x.spec,
+            &[],
+            casts,
+            CallSite::new("RedistributeOptions"),
+        )?;
+        Ok(RedistributeWork(RedistributeState::InFlight(
+            Box::new(walk),
+            spec.shared(),
+        )))
     }
 }
 
@@ -153,7 +178,9 @@ impl<const D: usize, K: Kind> RedistributeWork<D, K> {
     pub fn wait(self) -> Result<DTensor<D, K>> {
         match self.0 {
             RedistributeState::There(x) => Ok(*x),
-            RedistributeState::InFlight(walk, spec) => Ok(DTensor::from_parts(walk.finish(Weak::new())?, spec)),
+            RedistributeState::InFlight(walk, spec) => {
+                Ok(DTensor::from_parts(walk.finish(Weak::new())?, spec))
+            }
         }
     }
 }

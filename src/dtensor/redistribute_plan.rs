@@ -49,7 +49,10 @@ impl RedistributePlan {
             return Ok(route);
         }
         let steps = plan(from, to)?;
-        let route = Arc::new(Self { steps, label: label(from, to) });
+        let route = Arc::new(Self {
+            steps,
+            label: label(from, to),
+        });
         ROUTES.with_borrow_mut(|routes| {
             if routes.values().map(HashMap::len).sum::<usize>() >= CAPACITY {
                 routes.clear();
@@ -63,7 +66,12 @@ impl RedistributePlan {
     /// Returns the plan for an operator's input. Unlike [`between`](Self::between), it can reach a partial sum from
     /// any layout.
     pub(super) fn of_input(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
-        Self::between(from, to).or_else(|_| Ok(Arc::new(Self { steps: plan_input(from, to)?, label: label(from, to) })))
+        Self::between(from, to).or_else(|_| {
+            Ok(Arc::new(Self {
+                steps: plan_input(from, to)?,
+                label: label(from, to),
+            }))
+        })
     }
 
     /// Returns the fused steps with their groups on `from`'s mesh. Each step gets the index of its backward collective
@@ -71,11 +79,24 @@ impl RedistributePlan {
     fn legs(&self, from: &DTensorSpec, varying: &[usize], tracking: Tracking) -> Result<Legs> {
         let mut legs = Legs::new();
         let mut before = None;
-        for FusedStep { step, mesh_dims, after, .. } in
-            fused_steps(from.layout(), &self.steps, varying, from.mesh().joins_dims())
-        {
+        for FusedStep {
+            step,
+            mesh_dims,
+            after,
+            ..
+        } in fused_steps(
+            from.layout(),
+            &self.steps,
+            varying,
+            from.mesh().joins_dims(),
+        ) {
             let after = from.with_layout(after.clone())?;
-            legs.push(PlannedStep::new(step, mesh_dims, (before.as_ref().unwrap_or(from), &after), tracking)?);
+            legs.push(PlannedStep::new(
+                step,
+                mesh_dims,
+                (before.as_ref().unwrap_or(from), &after),
+                tracking,
+            )?);
             before = Some(after);
         }
         Ok(legs)
@@ -102,7 +123,8 @@ impl RedistributePlan {
         if self.steps.is_empty() && (varying.is_empty() || !is_tracked(&local)) {
             return Ok(local);
         }
-        self.start(local, from, varying, None, CallSite::new(operator))?.finish(kept)
+        self.start(local, from, varying, None, CallSite::new(operator))?
+            .finish(kept)
     }
 
     /// Like [`walk`](Self::walk), but does not wait for the last collective, after which only local work remains.
@@ -121,15 +143,29 @@ impl RedistributePlan {
         let tracked = is_tracked(&local);
         let is_walked = |dim: &usize| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim);
         let (walked, stayed): (MeshDims, MeshDims) = varying.iter().copied().partition(is_walked);
-        let legs = self.legs(from, varying, Tracking { draws: may_be_tracked(&local), tracked })?;
+        let legs = self.legs(
+            from,
+            varying,
+            Tracking {
+                draws: may_be_tracked(&local),
+                tracked,
+            },
+        )?;
         let sum = match &stayed[..] {
             dims if dims.is_empty() || !tracked => None,
             dims => {
                 let comm = from.mesh().communicator_over(dims)?;
-                Some(Sum { place: comm.next_forward_index(), mesh_dims: dims.into(), comm })
+                Some(Sum {
+                    place: comm.next_forward_index(),
+                    mesh_dims: dims.into(),
+                    comm,
+                })
             }
         };
-        let tensor = casts.map_or_else(|| local.clone().inner(), |casts| casts.forward(local.clone().inner()));
+        let tensor = casts.map_or_else(
+            || local.clone().inner(),
+            |casts| casts.forward(local.clone().inner()),
+        );
         let call = from.call_as(Call::new(self.label.clone()), tensor.dtype());
         let node = RedistributeNode {
             output: Mutex::new(None),
@@ -143,8 +179,18 @@ impl RedistributePlan {
             origin,
             kept: Weak::new(),
         };
-        let walk = Redistribution { local, at: At::There(tensor), legs: legs.into_iter(), node };
-        let issued = walk.legs.as_slice().iter().rposition(PlannedStep::is_collective).map_or(0, |last| last + 1);
+        let walk = Redistribution {
+            local,
+            at: At::There(tensor),
+            legs: legs.into_iter(),
+            node,
+        };
+        let issued = walk
+            .legs
+            .as_slice()
+            .iter()
+            .rposition(PlannedStep::is_collective)
+            .map_or(0, |last| last + 1);
         let call = call.with_phase(Phase::Forward);
         let _changing = watch::changing(|| walk.node.change(Phase::Forward));
         walk.take(issued, &call)
@@ -170,7 +216,10 @@ pub(super) struct Redistribution<const D: usize, K: Kind> {
 
 /// State of the tensor between steps.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "it is on the stack for as long as a collective takes")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is on the stack for as long as a collective takes"
+)]
 enum At<const D: usize, K: Kind> {
     There(Tensor<D, K>),
     Between(PendingStep<D, K>),
@@ -197,16 +246,27 @@ impl<const D: usize, K: Kind> Redistribution<D, K> {
 
     /// Executes the remaining steps and returns the redistributed tensor, connected to the graph of the original.
     pub(super) fn finish(self, kept: Weak<SavedForBackward<D>>) -> Result<Tensor<D, K>> {
-        let (tracked, strategy) = (is_tracked(&self.local), self.local.gradient_checkpointing_strategy());
+        let (tracked, strategy) = (
+            is_tracked(&self.local),
+            self.local.gradient_checkpointing_strategy(),
+        );
         let (rest, call) = (self.legs.len(), self.node.call.clone());
-        let Self { local, at, mut node, .. } = self.take(rest, &call)?;
+        let Self {
+            local,
+            at,
+            mut node,
+            ..
+        } = self.take(rest, &call)?;
         let tensor = node.arrive(at)?;
         if !tracked {
             return Ok(associate(tensor, strategy));
         }
         node.output = Mutex::new(Some(tensor.into_dispatch()));
         node.kept = kept;
-        Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(node))))
+        Ok(Tensor::from_dispatch(autodiff::unary(
+            local.into_dispatch(),
+            Arc::new(node),
+        )))
     }
 }
 
@@ -244,7 +304,10 @@ impl RedistributePlan {
         }
         let mut mesh_dims: MeshDims = self.steps.iter().map(|(step, _)| step.mesh_dim()).collect();
         mesh_dims.sort_unstable();
-        Some(Gathering { route: self, mesh_dims })
+        Some(Gathering {
+            route: self,
+            mesh_dims,
+        })
     }
 }
 
@@ -261,20 +324,35 @@ impl Gathering<'_> {
         kept: Weak<SavedForBackward<D>>,
         origin: CallSite,
     ) -> Result<Tensor<D>> {
-        let legs = self.route.legs(from, varying, Tracking { draws: true, tracked: true })?;
+        let legs = self.route.legs(
+            from,
+            varying,
+            Tracking {
+                draws: true,
+                tracked: true,
+            },
+        )?;
         let op = RedistributeNode {
             output: Mutex::new(Some(full.inner().into_dispatch())),
             route: self.route.clone(),
             from: from.clone(),
-            pullbacks: legs.into_iter().filter_map(PlannedStep::gather_pullback::<D>).collect(),
+            pullbacks: legs
+                .into_iter()
+                .filter_map(PlannedStep::gather_pullback::<D>)
+                .collect(),
             varying: varying.into(),
             sum: None,
-            call: from.call_as(Call::new(self.route.label.clone()), from.dtype()).with_phase(Phase::Backward),
+            call: from
+                .call_as(Call::new(self.route.label.clone()), from.dtype())
+                .with_phase(Phase::Backward),
             casts: None,
             origin,
             kept,
         };
-        Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op))))
+        Ok(Tensor::from_dispatch(autodiff::unary(
+            local.into_dispatch(),
+            Arc::new(op),
+        )))
     }
 }
 
@@ -317,7 +395,10 @@ struct Sum {
 
 impl<const D: usize> GraphOp for RedistributeNode<D> {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.output.lock().take().expect("a node's forward runs once")
+        self.output
+            .lock()
+            .take()
+            .expect("a node's forward runs once")
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
@@ -346,8 +427,13 @@ impl<const D: usize> RedistributeNode<D> {
 
     /// Like [`pull`](Self::pull), but sends the gradient in the element type that `casts` requests.
     fn pull_cast(&self, grad: Tensor<D>) -> Result<Tensor<D>> {
-        let Some(casts) = self.casts else { return self.pull(grad) };
-        let (own, sent) = (self.from.dtype(), casts.backward.unwrap_or(self.from.dtype()));
+        let Some(casts) = self.casts else {
+            return self.pull(grad);
+        };
+        let (own, sent) = (
+            self.from.dtype(),
+            casts.backward.unwrap_or(self.from.dtype()),
+        );
         Ok(cast(self.pull(cast(grad, sent))?, own))
     }
 
@@ -357,8 +443,17 @@ impl<const D: usize> RedistributeNode<D> {
         for (at, pullback) in self.pullbacks.iter().enumerate().rev() {
             // If a mesh dimension has two steps, the result varies after the last of them.
             let later = &self.pullbacks[at + 1..];
-            let is_last = !later.iter().any(|later| later.mesh_dims.iter().any(|dim| pullback.mesh_dims.contains(dim)));
-            let varying = is_last && pullback.mesh_dims.iter().all(|dim| self.varying.contains(dim));
+            let is_last = !later.iter().any(|later| {
+                later
+                    .mesh_dims
+                    .iter()
+                    .any(|dim| pullback.mesh_dims.contains(dim))
+            });
+            let varying = is_last
+                && pullback
+                    .mesh_dims
+                    .iter()
+                    .all(|dim| self.varying.contains(dim));
             grad = pullback.apply(call, grad, varying)?;
         }
         if let Some(Sum { comm, place, .. }) = &self.sum {
@@ -373,12 +468,18 @@ impl<const D: usize> RedistributeNode<D> {
         let backward = phase == Phase::Backward;
         let (from, to) = if backward { (to, from) } else { (from, to) };
         let names = self.from.mesh().names();
-        let summed = self.varying.iter().chain(self.sum.iter().flat_map(|sum| &sum.mesh_dims));
+        let summed = self
+            .varying
+            .iter()
+            .chain(self.sum.iter().flat_map(|sum| &sum.mesh_dims));
         LayoutChange {
             origin: self.origin.clone(),
             from: from.clone(),
             to: to.clone(),
-            summed: summed.filter(|_| backward).map(|&dim| names[dim].clone()).collect(),
+            summed: summed
+                .filter(|_| backward)
+                .map(|&dim| names[dim].clone())
+                .collect(),
             shape: self.from.shape().to_vec(),
             phase,
         }

@@ -35,7 +35,13 @@ pub struct DTensorSpec {
 
 impl PartialEq for DTensorSpec {
     fn eq(&self, other: &Self) -> bool {
-        let Self { mesh, layout, shape, dtype, terms: _ } = self;
+        let Self {
+            mesh,
+            layout,
+            shape,
+            dtype,
+            terms: _,
+        } = self;
         (mesh, layout, shape, dtype) == (&other.mesh, &other.layout, &other.shape, &other.dtype)
     }
 }
@@ -45,7 +51,13 @@ impl Eq for DTensorSpec {}
 impl Hash for DTensorSpec {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let Self { mesh, layout, shape, dtype, terms: _ } = self;
+        let Self {
+            mesh,
+            layout,
+            shape,
+            dtype,
+            terms: _,
+        } = self;
         (mesh, layout, shape, dtype).hash(state);
     }
 }
@@ -65,7 +77,13 @@ impl DTensorSpec {
     /// Creates a spec from the decision of an operator's sharding rule, without checks: the layout is known to fit
     /// mesh and shape.
     pub(super) fn decided(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Self {
-        Self { mesh: mesh.clone(), layout, shape, dtype, terms: None }
+        Self {
+            mesh: mesh.clone(),
+            layout,
+            shape,
+            dtype,
+            terms: None,
+        }
     }
 
     /// Sets the operand shapes from which the partial values of the tensor were computed. Ignored if the layout is
@@ -78,8 +96,15 @@ impl DTensorSpec {
     /// Returns `call` with the description of this tensor, which (or a region of which) is sent in element type
     /// `dtype`.
     pub(super) fn call_as(&self, call: Call, dtype: DType) -> Call {
-        let full = TensorMeta { shape: self.shape.clone(), dtype };
-        Call { global_tensor: Some(full), operand_shapes: self.terms.clone(), ..call }
+        let full = TensorMeta {
+            shape: self.shape.clone(),
+            dtype,
+        };
+        Call {
+            global_tensor: Some(full),
+            operand_shapes: self.terms.clone(),
+            ..call
+        }
     }
 
     /// Returns the calling thread's shared copy of this spec. Specs that are equal, operand shapes included, yield
@@ -138,7 +163,9 @@ impl DTensorSpec {
 
     /// Returns the coordinate of the calling rank in the mesh.
     pub fn coordinate(&self) -> &[usize] {
-        self.mesh.coordinate().expect("a spec is created only on ranks of its mesh")
+        self.mesh
+            .coordinate()
+            .expect("a spec is created only on ranks of its mesh")
     }
 
     /// Returns the shape of the calling rank's local tensor.
@@ -153,7 +180,9 @@ impl DTensorSpec {
 
     /// Returns the range of the global dimension `dim` that the calling rank's local tensor covers.
     pub fn local_range(&self, dim: usize) -> Range<usize> {
-        self.layout.local_slices(&self.shape, self.coordinate()).swap_remove(dim)
+        self.layout
+            .local_slices(&self.shape, self.coordinate())
+            .swap_remove(dim)
     }
 
     /// Returns the spec of the same tensor in another layout.
@@ -171,13 +200,16 @@ impl DTensorSpec {
     /// left unchanged.
     pub(crate) fn with_elements(&self, mut wanted: RequiredPlacements) -> RequiredPlacements {
         let fits = |layout: &Layout| layout.check(self.shape.num_dims()).is_ok();
-        if let Ok(sizes) = self.layout.replaced(|mesh_dim, own| wanted[mesh_dim].unwrap_or(own))
+        if let Ok(sizes) = self
+            .layout
+            .replaced(|mesh_dim, own| wanted[mesh_dim].unwrap_or(own))
             && fits(&sizes)
             && self.shape.num_elements() > 0
         {
             let shortest = sizes.min_local_shape(&self.shape);
-            let leaves_a_rank_empty =
-                |placement: &&mut Placement| placement.shard_dim().is_some_and(|dim| shortest[dim] == 0);
+            let leaves_a_rank_empty = |placement: &&mut Placement| {
+                placement.shard_dim().is_some_and(|dim| shortest[dim] == 0)
+            };
             wanted
                 .iter_mut()
                 .flatten()
@@ -198,29 +230,45 @@ impl DTensorSpec {
         let (left, right) = (self.mesh.world(), other.mesh.world());
         if left.is_of_device() != right.is_of_device() {
             let rank = if left.is_of_device() { right } else { left };
-            return Err(DTensorError::OneDevice { rank: rank.to_string() });
+            return Err(DTensorError::OneDevice {
+                rank: rank.to_string(),
+            });
         }
         if left.identity() != right.identity() {
-            return Err(DTensorError::RankMismatch { left: left.to_string(), right: right.to_string() });
+            return Err(DTensorError::RankMismatch {
+                left: left.to_string(),
+                right: right.to_string(),
+            });
         }
-        Err(DTensorError::MeshMismatch { left: self.mesh.to_string(), right: other.mesh.to_string() })
+        Err(DTensorError::MeshMismatch {
+            left: self.mesh.to_string(),
+            right: other.mesh.to_string(),
+        })
     }
 
     /// Returns the shard sizes into which `mesh_dims` split this rank's range of the dimension that they shard,
     /// together and in shard order.
     pub(super) fn shard_sizes(&self, mesh_dims: &[usize]) -> ShardSizes {
-        self.layout.shard_sizes_over(&self.shape, self.coordinate(), mesh_dims)
+        self.layout
+            .shard_sizes_over(&self.shape, self.coordinate(), mesh_dims)
     }
 
     /// Returns the spec of the same tensor in another element type.
     pub(crate) fn with_dtype(&self, dtype: DType) -> Self {
-        Self { dtype, ..self.clone() }
+        Self {
+            dtype,
+            ..self.clone()
+        }
     }
 
     /// Like [`with_dtype`](Self::with_dtype), but shared. Returns the spec itself if it already has that element
     /// type.
     pub(crate) fn in_dtype(self: &Arc<Self>, dtype: DType) -> Arc<Self> {
-        if self.dtype == dtype { self.clone() } else { self.with_dtype(dtype).shared() }
+        if self.dtype == dtype {
+            self.clone()
+        } else {
+            self.with_dtype(dtype).shared()
+        }
     }
 }
 

@@ -36,13 +36,31 @@ pub(super) struct Tracking {
 /// A [`Step`] with its shard sizes.
 #[derive(Debug)]
 enum Action {
-    AllGather { dim: usize, sizes: ShardSizes },
-    Slice { dim: usize, sizes: ShardSizes },
-    AllReduce { op: PartialOp },
-    ReduceScatter { dim: usize, sizes: ShardSizes, op: PartialOp },
-    AllToAll { from: (usize, ShardSizes), to: (usize, ShardSizes) },
+    AllGather {
+        dim: usize,
+        sizes: ShardSizes,
+    },
+    Slice {
+        dim: usize,
+        sizes: ShardSizes,
+    },
+    AllReduce {
+        op: PartialOp,
+    },
+    ReduceScatter {
+        dim: usize,
+        sizes: ShardSizes,
+        op: PartialOp,
+    },
+    AllToAll {
+        from: (usize, ShardSizes),
+        to: (usize, ShardSizes),
+    },
     ReplicateToPartial,
-    ShardToPartial { dim: usize, sizes: ShardSizes },
+    ShardToPartial {
+        dim: usize,
+        sizes: ShardSizes,
+    },
 }
 
 /// A step whose collective, if it has one, is issued.
@@ -66,33 +84,66 @@ impl PlannedStep {
     ) -> Result<Self> {
         let comm = before.mesh().communicator_over(&mesh_dims)?;
         let action = match step {
-            Step::AllGather { dim, .. } => Action::AllGather { dim, sizes: before.shard_sizes(&mesh_dims) },
-            Step::Slice { dim, .. } => Action::Slice { dim, sizes: after.shard_sizes(&mesh_dims) },
+            Step::AllGather { dim, .. } => Action::AllGather {
+                dim,
+                sizes: before.shard_sizes(&mesh_dims),
+            },
+            Step::Slice { dim, .. } => Action::Slice {
+                dim,
+                sizes: after.shard_sizes(&mesh_dims),
+            },
             Step::AllReduce { op, .. } => Action::AllReduce { op },
-            Step::ReduceScatter { dim, op, .. } => {
-                Action::ReduceScatter { dim, sizes: after.shard_sizes(&mesh_dims), op }
-            }
+            Step::ReduceScatter { dim, op, .. } => Action::ReduceScatter {
+                dim,
+                sizes: after.shard_sizes(&mesh_dims),
+                op,
+            },
             Step::AllToAll { from, to, .. } => Action::AllToAll {
                 from: (from, before.shard_sizes(&mesh_dims)),
                 to: (to, after.shard_sizes(&mesh_dims)),
             },
             Step::ReplicateToPartial { .. } => Action::ReplicateToPartial,
-            Step::ShardToPartial { dim, .. } => Action::ShardToPartial { dim, sizes: before.shard_sizes(&mesh_dims) },
+            Step::ShardToPartial { dim, .. } => Action::ShardToPartial {
+                dim,
+                sizes: before.shard_sizes(&mesh_dims),
+            },
         };
         let place = draws.then(|| comm.next_forward_index());
-        Ok(Self { mesh_dims, comm, place, tracked, action })
+        Ok(Self {
+            mesh_dims,
+            comm,
+            place,
+            tracked,
+            action,
+        })
     }
 
     /// Returns true if the step communicates.
     pub fn is_collective(&self) -> bool {
-        !matches!(self.action, Action::Slice { .. } | Action::ReplicateToPartial | Action::ShardToPartial { .. })
+        !matches!(
+            self.action,
+            Action::Slice { .. } | Action::ReplicateToPartial | Action::ShardToPartial { .. }
+        )
     }
 
     /// Returns the VJP of the step if it is an all-gather.
     pub fn gather_pullback<const D: usize>(self) -> Option<StepVjp<D>> {
-        let Self { mesh_dims, comm, place, action, .. } = self;
-        let Action::AllGather { dim, sizes } = action else { return None };
-        Some(StepVjp { mesh_dims, comm, place, kind: PullbackKind::Slice { dim, sizes } })
+        let Self {
+            mesh_dims,
+            comm,
+            place,
+            action,
+            ..
+        } = self;
+        let Action::AllGather { dim, sizes } = action else {
+            return None;
+        };
+        Some(StepVjp {
+            mesh_dims,
+            comm,
+            place,
+            kind: PullbackKind::Slice { dim, sizes },
+        })
     }
 
     /// Starts the step with a `local` tensor. If the step is tracked, the tensors that its gradient depends on are
@@ -100,10 +151,17 @@ impl PlannedStep {
     ///
     /// # Collective
     /// Over the step's mesh dimensions.
-    pub fn start<const D: usize, K: Kind>(self, local: Tensor<D, K>, call: Call) -> PendingStep<D, K> {
+    pub fn start<const D: usize, K: Kind>(
+        self,
+        local: Tensor<D, K>,
+        call: Call,
+    ) -> PendingStep<D, K> {
         let comm = &self.comm;
         let own = |sizes: &ShardSizes| sizes.range(comm.group().size(), comm.group().rank());
-        let reduces = matches!(self.action, Action::AllReduce { .. } | Action::ReduceScatter { .. });
+        let reduces = matches!(
+            self.action,
+            Action::AllReduce { .. } | Action::ReduceScatter { .. }
+        );
         let kept = (reduces && self.tracked).then(|| as_float(local.clone()));
         let moving = match &self.action {
             Action::AllGather { dim, sizes } => all_gather(comm, call, local, *dim, sizes.clone()),
@@ -112,15 +170,27 @@ impl PlannedStep {
                 Moving::Many(comm.all_reduce(call, vec![local.into_dispatch()], reduce_op(*op)))
             }
             Action::ReduceScatter { dim, sizes, op } => {
-                let full = ShardedTensor { tensor: local.into_dispatch(), dim: *dim, sizes: sizes.clone() };
+                let full = ShardedTensor {
+                    tensor: local.into_dispatch(),
+                    dim: *dim,
+                    sizes: sizes.clone(),
+                };
                 Moving::Many(comm.reduce_scatter(call, vec![full], reduce_op(*op)))
             }
-            Action::AllToAll { from, to } => all_to_all(comm, call, local, from.clone(), to.clone()),
+            Action::AllToAll { from, to } => {
+                all_to_all(comm, call, local, from.clone(), to.clone())
+            }
             Action::ReplicateToPartial if comm.group().rank() == 0 => Moving::There(local),
             Action::ReplicateToPartial => Moving::There(zeros(local.shape(), &local)),
-            Action::ShardToPartial { dim, sizes } => Moving::There(pad_dim(local, *dim, own(sizes), sizes.total())),
+            Action::ShardToPartial { dim, sizes } => {
+                Moving::There(pad_dim(local, *dim, own(sizes), sizes.total()))
+            }
         };
-        PendingStep { leg: self, moving, local: kept }
+        PendingStep {
+            leg: self,
+            moving,
+            local: kept,
+        }
     }
 }
 
@@ -132,7 +202,18 @@ impl<const D: usize, K: Kind> PendingStep<D, K> {
 
     /// Waits for the step. Returns its result, and the VJP that computes the gradient of its input.
     pub fn wait(self) -> Result<(Tensor<D, K>, StepVjp<D>)> {
-        let Self { leg: PlannedStep { mesh_dims, comm, place, action, .. }, moving, local } = self;
+        let Self {
+            leg:
+                PlannedStep {
+                    mesh_dims,
+                    comm,
+                    place,
+                    action,
+                    ..
+                },
+            moving,
+            local,
+        } = self;
         let there = moving.wait()?;
         let full = local.is_some().then(|| as_float(there.clone()));
         let kind = match action {
@@ -140,14 +221,26 @@ impl<const D: usize, K: Kind> PendingStep<D, K> {
                 PullbackKind::Slice { dim, sizes }
             }
             Action::Slice { dim, sizes } => PullbackKind::AllGather { dim, sizes },
-            Action::AllReduce { op } => PullbackKind::AllReduce { reduced: ReductionVjp::new(op, local, full) },
-            Action::ReduceScatter { dim, sizes, op } => {
-                PullbackKind::ReduceScatter { dim, sizes, reduced: ReductionVjp::new(op, local, full) }
-            }
+            Action::AllReduce { op } => PullbackKind::AllReduce {
+                reduced: ReductionVjp::new(op, local, full),
+            },
+            Action::ReduceScatter { dim, sizes, op } => PullbackKind::ReduceScatter {
+                dim,
+                sizes,
+                reduced: ReductionVjp::new(op, local, full),
+            },
             Action::AllToAll { from, to } => PullbackKind::AllToAll { from: to, to: from },
             Action::ReplicateToPartial => PullbackKind::Nothing,
         };
-        Ok((there, StepVjp { mesh_dims, comm, place, kind }))
+        Ok((
+            there,
+            StepVjp {
+                mesh_dims,
+                comm,
+                place,
+                kind,
+            },
+        ))
     }
 }
 

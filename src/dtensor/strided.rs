@@ -61,11 +61,21 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let strided = checked(mesh, placements, shape.num_dims())?;
         let coordinate = mesh.member("create a DTensor on it")?;
         let runs = strided.local_runs(&shape, coordinate);
-        let expected: Vec<usize> = runs.iter().map(|runs| runs.iter().map(ExactSizeIterator::len).sum()).collect();
+        let expected: Vec<usize> = runs
+            .iter()
+            .map(|runs| runs.iter().map(ExactSizeIterator::len).sum())
+            .collect();
         if local.dims()[..] != expected[..] {
             let (rank, local, global) = (mesh.rank(), local.dims().to_vec(), shape.to_vec());
             let layout = text(placements);
-            return Err(DTensorError::LocalShape { rank, local, expected, global, layout }.into());
+            return Err(DTensorError::LocalShape {
+                rank,
+                local,
+                expected,
+                global,
+                layout,
+            }
+            .into());
         }
         if let Some(layout) = strided.same(&shape) {
             let spec = DTensorSpec::new(mesh, layout, shape, local.dtype())?;
@@ -77,7 +87,10 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         leaves("from_strided", local, spec, |mut held, spec| {
             for mesh_dim in undone {
                 let dealt = strided.dealt(spec.shape(), spec.coordinate(), mesh_dim);
-                let (comm, sizes) = (mesh.communicator(mesh_dim)?, ShardSizes::Uneven(dealt.lengths.into()));
+                let (comm, sizes) = (
+                    mesh.communicator(mesh_dim)?,
+                    ShardSizes::Uneven(dealt.lengths.into()),
+                );
                 held = all_gather(comm, call.clone(), held, dealt.dim, sizes).wait()?;
                 held = picked(held, dealt.dim, dealt.places);
             }
@@ -97,27 +110,51 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// As [`StridedLayout::new`] and [`redistribute_to`](Self::redistribute_to).
     pub fn to_strided(self, placements: &[StridedPlacement]) -> Result<Tensor<D, K>> {
         let strided = checked(self.mesh(), placements, D)?;
-        let (spec, plain) = (self.spec.clone(), Self::from_parts(self.local.inner(), self.spec));
+        let (spec, plain) = (
+            self.spec.clone(),
+            Self::from_parts(self.local.inner(), self.spec),
+        );
         if let Some(layout) = strided.same(spec.shape()) {
             return Ok(plain.redistribute_to(&layout)?.local);
         }
         let (layout, _) = strided.undone()?;
-        let starts = layout.local_slices(spec.shape(), spec.coordinate()).into_iter().map(|slice| slice.start);
-        let runs = strided.local_runs(spec.shape(), spec.coordinate()).into_iter().zip(starts);
-        let elements = runs.map(|(runs, start)| runs.into_iter().flatten().map(|element| element - start).collect());
+        let starts = layout
+            .local_slices(spec.shape(), spec.coordinate())
+            .into_iter()
+            .map(|slice| slice.start);
+        let runs = strided
+            .local_runs(spec.shape(), spec.coordinate())
+            .into_iter()
+            .zip(starts);
+        let elements = runs.map(|(runs, start)| {
+            runs.into_iter()
+                .flatten()
+                .map(|element| element - start)
+                .collect()
+        });
         let full = plain.redistribute_to(&layout)?.local;
-        Ok(elements.enumerate().fold(full, |part, (dim, elements)| picked(part, dim, elements)))
+        Ok(elements
+            .enumerate()
+            .fold(full, |part, (dim, elements)| picked(part, dim, elements)))
     }
 }
 
-fn checked(mesh: &DeviceMesh, placements: &[StridedPlacement], ndim: usize) -> Result<StridedLayout> {
+fn checked(
+    mesh: &DeviceMesh,
+    placements: &[StridedPlacement],
+    ndim: usize,
+) -> Result<StridedLayout> {
     let strided = StridedLayout::new(mesh.shape(), placements)?;
     strided.check(ndim)?;
     Ok(strided)
 }
 
 /// Returns a copy of these elements of dimension `dim`, in this order.
-fn picked<const D: usize, K: Kind>(tensor: Tensor<D, K>, dim: usize, elements: Vec<usize>) -> Tensor<D, K> {
+fn picked<const D: usize, K: Kind>(
+    tensor: Tensor<D, K>,
+    dim: usize,
+    elements: Vec<usize>,
+) -> Tensor<D, K> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for element in elements {
         match runs.last_mut() {
@@ -128,7 +165,12 @@ fn picked<const D: usize, K: Kind>(tensor: Tensor<D, K>, dim: usize, elements: V
     match &runs[..] {
         [] => slice_dim(tensor, dim, 0..0),
         [run] => slice_dim(tensor, dim, run.clone()),
-        _ => Tensor::cat(runs.into_iter().map(|run| tensor.clone().slice_dim(dim, run)).collect(), dim),
+        _ => Tensor::cat(
+            runs.into_iter()
+                .map(|run| tensor.clone().slice_dim(dim, run))
+                .collect(),
+            dim,
+        ),
     }
 }
 

@@ -47,7 +47,11 @@ pub struct DTensor<const D: usize, K: Kind = Float> {
 
 impl<const D: usize, K: Kind> Clone for DTensor<D, K> {
     fn clone(&self) -> Self {
-        Self { local: self.local.clone(), spec: self.spec.clone(), handles: self.handles.clone() }
+        Self {
+            local: self.local.clone(),
+            spec: self.spec.clone(),
+            handles: self.handles.clone(),
+        }
     }
 }
 
@@ -55,7 +59,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Creates a DTensor from a local tensor and its spec, which the caller knows to match.
     pub(crate) fn from_parts(local: Tensor<D, K>, spec: Arc<DTensorSpec>) -> Self {
         debug_assert_eq!(local.shape(), spec.local_shape(), "{spec:?}");
-        Self { local, spec, handles: SharedCache::default() }
+        Self {
+            local,
+            spec,
+            handles: SharedCache::default(),
+        }
     }
 
     /// Returns the spec of the global tensor.
@@ -127,9 +135,22 @@ impl<const D: usize> DTensor<D> {
     /// Local: no communication.
     pub fn grad(&self, grads: &Gradients) -> Option<Self> {
         let grad = self.local.grad(grads)?;
-        let full = |_, own: Placement| if own.partial_op().is_some() { Placement::Replicate } else { own };
-        let layout = self.layout().replaced(full).expect("the partial placements were replaced");
-        let spec = self.spec.with_layout(layout).expect("same shard sizes").with_dtype(grad.dtype());
+        let full = |_, own: Placement| {
+            if own.partial_op().is_some() {
+                Placement::Replicate
+            } else {
+                own
+            }
+        };
+        let layout = self
+            .layout()
+            .replaced(full)
+            .expect("the partial placements were replaced");
+        let spec = self
+            .spec
+            .with_layout(layout)
+            .expect("same shard sizes")
+            .with_dtype(grad.dtype());
         Some(Self::from_parts(grad, spec.shared()))
     }
 

@@ -39,7 +39,11 @@ impl<const D: usize> DTensor<D> {
             let placement = self.placements()[dim];
             if placement != Placement::Replicate {
                 let mesh_dim = mesh_dim_name(self.mesh(), dim);
-                return Err(DTensorError::NotReplicated { mesh_dim, placement }.into());
+                return Err(DTensorError::NotReplicated {
+                    mesh_dim,
+                    placement,
+                }
+                .into());
             }
         }
         self.shared_handle(self.layout(), &dims, "vary")
@@ -60,20 +64,43 @@ impl<const D: usize> DTensor<D> {
     #[track_caller]
     pub fn all_gather_varying(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
-        let gathered = |dim, own| if dims.contains(&dim) { Placement::Replicate } else { own };
-        self.shared_handle(&self.layout().replaced(gathered)?, &dims, "all_gather_varying")
+        let gathered = |dim, own| {
+            if dims.contains(&dim) {
+                Placement::Replicate
+            } else {
+                own
+            }
+        };
+        self.shared_handle(
+            &self.layout().replaced(gathered)?,
+            &dims,
+            "all_gather_varying",
+        )
     }
 
     /// Returns the local tensor unchanged; backward sums its gradient over `dims`.
     #[track_caller]
     pub(super) fn with_summed_grad(&self, dims: &[usize]) -> Result<Tensor<D>> {
-        self.shared_handle(self.layout(), &self.dims_of(dims)?, "to_local_with_grad_placements")
+        self.shared_handle(
+            self.layout(),
+            &self.dims_of(dims)?,
+            "to_local_with_grad_placements",
+        )
     }
 
     #[track_caller]
-    fn shared_handle(&self, layout: &Layout, dims: &[usize], operator: &'static str) -> Result<Tensor<D>> {
+    fn shared_handle(
+        &self,
+        layout: &Layout,
+        dims: &[usize],
+        operator: &'static str,
+    ) -> Result<Tensor<D>> {
         let handles = self.handles.get_or_init();
-        self.destination(layout, dims, operator)?.redistribute(self.local.clone(), &self.spec, Some(handles))
+        self.destination(layout, dims, operator)?.redistribute(
+            self.local.clone(),
+            &self.spec,
+            Some(handles),
+        )
     }
 
     fn dims_of(&self, mesh_dims: &[usize]) -> Result<MeshDims> {
@@ -81,7 +108,11 @@ impl<const D: usize> DTensor<D> {
         for &dim in mesh_dims {
             mesh.communicator(dim)?;
         }
-        let mut dims: MeshDims = mesh_dims.iter().copied().filter(|&dim| mesh.shape()[dim] > 1).collect();
+        let mut dims: MeshDims = mesh_dims
+            .iter()
+            .copied()
+            .filter(|&dim| mesh.shape()[dim] > 1)
+            .collect();
         dims.sort_unstable();
         dims.dedup();
         Ok(dims)
@@ -94,9 +125,19 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// handles.
     pub(crate) fn with_varied(self, mesh_dims: &[usize], make: Arc<MakeVarying<D>>) -> Self {
         let shape = self.mesh().shape();
-        let varying = mesh_dims.iter().copied().filter(|&dim| shape[dim] > 1).collect();
-        let handles = RedistributeCache { given: Some(VaryingRecipe { varying, make }), ..Default::default() };
-        Self { handles: SharedCache::Of(Arc::new(handles)), ..self }
+        let varying = mesh_dims
+            .iter()
+            .copied()
+            .filter(|&dim| shape[dim] > 1)
+            .collect();
+        let handles = RedistributeCache {
+            given: Some(VaryingRecipe { varying, make }),
+            ..Default::default()
+        };
+        Self {
+            handles: SharedCache::Of(Arc::new(handles)),
+            ..self
+        }
     }
 }
 
@@ -124,7 +165,9 @@ mod tests {
             let gathered = x.clone().all_gather_varying(&[0])?;
             let kept = || {
                 let made = x.handles.get().expect("it has a clone").made.lock();
-                made.iter().filter(|handle| handle.kept.lock().is_some()).count()
+                made.iter()
+                    .filter(|handle| handle.kept.lock().is_some())
+                    .count()
             };
             assert_eq!(kept(), 1);
             let grads = gathered.sum().backward();
@@ -145,7 +188,9 @@ mod tests {
             let full = x.clone().redistribute_each(&[Some(Replicate)])?;
             let kept = || {
                 let made = x.handles.get().expect("it has a clone").made.lock();
-                made.iter().filter(|handle| handle.kept.lock().is_some()).count()
+                made.iter()
+                    .filter(|handle| handle.kept.lock().is_some())
+                    .count()
             };
             assert_eq!(kept(), 1);
             let grads = full.vary(&[0])?.sum().backward();
@@ -178,7 +223,10 @@ mod tests {
             for _ in 0..3 {
                 assert_eq!(x.shared_handle(&layout, &[0], "test")?.dims(), [4, 2]);
             }
-            assert!(made.load(Ordering::Relaxed) > 0, "the owner's recipe was called");
+            assert!(
+                made.load(Ordering::Relaxed) > 0,
+                "the owner's recipe was called"
+            );
             assert_eq!(world.ledger().calls(Op::AllGather), 1);
             Ok(())
         });

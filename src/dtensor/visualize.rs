@@ -25,23 +25,49 @@ use super::grid::Grid;
 /// than two are sharded, only the heading is returned.
 pub fn visualize_sharding(spec: &DTensorSpec) -> String {
     match Grid::of(spec) {
-        Some(grid) if spec.shape().num_dims() > 0 => format!("{spec}\n{}", draw_grid(&grid, spec.shape().num_dims())),
+        Some(grid) if spec.shape().num_dims() > 0 => {
+            format!("{spec}\n{}", draw_grid(&grid, spec.shape().num_dims()))
+        }
         _ => format!("{spec}\n"),
     }
 }
 
 /// Draws the cells of a tensor of `ndim` dimensions.
 pub(crate) fn draw_grid(grid: &Grid, ndim: usize) -> String {
-    let cells: Vec<Vec<String>> =
-        grid.cells.iter().map(|row| row.iter().map(|ranks| ranks.iter().join(" ")).collect()).collect();
+    let cells: Vec<Vec<String>> = grid
+        .cells
+        .iter()
+        .map(|row| row.iter().map(|ranks| ranks.iter().join(" ")).collect())
+        .collect();
     let labels: Vec<String> = grid.rows.iter().map(|row| format!("{row:?}")).collect();
-    let heads: Vec<String> = grid.columns.iter().map(|column| format!("{column:?}")).collect();
+    let heads: Vec<String> = grid
+        .columns
+        .iter()
+        .map(|column| format!("{column:?}"))
+        .collect();
     let margin = labels.iter().map(String::len).max().unwrap_or(0);
-    let width = |at: usize| cells.iter().map(|row| row[at].len()).chain([heads[at].len()]).max().unwrap_or(0);
+    let width = |at: usize| {
+        cells
+            .iter()
+            .map(|row| row[at].len())
+            .chain([heads[at].len()])
+            .max()
+            .unwrap_or(0)
+    };
     let widths: Vec<usize> = (0..heads.len()).map(width).collect();
-    let rule = format!("{:margin$} +{}", "", widths.iter().map(|width| format!("{:-<1$}+", "", width + 2)).join(""));
+    let rule = format!(
+        "{:margin$} +{}",
+        "",
+        widths
+            .iter()
+            .map(|width| format!("{:-<1$}+", "", width + 2))
+            .join("")
+    );
     let line = |label: &str, separator: &str, cells: &[String]| {
-        let cells = cells.iter().zip(&widths).map(|(cell, &width)| format!(" {cell:width$} {separator}"));
+        let cells = cells
+            .iter()
+            .zip(&widths)
+            .map(|(cell, &width)| format!(" {cell:width$} {separator}"));
         let line = format!("{label:>margin$} {separator}{}", cells.collect::<String>());
         line.trim_end().to_string()
     };

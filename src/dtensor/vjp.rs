@@ -35,9 +35,16 @@ pub(super) enum PullbackKind<const D: usize> {
     /// `P(op)` -> `R`.
     AllReduce { reduced: ReductionVjp<D> },
     /// `P(op)` -> `S(dim)`.
-    ReduceScatter { dim: usize, sizes: ShardSizes, reduced: ReductionVjp<D> },
+    ReduceScatter {
+        dim: usize,
+        sizes: ShardSizes,
+        reduced: ReductionVjp<D>,
+    },
     /// `S(to)` -> `S(from)`, each dimension with its shard sizes.
-    AllToAll { from: (usize, ShardSizes), to: (usize, ShardSizes) },
+    AllToAll {
+        from: (usize, ShardSizes),
+        to: (usize, ShardSizes),
+    },
 }
 
 /// Derivative of a reduction with respect to the local value.
@@ -88,9 +95,16 @@ impl<const D: usize> ReductionVjp<D> {
             Self::Avg => Ok(grad.div_scalar(comm.group().size() as f64)),
             Self::Extremum(extremum) => {
                 let reduced = reduced.unwrap_or_else(|| extremum.reduced.clone());
-                let holds = extremum.local.clone().equal(reduced).float().cast(grad.dtype());
+                let holds = extremum
+                    .local
+                    .clone()
+                    .equal(reduced)
+                    .float()
+                    .cast(grad.dtype());
                 let holders = vec![holds.clone().into_dispatch()];
-                let holders = comm.all_reduce(call.clone(), holders, ReduceOp::Sum).single()?;
+                let holders = comm
+                    .all_reduce(call.clone(), holders, ReduceOp::Sum)
+                    .single()?;
                 Ok(grad * holds / holders)
             }
             Self::Product(local) => {
@@ -105,12 +119,25 @@ impl<const D: usize> ReductionVjp<D> {
 ///
 /// It multiplies the other values instead of dividing the full product by the local value: a zero, an overflow or
 /// an underflow on this rank must not affect its own derivative.
-fn others_product<const D: usize>(comm: &Communicator, call: &Call, local: &Tensor<D>) -> Result<Tensor<D>> {
+fn others_product<const D: usize>(
+    comm: &Communicator,
+    call: &Call,
+    local: &Tensor<D>,
+) -> Result<Tensor<D>> {
     let (size, rank, len) = (comm.group().size(), comm.group().rank(), local.dims()[0]);
-    let all = all_gather(comm, call.clone(), local.clone(), 0, ShardSizes::Chunked(size * len)).wait()?;
+    let all = all_gather(
+        comm,
+        call.clone(),
+        local.clone(),
+        0,
+        ShardSizes::Chunked(size * len),
+    )
+    .wait()?;
     let others = (0..size).filter(|&other| other != rank);
     let values = others.map(|other| all.clone().slice_dim(0, other * len..(other + 1) * len));
-    Ok(values.reduce(|product, value| product * value).unwrap_or_else(|| local.ones_like()))
+    Ok(values
+        .reduce(|product, value| product * value)
+        .unwrap_or_else(|| local.ones_like()))
 }
 
 impl<const D: usize> StepVjp<D> {
@@ -121,7 +148,10 @@ impl<const D: usize> StepVjp<D> {
     /// # Collective
     /// Over the step's mesh dimensions.
     pub(super) fn apply(&self, call: &Call, grad: Tensor<D>, varying: bool) -> Result<Tensor<D>> {
-        let call = &Call { forward_index: self.place, ..call.clone() };
+        let call = &Call {
+            forward_index: self.place,
+            ..call.clone()
+        };
         match varying {
             true => self.apply_varying(call, grad),
             false => self.apply_same(call, grad),
@@ -136,12 +166,22 @@ impl<const D: usize> StepVjp<D> {
                 let own = sizes.range(comm.group().size(), comm.group().rank());
                 Ok(slice_dim(grad, *dim, own))
             }
-            PullbackKind::AllGather { dim, sizes } => all_gather(comm, call.clone(), grad, *dim, sizes.clone()).wait(),
+            PullbackKind::AllGather { dim, sizes } => {
+                all_gather(comm, call.clone(), grad, *dim, sizes.clone()).wait()
+            }
             PullbackKind::AllReduce { reduced } => reduced.derivative(comm, call, grad, None),
-            PullbackKind::ReduceScatter { dim, sizes, reduced } => {
+            PullbackKind::ReduceScatter {
+                dim,
+                sizes,
+                reduced,
+            } => {
                 let block = |tensor: &Tensor<D>| {
                     let tensor = tensor.clone().into_dispatch();
-                    ShardedTensor { tensor, dim: *dim, sizes: sizes.clone() }
+                    ShardedTensor {
+                        tensor,
+                        dim: *dim,
+                        sizes: sizes.clone(),
+                    }
                 };
                 let mut full_tensors = vec![block(&grad)];
                 if let ReductionVjp::Extremum(extremum) = reduced {
@@ -162,8 +202,15 @@ impl<const D: usize> StepVjp<D> {
         match &self.kind {
             // Only this rank's slice of the sum is needed, which is the change `S(dim)` -> varying.
             PullbackKind::Slice { dim, sizes } => {
-                let grad = ShardedTensor { tensor: grad.into_dispatch(), dim: *dim, sizes: sizes.clone() };
-                Ok(self.comm.reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum).single()?)
+                let grad = ShardedTensor {
+                    tensor: grad.into_dispatch(),
+                    dim: *dim,
+                    sizes: sizes.clone(),
+                };
+                Ok(self
+                    .comm
+                    .reduce_scatter(call.clone(), vec![grad], ReduceOp::Sum)
+                    .single()?)
             }
             _ => {
                 let grad = all_reduce_sum(&self.comm, call, grad)?;
@@ -174,6 +221,12 @@ impl<const D: usize> StepVjp<D> {
 }
 
 /// Sums a gradient over the ranks: the backward of `R` -> varying.
-pub(super) fn all_reduce_sum<const D: usize>(comm: &Communicator, call: &Call, grad: Tensor<D>) -> Result<Tensor<D>> {
-    Ok(comm.all_reduce(call.clone(), vec![grad.into_dispatch()], ReduceOp::Sum).single()?)
+pub(super) fn all_reduce_sum<const D: usize>(
+    comm: &Communicator,
+    call: &Call,
+    grad: Tensor<D>,
+) -> Result<Tensor<D>> {
+    Ok(comm
+        .all_reduce(call.clone(), vec![grad.into_dispatch()], ReduceOp::Sum)
+        .single()?)
 }

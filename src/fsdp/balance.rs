@@ -12,14 +12,22 @@ use crate::placement::{ShardSizes, TensorRows, balanced};
 ///
 /// Ranks of a tensor-parallel mesh must choose the same shard sizes, but their local shapes may differ. So a parameter
 /// whose local shapes differ keeps its chunks, and everything is weighed by the local shape of the first of these ranks.
-pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Item = &'a FsdpMeshInfo>) {
-    let ranks = meshes.map(|data| data.mesh.size_of(data.shard)).collect_vec();
-    let units = (0..params.len()).into_group_map_by(|&at| (params[at].unit.clone(), params[at].data));
+pub(super) fn balance<'a>(
+    params: &mut [PlannedParam],
+    meshes: impl Iterator<Item = &'a FsdpMeshInfo>,
+) {
+    let ranks = meshes
+        .map(|data| data.mesh.size_of(data.shard))
+        .collect_vec();
+    let units =
+        (0..params.len()).into_group_map_by(|&at| (params[at].unit.clone(), params[at].data));
     for ((_, data), members) in units {
         let mut held = vec![0; ranks[data]];
         let mut free = Vec::new();
         for at in members {
-            let Some((dim, sizes)) = &params[at].sharding else { continue };
+            let Some((dim, sizes)) = &params[at].sharding else {
+                continue;
+            };
             let rows = rows(&params[at], *dim);
             match sizes {
                 ShardSizes::Chunked(_) if is_even(&params[at], *dim) => free.push((at, *dim, rows)),
@@ -31,7 +39,9 @@ pub(super) fn balance<'a>(params: &mut [PlannedParam], meshes: impl Iterator<Ite
                     };
                     let of_rank = |rank| sizes.range(held.len(), rank).len() * rows.bytes;
                     let more = (0..held.len()).map(of_rank).collect_vec();
-                    held.iter_mut().zip(more).for_each(|(held, more)| *held += more);
+                    held.iter_mut()
+                        .zip(more)
+                        .for_each(|(held, more)| *held += more);
                 }
             }
         }
@@ -49,12 +59,21 @@ fn rows(param: &PlannedParam, dim: usize) -> TensorRows {
         None => param.shape.clone(),
         Some(parallel) => shape_of_first(&parallel.spec),
     };
-    let others: usize = shape.iter().enumerate().filter(|(at, _)| *at != dim).map(|(_, len)| len).product();
-    TensorRows { count: shape[dim], bytes: others * param.dtype.size() }
+    let others: usize = shape
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| *at != dim)
+        .map(|(_, len)| len)
+        .product();
+    TensorRows {
+        count: shape[dim],
+        bytes: others * param.dtype.size(),
+    }
 }
 
 fn shape_of_first(spec: &DTensorSpec) -> Vec<usize> {
-    spec.layout().local_shape(spec.shape(), &vec![0; spec.mesh().ndim()])
+    spec.layout()
+        .local_shape(spec.shape(), &vec![0; spec.mesh().ndim()])
 }
 
 /// Returns true if the tensor-parallel shards have the same size along `dim` on all ranks.

@@ -17,9 +17,18 @@ impl<T> PerUnit<T> {
     ///
     /// # Errors
     /// [`ParamError::Pattern`], and the errors of `read`.
-    pub(super) fn new<P>(other: &P, taken: &[(Vec<String>, P)], read: impl Fn(&P) -> Result<T>) -> Result<Self> {
-        let parsed = taken.iter().map(|(patterns, policy)| Ok((PathPattern::parse_all(patterns)?, read(policy)?)));
-        Ok(Self { taken: parsed.collect::<Result<_>>()?, other: read(other)? })
+    pub(super) fn new<P>(
+        other: &P,
+        taken: &[(Vec<String>, P)],
+        read: impl Fn(&P) -> Result<T>,
+    ) -> Result<Self> {
+        let parsed = taken
+            .iter()
+            .map(|(patterns, policy)| Ok((PathPattern::parse_all(patterns)?, read(policy)?)));
+        Ok(Self {
+            taken: parsed.collect::<Result<_>>()?,
+            other: read(other)?,
+        })
     }
 
     /// Checks that each pattern matches one of these units.
@@ -27,14 +36,23 @@ impl<T> PerUnit<T> {
     /// # Errors
     /// [`ParamError::NoMatch`].
     pub(super) fn check_units(&self, units: &[String]) -> Result<(), ParamError> {
-        check_patterns(self.taken.iter().flat_map(|(patterns, _)| patterns), "unit", units)
+        check_patterns(
+            self.taken.iter().flat_map(|(patterns, _)| patterns),
+            "unit",
+            units,
+        )
     }
 
     /// Returns the policy of the unit with these modules.
     pub(super) fn of(&self, unit: &UnitName) -> &T {
         let takes = |patterns: &[PathPattern]| {
-            unit.modules().iter().any(|module| patterns.iter().any(|pattern| pattern.matches(module)))
+            unit.modules()
+                .iter()
+                .any(|module| patterns.iter().any(|pattern| pattern.matches(module)))
         };
-        self.taken.iter().rfind(|(patterns, _)| takes(patterns)).map_or(&self.other, |(_, policy)| policy)
+        self.taken
+            .iter()
+            .rfind(|(patterns, _)| takes(patterns))
+            .map_or(&self.other, |(_, policy)| policy)
     }
 }

@@ -55,8 +55,15 @@ impl NormType {
 /// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if gradients wait to be reduced
 /// and `grads` has none of a distributed parameter, both before anything is sent;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
-pub fn clip_grad_norm<M: Module>(model: &M, grads: &mut GradientsParams, max_norm: f64, norm: NormType) -> Result<f64> {
-    ClipGradNorm::new(max_norm).with_norm_type(norm).clip(model, grads)
+pub fn clip_grad_norm<M: Module>(
+    model: &M,
+    grads: &mut GradientsParams,
+    max_norm: f64,
+    norm: NormType,
+) -> Result<f64> {
+    ClipGradNorm::new(max_norm)
+        .with_norm_type(norm)
+        .clip(model, grads)
 }
 
 /// Configuration of [`clip_grad_norm`].
@@ -92,7 +99,11 @@ static WARNED: AtomicBool = AtomicBool::new(false);
 impl ClipGradNorm {
     /// Creates the configuration that clips the L2 norm to `max_norm`.
     pub fn new(max_norm: f64) -> Self {
-        Self { max_norm, norm_type: NormType::L2, error_if_nonfinite: false }
+        Self {
+            max_norm,
+            norm_type: NormType::L2,
+            error_if_nonfinite: false,
+        }
     }
 
     /// Sets the norm.
@@ -119,13 +130,22 @@ impl ClipGradNorm {
     /// # Errors
     /// Those of [`clip_grad_norm`], and [`FsdpError::NonFiniteNorm`].
     pub fn clip<M: Module>(&self, model: &M, grads: &mut GradientsParams) -> Result<f64> {
-        let Self { max_norm, norm_type, error_if_nonfinite } = *self;
+        let Self {
+            max_norm,
+            norm_type,
+            error_if_nonfinite,
+        } = *self;
         let total = total_norm(model, grads, norm_type)?;
         if !total.is_finite() {
             if error_if_nonfinite {
                 let mut search = NonFiniteGrad { grads, first: None };
                 visit_tensors(model, &mut search);
-                return Err(FsdpError::NonFiniteNorm { norm: total, max_norm, param: search.first }.into());
+                return Err(FsdpError::NonFiniteNorm {
+                    norm: total,
+                    max_norm,
+                    param: search.first,
+                }
+                .into());
             }
             if !WARNED.swap(true, Ordering::Relaxed) {
                 warn(&format!(
@@ -137,7 +157,11 @@ impl ClipGradNorm {
         }
         let scale = max_norm / (total + 1e-6);
         if scale < 1.0 || scale.is_nan() {
-            model.visit(&mut ScaleVisitor { grads, factor: scale, seen: HashSet::new() });
+            model.visit(&mut ScaleVisitor {
+                grads,
+                factor: scale,
+                seen: HashSet::new(),
+            });
         }
         Ok(total)
     }
@@ -152,7 +176,10 @@ struct NonFiniteGrad<'a> {
 impl TensorVisitor for NonFiniteGrad<'_> {
     fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         if self.first.is_none()
-            && let Some(grad) = self.grads.get::<D>(param.id).filter(|grad| grad.shape().num_elements() > 0)
+            && let Some(grad) = self
+                .grads
+                .get::<D>(param.id)
+                .filter(|grad| grad.shape().num_elements() > 0)
             && !grad.is_finite().all().into_scalar::<bool>()
         {
             self.first = Some(path.join());
@@ -165,32 +192,68 @@ fn total_norm<M: Module>(model: &M, grads: &GradientsParams, norm: NormType) -> 
     let walk = walk(model);
     check_not_replaced(model, &walk)?;
     check_reduced(model, &walk, grads)?;
-    let units: Vec<_> = walk.distributed.iter().map(|visited| visited.param.unit.clone()).collect();
+    let units: Vec<_> = walk
+        .distributed
+        .iter()
+        .map(|visited| visited.param.unit.clone())
+        .collect();
     let holders = walk.distributed.into_iter().map(|visited| {
         let spec = visited.param.spec(visited.base.dtype());
-        let sharded = (0..spec.mesh().ndim()).filter(|&dim| spec.placements()[dim].shard_dim().is_some());
+        let sharded =
+            (0..spec.mesh().ndim()).filter(|&dim| spec.placements()[dim].shard_dim().is_some());
         let groups = sharded.map(|dim| Ok(spec.mesh().communicator(dim)?.clone()));
         Ok((visited.id, groups.collect::<Result<NormGroups>>()?))
     });
     let holders = holders.collect::<Result<_>>()?;
-    let mut measure = NormVisitor { norm, grads, holders, seen: HashSet::new(), parts: Vec::new(), sums: Vec::new() };
+    let mut measure = NormVisitor {
+        norm,
+        grads,
+        holders,
+        seen: HashSet::new(),
+        parts: Vec::new(),
+        sums: Vec::new(),
+    };
     model.visit(&mut measure);
     let mut parts = measure.read(model);
-    let device = model.devices().into_iter().next().unwrap_or_default().inner();
+    let device = model
+        .devices()
+        .into_iter()
+        .next()
+        .unwrap_or_default()
+        .inner();
     while let Some(group) = parts.iter().find_map(|part| part.groups.first().cloned()) {
         // All sums that this group still has to reduce are sent together.
-        let mut shared: Vec<_> = parts.iter_mut().filter_map(|part| Some((part.leave(&group)?, part))).collect();
-        let dtype = if shared.iter().any(|((), part)| part.double) { DType::F64 } else { DType::F32 };
+        let mut shared: Vec<_> = parts
+            .iter_mut()
+            .filter_map(|part| Some((part.leave(&group)?, part)))
+            .collect();
+        let dtype = if shared.iter().any(|((), part)| part.double) {
+            DType::F64
+        } else {
+            DType::F32
+        };
         let (op, bins) = match norm {
             NormType::P(p) => (ReduceOp::Sum, PowerSum::bins(p, dtype)),
             NormType::Inf => (ReduceOp::Max, 1),
         };
-        let numbers: Vec<f64> = shared.iter().flat_map(|((), part)| part.sum.to_bins(bins)).collect();
+        let numbers: Vec<f64> = shared
+            .iter()
+            .flat_map(|((), part)| part.sum.to_bins(bins))
+            .collect();
         let numbers = Tensor::<1>::from_data(numbers.as_slice(), (&device, dtype)).into_dispatch();
-        let call = Call { model: Unit::model_over(&units, &group), ..Call::new("clip_grad_norm") };
+        let call = Call {
+            model: Unit::model_over(&units, &group),
+            ..Call::new("clip_grad_norm")
+        };
         let reduced = group.all_reduce(call, vec![numbers], op).wait()?;
-        let reduced = reduced.into_iter().next().expect("an all-reduce returns every tensor");
-        let reduced: Vec<f64> = Tensor::<1>::from_dispatch(reduced).into_data().iter::<f64>().collect();
+        let reduced = reduced
+            .into_iter()
+            .next()
+            .expect("an all-reduce returns every tensor");
+        let reduced: Vec<f64> = Tensor::<1>::from_dispatch(reduced)
+            .into_data()
+            .iter::<f64>()
+            .collect();
         for ((_, part), bins) in shared.iter_mut().zip(reduced.chunks(bins)) {
             part.sum = PowerSum::from_bins(bins);
         }
@@ -238,7 +301,12 @@ impl NormType {
 /// Returns the magnitudes in the precision in which norms are computed.
 fn magnitude<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     let double = tensor.dtype() == DType::F64;
-    if double { tensor } else { tensor.cast(DType::F32) }.abs()
+    if double {
+        tensor
+    } else {
+        tensor.cast(DType::F32)
+    }
+    .abs()
 }
 
 fn sum_of_powers<const D: usize>(magnitude: Tensor<D>, p: f64) -> Tensor<1> {
@@ -254,16 +322,28 @@ fn sum_of_powers<const D: usize>(magnitude: Tensor<D>, p: f64) -> Tensor<1> {
 /// power: the maximum, or the minimum if `p` is negative. `sum` was computed without scaling, and has overflowed or
 /// lost operands to underflow.
 fn scaled<const D: usize>(magnitude: Tensor<D>, p: f64, sum: f64) -> PowerSum {
-    let most = if p < 0.0 { magnitude.clone().min() } else { magnitude.clone().max() }.into_scalar::<f64>();
+    let most = if p < 0.0 {
+        magnitude.clone().min()
+    } else {
+        magnitude.clone().max()
+    }
+    .into_scalar::<f64>();
     if sum.is_nan() || most == 0.0 || !most.is_finite() {
         return PowerSum::new(sum);
     }
     // Multiplying by a power of two is exact. The limit keeps it a normal number, which no device flushes to zero.
-    let limit = if magnitude.dtype() == DType::F64 { 1020.0 } else { 126.0 };
+    let limit = if magnitude.dtype() == DType::F64 {
+        1020.0
+    } else {
+        126.0
+    };
     let exponent = most.log2().floor().clamp(-limit, limit);
     let magnitude = magnitude.mul_scalar((-exponent).exp2());
     if p == 2.0 {
-        return PowerSum::scaled(sum_of_powers(magnitude, p).into_scalar::<f64>(), p * exponent);
+        return PowerSum::scaled(
+            sum_of_powers(magnitude, p).into_scalar::<f64>(),
+            p * exponent,
+        );
     }
     // The largest power is now 1, even if `p` is so large that powers of 2 overflow.
     let rest = most * (-exponent).exp2();
@@ -321,17 +401,34 @@ impl ModuleVisitor for NormVisitor<'_> {
         }
         let holders = self.holders.get(&param.id).cloned().unwrap_or_default();
         let same = |part: &LocalNorm| {
-            part.holders.len() == holders.len() && part.holders.iter().zip(&holders).all(|(a, b)| a.is_same(b))
+            part.holders.len() == holders.len()
+                && part.holders.iter().zip(&holders).all(|(a, b)| a.is_same(b))
         };
         // A rank with an empty shard, or without a gradient, must still participate in the reduction.
         let part = self.parts.iter().position(same).unwrap_or_else(|| {
-            self.parts.push(LocalNorm { groups: holders.clone(), holders, double: false, sum: PowerSum::default() });
+            self.parts.push(LocalNorm {
+                groups: holders.clone(),
+                holders,
+                double: false,
+                sum: PowerSum::default(),
+            });
             self.parts.len() - 1
         });
         self.parts[part].double |= param.base().dtype() == DType::F64;
-        let Some(grad) = self.grads.get::<D>(param.id).filter(|grad| grad.shape().num_elements() > 0) else { return };
+        let Some(grad) = self
+            .grads
+            .get::<D>(param.id)
+            .filter(|grad| grad.shape().num_elements() > 0)
+        else {
+            return;
+        };
         let (param, elements) = (param.id, grad.shape().num_elements());
-        self.sums.push(UnreadSum { part, param, elements, sum: self.norm.of(grad) });
+        self.sums.push(UnreadSum {
+            part,
+            param,
+            elements,
+            sum: self.norm.of(grad),
+        });
     }
 }
 
@@ -339,22 +436,51 @@ impl NormVisitor<'_> {
     /// Reads the contributions, which waits for each device once, and adds them up. Contributions that have overflowed
     /// or lost operands to underflow are computed a second time.
     fn read<M: Module>(self, model: &M) -> Vec<LocalNorm> {
-        let Self { norm, grads, mut parts, sums, .. } = self;
+        let Self {
+            norm,
+            grads,
+            mut parts,
+            sums,
+            ..
+        } = self;
         let place = |sum: &UnreadSum| (sum.sum.device(), sum.sum.dtype());
         let mut values = vec![0.0; sums.len()];
-        for (device, dtype) in sums.iter().map(place).unique_by(|place| format!("{place:?}")) {
-            let together = sums.iter().positions(|sum| place(sum) == (device.clone(), dtype)).collect_vec();
-            let read = Tensor::cat(together.iter().map(|&at| sums[at].sum.clone()).collect(), 0).into_data();
-            together.into_iter().zip(read.iter::<f64>()).for_each(|(at, value)| values[at] = value);
+        for (device, dtype) in sums
+            .iter()
+            .map(place)
+            .unique_by(|place| format!("{place:?}"))
+        {
+            let together = sums
+                .iter()
+                .positions(|sum| place(sum) == (device.clone(), dtype))
+                .collect_vec();
+            let read = Tensor::cat(together.iter().map(|&at| sums[at].sum.clone()).collect(), 0)
+                .into_data();
+            together
+                .into_iter()
+                .zip(read.iter::<f64>())
+                .for_each(|(at, value)| values[at] = value);
         }
-        let imprecise = sums.iter().zip(&values).filter(|(sum, value)| !norm.is_precise(**value, sum.elements));
+        let imprecise = sums
+            .iter()
+            .zip(&values)
+            .filter(|(sum, value)| !norm.is_precise(**value, sum.elements));
         let sums_of = imprecise.map(|(sum, &value)| (sum.param, value)).collect();
-        let mut rescale = RescaleVisitor { norm, grads, sums: sums_of, scaled: HashMap::new() };
+        let mut rescale = RescaleVisitor {
+            norm,
+            grads,
+            sums: sums_of,
+            scaled: HashMap::new(),
+        };
         if !rescale.sums.is_empty() {
             model.visit(&mut rescale);
         }
         for (UnreadSum { part, param, .. }, value) in sums.into_iter().zip(values) {
-            let sum = rescale.scaled.get(&param).cloned().unwrap_or_else(|| PowerSum::new(value));
+            let sum = rescale
+                .scaled
+                .get(&param)
+                .cloned()
+                .unwrap_or_else(|| PowerSum::new(value));
             norm.join(&mut parts[part].sum, &sum);
         }
         parts
@@ -374,7 +500,8 @@ impl ModuleVisitor for RescaleVisitor<'_> {
         if let (NormType::P(p), Some(&sum)) = (self.norm, self.sums.get(&param.id))
             && let Some(grad) = self.grads.get::<D>(param.id)
         {
-            self.scaled.insert(param.id, scaled(magnitude(grad), p, sum));
+            self.scaled
+                .insert(param.id, scaled(magnitude(grad), p, sum));
         }
     }
 }

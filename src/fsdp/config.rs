@@ -34,7 +34,11 @@ impl ParamPlacement {
     /// Creates the placement `Shard(dim)` with explicit shard sizes: one for each rank of the mesh dimension that
     /// shards, possibly 0. They must add up to the size of `dim`.
     pub fn uneven(dim: usize, lengths: impl Into<Arc<[usize]>>) -> Self {
-        Self { placement: Placement::Shard(dim), lengths: Some(lengths.into()), over: None }
+        Self {
+            placement: Placement::Shard(dim),
+            lengths: Some(lengths.into()),
+            over: None,
+        }
     }
 
     /// Shards the parameter only over these data-parallel mesh dimensions. The other data-parallel dimensions
@@ -57,7 +61,11 @@ impl ParamPlacement {
 
 impl From<Placement> for ParamPlacement {
     fn from(placement: Placement) -> Self {
-        Self { placement, lengths: None, over: None }
+        Self {
+            placement,
+            lengths: None,
+            over: None,
+        }
     }
 }
 
@@ -66,7 +74,9 @@ fn owned(names: impl DimNames) -> Vec<String> {
 }
 
 #[derive(Clone)]
-pub(super) struct PlacementFn(pub(super) Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync>);
+pub(super) struct PlacementFn(
+    pub(super) Arc<dyn Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync>,
+);
 
 impl fmt::Debug for PlacementFn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -161,8 +171,12 @@ impl FullyShard {
     /// # use burn_dtensor::fsdp::FullyShard;
     /// let config = FullyShard::new().with_units(["blocks.*"]).with_group_unit(["norm", "head"]);
     /// ```
-    pub fn with_group_unit<S: Into<String>>(mut self, modules: impl IntoIterator<Item = S>) -> Self {
-        self.groups.push(modules.into_iter().map(Into::into).collect());
+    pub fn with_group_unit<S: Into<String>>(
+        mut self,
+        modules: impl IntoIterator<Item = S>,
+    ) -> Self {
+        self.groups
+            .push(modules.into_iter().map(Into::into).collect());
         self
     }
 
@@ -312,7 +326,8 @@ impl FullyShard {
         patterns: impl IntoIterator<Item = S>,
         policy: MixedPrecisionPolicy,
     ) -> Self {
-        self.precision_for.push((patterns.into_iter().map(Into::into).collect(), policy));
+        self.precision_for
+            .push((patterns.into_iter().map(Into::into).collect(), policy));
         self
     }
 
@@ -357,7 +372,8 @@ impl FullyShard {
         patterns: impl IntoIterator<Item = S>,
         offload: OffloadPolicy,
     ) -> Self {
-        self.offload_for.push((patterns.into_iter().map(Into::into).collect(), offload));
+        self.offload_for
+            .push((patterns.into_iter().map(Into::into).collect(), offload));
         self
     }
 
@@ -393,7 +409,9 @@ impl FullyShard {
         mut self,
         placement: impl Fn(ParamInfo<'_>) -> Option<P> + Send + Sync + 'static,
     ) -> Self {
-        self.placement = Some(PlacementFn(Arc::new(move |param| placement(param).map(Into::into))));
+        self.placement = Some(PlacementFn(Arc::new(move |param| {
+            placement(param).map(Into::into)
+        })));
         self
     }
 }

@@ -55,11 +55,27 @@ pub fn describe<M: Module>(model: &M) -> Description {
     let row = |found: ScannedParam| {
         let (path, dtype, local) = (found.path(), found.dtype, found.shape);
         let Some(param) = found.distributed else {
-            return ParamRow { path, global: local.clone(), local, dtype, placed: None };
+            return ParamRow {
+                path,
+                global: local.clone(),
+                local,
+                dtype,
+                placed: None,
+            };
         };
         let spec = param.spec(dtype);
-        let placed = (spec.layout().to_string(), spec.mesh().to_string(), param.unit.label().to_string());
-        ParamRow { path, global: spec.shape().to_vec(), local, dtype, placed: Some(placed) }
+        let placed = (
+            spec.layout().to_string(),
+            spec.mesh().to_string(),
+            param.unit.label().to_string(),
+        );
+        ParamRow {
+            path,
+            global: spec.shape().to_vec(),
+            local,
+            dtype,
+            placed: Some(placed),
+        }
     };
     Description(ModelScan::of(model).params.into_iter().map(row).collect())
 }
@@ -82,15 +98,44 @@ fn count(shape: &[usize]) -> usize {
 
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let meshes: Vec<_> = self.0.iter().filter_map(|row| Some(&row.placed.as_ref()?.1)).unique().collect();
-        let mut lines =
-            vec![["parameter", "global", "placed", "local", "unit", "dtype", "parameters", "here"].map(String::from)];
-        for ParamRow { path, global, local, dtype, placed } in &self.0 {
+        let meshes: Vec<_> = self
+            .0
+            .iter()
+            .filter_map(|row| Some(&row.placed.as_ref()?.1))
+            .unique()
+            .collect();
+        let mut lines = vec![
+            [
+                "parameter",
+                "global",
+                "placed",
+                "local",
+                "unit",
+                "dtype",
+                "parameters",
+                "here",
+            ]
+            .map(String::from),
+        ];
+        for ParamRow {
+            path,
+            global,
+            local,
+            dtype,
+            placed,
+        } in &self.0
+        {
             let (placements, mesh, unit) = match placed {
-                Some((placements, mesh, unit)) => (placements.as_str(), mesh.as_str(), unit.as_str()),
+                Some((placements, mesh, unit)) => {
+                    (placements.as_str(), mesh.as_str(), unit.as_str())
+                }
                 None => ("-", "", "-"),
             };
-            let mesh = if meshes.len() > 1 && !mesh.is_empty() { format!(" on {mesh}") } else { String::new() };
+            let mesh = if meshes.len() > 1 && !mesh.is_empty() {
+                format!(" on {mesh}")
+            } else {
+                String::new()
+            };
             lines.push([
                 path.clone(),
                 format!("{global:?}"),
@@ -102,17 +147,34 @@ impl fmt::Display for Description {
                 count(local).to_string(),
             ]);
         }
-        let (all, here) = (self.global_count().to_string(), self.local_count().to_string());
+        let (all, here) = (
+            self.global_count().to_string(),
+            self.local_count().to_string(),
+        );
         lines.push(["total", "", "", "", "", "", &all, &here].map(String::from));
-        let width = |column: usize| lines.iter().map(|line| line[column].len()).max().unwrap_or(0);
+        let width = |column: usize| {
+            lines
+                .iter()
+                .map(|line| line[column].len())
+                .max()
+                .unwrap_or(0)
+        };
         let widths: [usize; 8] = std::array::from_fn(width);
         if let [mesh] = meshes[..] {
             writeln!(f, "on {mesh}")?;
         }
         for (at, line) in lines.iter().enumerate() {
             let (text, numbers) = line.split_at(6);
-            let text = text.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).join("  ");
-            let numbers = numbers.iter().zip(&widths[6..]).map(|(cell, width)| format!("{cell:>width$}")).join("  ");
+            let text = text
+                .iter()
+                .zip(widths)
+                .map(|(cell, width)| format!("{cell:width$}"))
+                .join("  ");
+            let numbers = numbers
+                .iter()
+                .zip(&widths[6..])
+                .map(|(cell, width)| format!("{cell:>width$}"))
+                .join("  ");
             write!(f, "{text}  {numbers}")?;
             if at + 1 < lines.len() {
                 writeln!(f)?;

@@ -38,24 +38,46 @@ impl<'a> FsdpMeshDims<'a> {
     pub(super) fn new(mesh: &'a DeviceMesh, config: &FullyShard) -> Result<Self> {
         let (shard, replicate) = (&config.shard_dims, &config.replicate_dims);
         let (shard, mut all) = match (shard.is_empty(), replicate.is_empty()) {
-            (true, true) if (1..=2).contains(&mesh.ndim()) => {
-                (MeshDims::from_slice(&[mesh.ndim() - 1]), (0..mesh.ndim()).collect())
+            (true, true) if (1..=2).contains(&mesh.ndim()) => (
+                MeshDims::from_slice(&[mesh.ndim() - 1]),
+                (0..mesh.ndim()).collect(),
+            ),
+            (true, true) => {
+                return Err(FsdpError::MeshDims {
+                    mesh: mesh.to_string(),
+                }
+                .into());
             }
-            (true, true) => return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into()),
-            (true, false) => return Err(FsdpError::NoShardDims { mesh: mesh.to_string() }.into()),
+            (true, false) => {
+                return Err(FsdpError::NoShardDims {
+                    mesh: mesh.to_string(),
+                }
+                .into());
+            }
             (false, _) => {
                 let sharding = mesh.slice(shard)?;
                 if !replicate.is_empty() {
                     mesh.slice(replicate)?.concatenate(&[&sharding])?;
                 }
-                let dims = |names: &[String]| names.iter().map(|name| mesh.dim(name)).collect::<Result<MeshDims>>();
+                let dims = |names: &[String]| {
+                    names
+                        .iter()
+                        .map(|name| mesh.dim(name))
+                        .collect::<Result<MeshDims>>()
+                };
                 let (shard, replicate) = (dims(shard)?, dims(replicate)?);
                 let all: MeshDims = shard.iter().copied().chain(replicate).collect();
                 (shard, all)
             }
         };
         all.sort_unstable();
-        Ok(Self { mesh, shard, all, is_named: !config.shard_dims.is_empty(), made: Vec::new() })
+        Ok(Self {
+            mesh,
+            shard,
+            all,
+            is_named: !config.shard_dims.is_empty(),
+            made: Vec::new(),
+        })
     }
 
     /// Returns the group of all ranks that have distinct data.
@@ -72,8 +94,14 @@ impl<'a> FsdpMeshDims<'a> {
     /// # Errors
     /// Those of [`all`](Self::all).
     pub(super) fn others(&self) -> Result<Option<Communicator>> {
-        let others: MeshDims = (0..self.mesh.ndim()).filter(|dim| !self.all.contains(dim)).collect();
-        if others.is_empty() { Ok(None) } else { self.mesh.communicator_over(&others).map(Some) }
+        let others: MeshDims = (0..self.mesh.ndim())
+            .filter(|dim| !self.all.contains(dim))
+            .collect();
+        if others.is_empty() {
+            Ok(None)
+        } else {
+            self.mesh.communicator_over(&others).map(Some)
+        }
     }
 
     /// Returns the index, among the [`meshes`](Self::meshes), of the mesh of a parameter. `over` are the dimensions
@@ -82,36 +110,71 @@ impl<'a> FsdpMeshDims<'a> {
     /// # Errors
     /// [`FsdpError::TensorParallelDim`], [`FsdpError::ReplicatedOverDataDim`], [`FsdpError::MeshDimInUse`],
     /// [`FsdpError::NoShardDimLeft`], and the mesh's errors for names that are repeated or in another order.
-    pub(super) fn of(&mut self, param: &str, over: Option<&[String]>, placed: Option<&DTensorSpec>) -> Result<usize> {
+    pub(super) fn of(
+        &mut self,
+        param: &str,
+        over: Option<&[String]>,
+        placed: Option<&DTensorSpec>,
+    ) -> Result<usize> {
         let mesh = self.mesh;
         let mut free = self.all.clone();
         for (at, mesh_dim) in placed.iter().flat_map(|spec| self.shared_with(spec)) {
             if placed.is_some_and(|spec| spec.placements()[at].is_replicate()) {
                 self.check_is_data_mesh(param, placed)?;
                 let mesh_dim = mesh.names()[mesh_dim].clone();
-                return Err(FsdpError::ReplicatedOverDataDim { param: param.into(), mesh_dim }.into());
+                return Err(FsdpError::ReplicatedOverDataDim {
+                    param: param.into(),
+                    mesh_dim,
+                }
+                .into());
             }
             free.retain(|dim| *dim != mesh_dim);
         }
         let shard: MeshDims = match over {
-            None => self.shard.iter().copied().filter(|dim| free.contains(dim)).collect(),
+            None => self
+                .shard
+                .iter()
+                .copied()
+                .filter(|dim| free.contains(dim))
+                .collect(),
             Some(names) => {
-                let not_free = |name: &&String| !free.iter().any(|&dim| mesh.names()[dim] == **name);
+                let not_free =
+                    |name: &&String| !free.iter().any(|&dim| mesh.names()[dim] == **name);
                 if let Some(name) = names.iter().find(not_free) {
                     let free = free.iter().map(|&dim| mesh.names()[dim].clone()).collect();
                     let (param, mesh_dim, mesh) = (param.into(), name.clone(), mesh.to_string());
-                    return Err(FsdpError::MeshDimInUse { param, mesh_dim, mesh, free }.into());
+                    return Err(FsdpError::MeshDimInUse {
+                        param,
+                        mesh_dim,
+                        mesh,
+                        free,
+                    }
+                    .into());
                 }
                 mesh.slice(names)?;
-                names.iter().map(|name| mesh.dim(name)).collect::<Result<_>>()?
+                names
+                    .iter()
+                    .map(|name| mesh.dim(name))
+                    .collect::<Result<_>>()?
             }
         };
         if shard.is_empty() {
             self.check_is_data_mesh(param, placed)?;
-            return Err(FsdpError::NoShardDimLeft { param: param.into(), mesh: mesh.to_string() }.into());
+            return Err(FsdpError::NoShardDimLeft {
+                param: param.into(),
+                mesh: mesh.to_string(),
+            }
+            .into());
         }
-        let replicate: MeshDims = free.into_iter().filter(|dim| !shard.contains(dim)).collect();
-        if let Some(known) = self.made.iter().position(|(a, b, _)| (a, b) == (&shard, &replicate)) {
+        let replicate: MeshDims = free
+            .into_iter()
+            .filter(|dim| !shard.contains(dim))
+            .collect();
+        if let Some(known) = self
+            .made
+            .iter()
+            .position(|(a, b, _)| (a, b) == (&shard, &replicate))
+        {
             return Ok(known);
         }
         let over_data = self.over(&shard, &replicate)?;
@@ -121,16 +184,33 @@ impl<'a> FsdpMeshDims<'a> {
 
     /// Checks that the program has named dimensions of the mesh, or passed a mesh without other dimensions than those
     /// of the parameter's tensor-parallel mesh. Otherwise the program probably meant the other dimensions.
-    fn check_is_data_mesh(&self, param: &str, placed: Option<&DTensorSpec>) -> Result<(), FsdpError> {
-        let shared: MeshDims = placed.iter().flat_map(|spec| self.shared_with(spec)).map(|(_, dim)| dim).collect();
+    fn check_is_data_mesh(
+        &self,
+        param: &str,
+        placed: Option<&DTensorSpec>,
+    ) -> Result<(), FsdpError> {
+        let shared: MeshDims = placed
+            .iter()
+            .flat_map(|spec| self.shared_with(spec))
+            .map(|(_, dim)| dim)
+            .collect();
         let name = |dim: usize| self.mesh.names()[dim].clone();
-        let rest: Vec<_> = self.all.iter().filter(|dim| !shared.contains(dim)).map(|&dim| name(dim)).collect();
+        let rest: Vec<_> = self
+            .all
+            .iter()
+            .filter(|dim| !shared.contains(dim))
+            .map(|&dim| name(dim))
+            .collect();
         match (shared.first(), &rest[..]) {
             (Some(&dim), [_, ..]) if !self.is_named => Err(FsdpError::TensorParallelDim {
                 param: param.into(),
                 mesh_dim: name(dim),
                 mesh: self.mesh.to_string(),
-                rest: if let [one] = &rest[..] { format!("{one:?}") } else { format!("{rest:?}") },
+                rest: if let [one] = &rest[..] {
+                    format!("{one:?}")
+                } else {
+                    format!("{rest:?}")
+                },
             }),
             _ => Ok(()),
         }
@@ -141,27 +221,45 @@ impl<'a> FsdpMeshDims<'a> {
     fn shared_with(&self, placed: &DTensorSpec) -> Vec<(usize, usize)> {
         let shared = |at| Some((at, self.mesh.dim_in_common(placed.mesh(), at)?));
         let shared = (0..placed.mesh().ndim()).filter_map(shared);
-        shared.filter(|(_, mesh_dim)| self.all.contains(mesh_dim)).collect()
+        shared
+            .filter(|(_, mesh_dim)| self.all.contains(mesh_dim))
+            .collect()
     }
 
     /// Like [`shared_with`](Self::shared_with), but returns only the dimensions of the tensor-parallel mesh.
     pub(super) fn data_dims(&self, placed: &DTensorSpec) -> MeshDims {
-        self.shared_with(placed).into_iter().map(|(at, _)| at).collect()
+        self.shared_with(placed)
+            .into_iter()
+            .map(|(at, _)| at)
+            .collect()
     }
 
     fn over(&self, shard: &[usize], replicate: &[usize]) -> Result<FsdpMeshInfo> {
         if let ([shard], 0 | 1) = (shard, replicate.len())
             && 1 + replicate.len() == self.mesh.ndim()
         {
-            return Ok(FsdpMeshInfo { mesh: self.mesh.clone(), shard: *shard });
+            return Ok(FsdpMeshInfo {
+                mesh: self.mesh.clone(),
+                shard: *shard,
+            });
         }
-        let names = |dims: &[usize]| dims.iter().map(|&dim| self.mesh.names()[dim].clone()).collect::<Vec<_>>();
+        let names = |dims: &[usize]| {
+            dims.iter()
+                .map(|&dim| self.mesh.names()[dim].clone())
+                .collect::<Vec<_>>()
+        };
         let sharding = self.mesh.flatten(names(shard))?;
         let mesh = match replicate {
             [] => sharding.clone(),
-            replicate => self.mesh.flatten(names(replicate))?.concatenate(&[&sharding])?,
+            replicate => self
+                .mesh
+                .flatten(names(replicate))?
+                .concatenate(&[&sharding])?,
         };
-        Ok(FsdpMeshInfo { shard: mesh.dim(&sharding.names()[0])?, mesh })
+        Ok(FsdpMeshInfo {
+            shard: mesh.dim(&sharding.names()[0])?,
+            mesh,
+        })
     }
 
     /// Returns the meshes in use, in the order of the indices that [`of`](Self::of) returns.

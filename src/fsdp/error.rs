@@ -187,7 +187,9 @@ pub enum FsdpError {
         dtype: String,
     },
     /// The ranks' device does not support the element type.
-    #[error("`{what}` cannot be {dtype}, which {device} does not support. Use another type, or remove the setting")]
+    #[error(
+        "`{what}` cannot be {dtype}, which {device} does not support. Use another type, or remove the setting"
+    )]
     DeviceElementType {
         /// Name of the policy's setting.
         what: &'static str,
@@ -198,7 +200,9 @@ pub enum FsdpError {
     },
     /// [`remesh`](super::remesh) was called for a parameter with tensor-parallel placements, which are bound to
     /// their mesh.
-    #[error("parameter `{param}` is parallelized and cannot leave its mesh. Load a checkpoint on the new mesh")]
+    #[error(
+        "parameter `{param}` is parallelized and cannot leave its mesh. Load a checkpoint on the new mesh"
+    )]
     Parallelized {
         /// Path of the parameter.
         param: String,
@@ -262,7 +266,9 @@ pub enum FsdpError {
     )]
     UnscaledTwice,
     /// [`GradScaler::step`](super::GradScaler::step) was called twice for one model in one step.
-    #[error("`GradScaler::step` was called twice for this model in one step. Call `GradScaler::update` after the step")]
+    #[error(
+        "`GradScaler::step` was called twice for this model in one step. Call `GradScaler::update` after the step"
+    )]
     SteppedTwice,
     /// [`GradScaler::update`](super::GradScaler::update) was called without gradients.
     #[error(
@@ -273,5 +279,7 @@ pub enum FsdpError {
 }
 
 fn at(param: Option<&str>) -> String {
-    param.map_or_else(String::new, |param| format!(" (on this rank, the gradient of `{param}` is not finite)"))
+    param.map_or_else(String::new, |param| {
+        format!(" (on this rank, the gradient of `{param}` is not finite)")
+    })
 }

@@ -9,8 +9,9 @@ use smallvec::SmallVec;
 use crate::Result;
 use crate::comm::Communicator;
 use crate::param::{
-    AllReduceHook, LocalShards, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward, RuntimeOptions, Unit,
-    UnitCollectives, give_up_backward, is_gathered_again, units_of, unshard_unit,
+    AllReduceHook, LocalShards, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward,
+    RuntimeOptions, Unit, UnitCollectives, give_up_backward, is_gathered_again, units_of,
+    unshard_unit,
 };
 use crate::pattern::PathPattern;
 
@@ -55,15 +56,26 @@ impl FsdpModule {
     /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
     pub fn of<M: Module>(module: &M) -> Result<Self> {
         let ModuleUnits { own, inside } = ModuleUnits::of(module)?.ok_or(ParamError::NotSharded)?;
-        let own: Vec<_> = own.into_iter().map(|(unit, _)| unit).filter(|unit| unit.data.is_some()).collect();
+        let own: Vec<_> = own
+            .into_iter()
+            .map(|(unit, _)| unit)
+            .filter(|unit| unit.data.is_some())
+            .collect();
         let count = own.len();
         let mut units: Vec<Arc<Unit>> = Vec::new();
-        for unit in own.into_iter().chain(inside.into_iter().map(|(unit, _)| unit)) {
+        for unit in own
+            .into_iter()
+            .chain(inside.into_iter().map(|(unit, _)| unit))
+        {
             if !units.iter().any(|known| Arc::ptr_eq(known, &unit)) {
                 units.push(unit);
             }
         }
-        if units.is_empty() { Err(ParamError::NotSharded.into()) } else { Ok(Self { units, own: count }) }
+        if units.is_empty() {
+            Err(ParamError::NotSharded.into())
+        } else {
+            Ok(Self { units, own: count })
+        }
     }
 
     /// Returns the unit of the module itself without those of modules inside it. The result is empty if the module is
@@ -81,18 +93,32 @@ impl FsdpModule {
     ///
     /// # Errors
     /// [`ParamError::Pattern`], [`ParamError::NoMatch`].
-    pub fn matching<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Result<Self> {
+    pub fn matching<S: Into<String>>(
+        mut self,
+        patterns: impl IntoIterator<Item = S>,
+    ) -> Result<Self> {
         let texts: Vec<String> = patterns.into_iter().map(Into::into).collect();
         let patterns = PathPattern::parse_all(&texts)?;
         let paths = self.paths();
-        if let Some(pattern) = patterns.iter().find(|pattern| !self.units.iter().any(|unit| unit.is_taken_by(pattern)))
+        if let Some(pattern) = patterns
+            .iter()
+            .find(|pattern| !self.units.iter().any(|unit| unit.is_taken_by(pattern)))
         {
             let near_path = pattern.nearest(&paths).cloned();
             let (pattern, present) = (pattern.text().to_string(), paths.join(", "));
-            return Err(ParamError::NoMatch { pattern, what: "unit", near_path, present }.into());
+            return Err(ParamError::NoMatch {
+                pattern,
+                what: "unit",
+                near_path,
+                present,
+            }
+            .into());
         }
         let is_taken = |unit: &Arc<Unit>| patterns.iter().any(|pattern| unit.is_taken_by(pattern));
-        let own = self.units[..self.own].iter().filter(|unit| is_taken(unit)).count();
+        let own = self.units[..self.own]
+            .iter()
+            .filter(|unit| is_taken(unit))
+            .count();
         self.units.retain(is_taken);
         Ok(Self { own, ..self })
     }
@@ -100,7 +126,10 @@ impl FsdpModule {
     /// Returns the path of each unit in the model. It is `root` for the model itself, and the list of all paths for a
     /// unit of several modules.
     pub fn paths(&self) -> Vec<String> {
-        self.units.iter().map(|unit| unit.label().to_string()).collect()
+        self.units
+            .iter()
+            .map(|unit| unit.label().to_string())
+            .collect()
     }
 
     /// Returns true if all units are prefetched and their all-gathers are complete, so that the next pass would not
@@ -114,7 +143,9 @@ impl FsdpModule {
     }
 
     fn set(&self, set: impl Fn(&mut RuntimeOptions)) {
-        self.units.iter().for_each(|unit| set(&mut unit.control.lock()));
+        self.units
+            .iter()
+            .for_each(|unit| set(&mut unit.control.lock()));
     }
 
     /// Sets when gathered parameters are freed, starting with the next forward.
@@ -122,7 +153,9 @@ impl FsdpModule {
     /// # Errors
     /// [`ParamError::ReshardRanks`] for a number of ranks that `fully_shard` was not given: it creates the groups.
     pub fn set_reshard_after_forward(&self, reshard: ReshardAfterForward) -> Result<()> {
-        self.units.iter().try_for_each(|unit| check_reshard(unit, reshard))?;
+        self.units
+            .iter()
+            .try_for_each(|unit| check_reshard(unit, reshard))?;
         self.set(|control| control.reshard = reshard);
         Ok(())
     }
@@ -179,7 +212,9 @@ impl FsdpModule {
     /// `f32`.
     pub fn set_gradient_divide_factor(&self, factor: impl Into<Option<f64>>) -> Result<()> {
         let factor = factor.into();
-        let is_valid = |factor: f64| factor > 0.0 && (factor as f32).is_normal() && (factor.recip() as f32).is_normal();
+        let is_valid = |factor: f64| {
+            factor > 0.0 && (factor as f32).is_normal() && (factor.recip() as f32).is_normal()
+        };
         if let Some(factor) = factor.filter(|factor| !is_valid(*factor)) {
             return Err(ParamError::DivideFactor { factor }.into());
         }
@@ -251,7 +286,11 @@ impl FsdpModule {
     /// until the returned guard is dropped. The guard restores the previous setting of each unit.
     #[must_use = "dropping the guard re-enables gradient reduction"]
     pub fn no_sync(&self) -> NoSync {
-        let before = self.units.iter().map(|unit| (unit.clone(), unit.control.lock().sync)).collect();
+        let before = self
+            .units
+            .iter()
+            .map(|unit| (unit.clone(), unit.control.lock().sync))
+            .collect();
         self.set_requires_gradient_sync(false);
         NoSync(before)
     }
@@ -263,13 +302,17 @@ impl FsdpModule {
     /// prefetched unit that is not entered before that forward ends is dropped.
     pub fn set_forward_prefetch(&self, next: impl Into<Prefetch>) {
         let next = next.into().units();
-        self.units.iter().for_each(|unit| unit.prefetch.lock().forward.clone_from(&next));
+        self.units
+            .iter()
+            .for_each(|unit| unit.prefetch.lock().forward.clone_from(&next));
     }
 
     /// Sets the units to prefetch when backward reaches one of these units.
     pub fn set_backward_prefetch(&self, next: impl Into<Prefetch>) {
         let next = next.into().units();
-        self.units.iter().for_each(|unit| unit.prefetch.lock().backward.clone_from(&next));
+        self.units
+            .iter()
+            .for_each(|unit| unit.prefetch.lock().backward.clone_from(&next));
     }
 
     /// Frees unsharded parameters: those that [`unshard`](super::unshard), a prefetch or an earlier backward has
@@ -305,11 +348,19 @@ impl FsdpModule {
 /// # Errors
 /// [`ParamError::ReshardRanks`].
 fn check_reshard(unit: &Unit, reshard: ReshardAfterForward) -> Result<(), ParamError> {
-    let (Some(data), ReshardAfterForward::Ranks(ranks)) = (&unit.data, reshard) else { return Ok(()) };
+    let (Some(data), ReshardAfterForward::Ranks(ranks)) = (&unit.data, reshard) else {
+        return Ok(());
+    };
     let is_made = |group: &Communicator| group.group().size() == ranks;
-    match ranks == 1 || is_made(&data.shard) || data.post_forward_group.as_ref().is_some_and(is_made) {
+    match ranks == 1
+        || is_made(&data.shard)
+        || data.post_forward_group.as_ref().is_some_and(is_made)
+    {
         true => Ok(()),
-        false => Err(ParamError::ReshardRanks { unit: unit.label().to_string(), ranks }),
+        false => Err(ParamError::ReshardRanks {
+            unit: unit.label().to_string(),
+            ranks,
+        }),
     }
 }
 
@@ -334,7 +385,13 @@ impl Prefetch {
     fn units(self) -> Option<Vec<Weak<Unit>>> {
         match self {
             Self::Auto => None,
-            Self::Units(units) => Some(units.iter().flat_map(|units| &units.units).map(Arc::downgrade).collect()),
+            Self::Units(units) => Some(
+                units
+                    .iter()
+                    .flat_map(|units| &units.units)
+                    .map(Arc::downgrade)
+                    .collect(),
+            ),
         }
     }
 }
@@ -345,7 +402,9 @@ pub struct NoSync(Vec<(Arc<Unit>, bool)>);
 
 impl Drop for NoSync {
     fn drop(&mut self) {
-        self.0.drain(..).for_each(|(unit, sync)| unit.control.lock().sync = sync);
+        self.0
+            .drain(..)
+            .for_each(|(unit, sync)| unit.control.lock().sync = sync);
     }
 }
 
@@ -379,7 +438,10 @@ impl UnshardHandle {
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
     let units = units_of(module)?;
     if let Some((unit, _)) = units.iter().find(|(unit, _)| unit.is_group()) {
-        return Err(ParamError::UnshardOnGroupUnit { unit: unit.label().to_string() }.into());
+        return Err(ParamError::UnshardOnGroupUnit {
+            unit: unit.label().to_string(),
+        }
+        .into());
     }
     let unshard = |(unit, shards): (Arc<Unit>, LocalShards)| {
         unshard_unit(&unit, &shards);
@@ -397,6 +459,8 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
 /// # Errors
 /// [`ParamError`] if `module` is not an FSDP unit, or if one of its parameters was replaced.
 pub fn reshard<M: Module>(module: &M) -> Result<()> {
-    units_of(module)?.iter().for_each(|(unit, _)| unit.copies.reshard(unit));
+    units_of(module)?
+        .iter()
+        .for_each(|(unit, _)| unit.copies.reshard(unit));
     Ok(())
 }

@@ -175,8 +175,8 @@ pub use scaler::GradScaler;
 pub use shard::fully_shard;
 
 pub use crate::param::{
-    BufferSync, DistributedParameter, Event, EventKind, Grads, OffloadPolicy, ParamError, ParamExt, ReducedGradients,
-    ReshardAfterForward, ShardedState, TrainingState, UnitCollectives, checkpoint_activations, full_model,
-    full_model_on, record_events, sync_buffers, unit,
+    BufferSync, DistributedParameter, Event, EventKind, Grads, OffloadPolicy, ParamError, ParamExt,
+    ReducedGradients, ReshardAfterForward, ShardedState, TrainingState, UnitCollectives,
+    checkpoint_activations, full_model, full_model_on, record_events, sync_buffers, unit,
 };
 pub use crate::tensor_tree::{TensorMapFn, TensorTree};

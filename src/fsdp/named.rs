@@ -32,16 +32,28 @@ impl NamedParameter {
     ///
     /// Local: no communication.
     pub fn shard<const D: usize>(&self) -> Option<DTensor<D>> {
-        let local = (self.spec.shape().num_dims() == D).then(|| Tensor::from_dispatch(self.local.clone()))?;
+        let local = (self.spec.shape().num_dims() == D)
+            .then(|| Tensor::from_dispatch(self.local.clone()))?;
         Some(DTensor::from_parts(local, self.spec.clone()))
     }
 }
 
 impl fmt::Display for NamedParameter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, unit, spec, local, .. } = self;
+        let Self {
+            path,
+            unit,
+            spec,
+            local,
+            ..
+        } = self;
         let (shape, local) = (spec.shape().as_slice(), local.shape());
-        write!(f, "{path}: {shape:?} as {}, local {:?}, unit {unit}", spec.layout(), local.as_slice())
+        write!(
+            f,
+            "{path}: {shape:?} as {}, local {:?}, unit {unit}",
+            spec.layout(),
+            local.as_slice()
+        )
     }
 }
 
@@ -54,7 +66,13 @@ impl fmt::Display for NamedParameter {
 pub fn named_parameters<M: Module>(model: &M) -> Result<Vec<NamedParameter>> {
     let walk = walk_with_paths(model);
     check_not_replaced(model, &walk)?;
-    let named = |Visited { id, param, base, path, .. }: Visited| NamedParameter {
+    let named = |Visited {
+                     id,
+                     param,
+                     base,
+                     path,
+                     ..
+                 }: Visited| NamedParameter {
         path: path.expect("the walk records paths"),
         id,
         unit: param.unit.label(),

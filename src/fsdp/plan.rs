@@ -17,7 +17,9 @@ use crate::Result;
 use crate::burn_compat::{BurnLayer, Container};
 use crate::memory;
 use crate::mesh::DeviceMesh;
-use crate::param::{Layer, ModelScan, OffloadPolicy, ScannedParam, TpPlacement, Unit, UnitName, check_patterns};
+use crate::param::{
+    Layer, ModelScan, OffloadPolicy, ScannedParam, TpPlacement, Unit, UnitName, check_patterns,
+};
 use crate::pattern::PathPattern;
 use crate::placement::{Placement, ShardSizes};
 
@@ -70,7 +72,12 @@ pub(super) fn plan<M: Module>(
     // Modules of a sharded model may be combined with parameters of another model, which this call shards. But a
     // parameter that was replaced has lost its tensor-parallel placements, and cannot be placed.
     let full = inventory.check_not_replaced();
-    let is_parallel = |found: &ScannedParam| found.distributed.as_ref().is_some_and(|param| !param.is_data_parallel());
+    let is_parallel = |found: &ScannedParam| {
+        found
+            .distributed
+            .as_ref()
+            .is_some_and(|param| !param.is_data_parallel())
+    };
     if inventory.params.iter().any(is_parallel) {
         full.clone()?;
     }
@@ -85,7 +92,9 @@ pub(super) fn plan<M: Module>(
         Ok(offload)
     })?;
     let unit_of = |found: &ScannedParam| found.unit(|module| units.of(module));
-    inventory.check_devices(mesh, is_ignored, |found| *offloads.of(&unit_of(found).0) == OffloadPolicy::Cpu)?;
+    inventory.check_devices(mesh, is_ignored, |found| {
+        *offloads.of(&unit_of(found).0) == OffloadPolicy::Cpu
+    })?;
     let adapted = inventory.adapted(is_ignored)?;
     let policy = |policy: &MixedPrecisionPolicy| Policy::new(policy, &inventory, mesh.device());
     let precisions = PerUnit::new(&config.precision, &config.precision_for, policy)?;
@@ -95,7 +104,10 @@ pub(super) fn plan<M: Module>(
     let mut adopted = Adopted::default();
     for found in inventory.params {
         let path = found.path();
-        let sharded = found.distributed.as_ref().filter(|param| param.is_data_parallel());
+        let sharded = found
+            .distributed
+            .as_ref()
+            .filter(|param| param.is_data_parallel());
         if let Some(sharded) = sharded {
             match found.module(sharded) {
                 Some(module) if !module.is_empty() => adopted.add(&sharded.unit, module),
@@ -103,7 +115,10 @@ pub(super) fn plan<M: Module>(
                     // A replaced parameter may be the reason for the repeated call, so that error is returned
                     // first.
                     full?;
-                    return Err(FsdpError::AlreadySharded { unit: sharded.unit.label().to_string() }.into());
+                    return Err(FsdpError::AlreadySharded {
+                        unit: sharded.unit.label().to_string(),
+                    }
+                    .into());
                 }
             }
             continue;
@@ -114,9 +129,17 @@ pub(super) fn plan<M: Module>(
         let (sharding, over) = choose_sharding(config, &found, &path)?;
         lazy |= found.lazy;
         let (unit, depth) = unit_of(&found);
-        let mut parallel = found.distributed.and_then(|param| param.info().parallel.clone());
-        let data = dims.of(&path, over.as_deref(), parallel.as_ref().map(|parallel| &*parallel.spec))?;
-        parallel.iter_mut().for_each(|parallel| parallel.data_dims = dims.data_dims(&parallel.spec));
+        let mut parallel = found
+            .distributed
+            .and_then(|param| param.info().parallel.clone());
+        let data = dims.of(
+            &path,
+            over.as_deref(),
+            parallel.as_ref().map(|parallel| &*parallel.spec),
+        )?;
+        parallel
+            .iter_mut()
+            .for_each(|parallel| parallel.data_dims = dims.data_dims(&parallel.spec));
         planned.push(PlannedParam {
             path,
             shape: found.shape,
@@ -128,13 +151,27 @@ pub(super) fn plan<M: Module>(
             parallel,
         });
     }
-    let of_modules = planned.iter().map(|param| &param.unit).filter(|unit| !unit.is_root());
-    let of_modules = of_modules.flat_map(|unit| unit.modules()).map(ToString::to_string);
+    let of_modules = planned
+        .iter()
+        .map(|param| &param.unit)
+        .filter(|unit| !unit.is_root());
+    let of_modules = of_modules
+        .flat_map(|unit| unit.modules())
+        .map(ToString::to_string);
     let of_modules = of_modules.unique().collect_vec();
     precisions.check_units(&of_modules)?;
     offloads.check_units(&of_modules)?;
     let (adopted, ignored) = (adopted.paths(), ignored.into());
-    Ok(ShardingPlan { params: planned, adopted, ignored, precisions, offloads, lazy, adapted, layers })
+    Ok(ShardingPlan {
+        params: planned,
+        adopted,
+        ignored,
+        precisions,
+        offloads,
+        lazy,
+        adapted,
+        layers,
+    })
 }
 
 /// Checks that shards can be in host memory.
@@ -142,7 +179,11 @@ pub(super) fn plan<M: Module>(
 /// # Errors
 /// [`FsdpError::NoHost`] without a CPU backend.
 fn check_host(has_host: bool) -> Result<(), FsdpError> {
-    if has_host { Ok(()) } else { Err(FsdpError::NoHost) }
+    if has_host {
+        Ok(())
+    } else {
+        Err(FsdpError::NoHost)
+    }
 }
 
 /// Units made by earlier calls, with the modules of each in this model.
@@ -153,7 +194,11 @@ impl Adopted {
     /// Adds a module of a unit. If the module of a unit of one module occurs twice, the unit takes the last path.
     fn add(&mut self, unit: &Arc<Unit>, module: String) {
         // Searched from the end, because the parameters of a unit usually follow one another.
-        match self.0.iter_mut().rfind(|(known, _)| Arc::ptr_eq(known, unit)) {
+        match self
+            .0
+            .iter_mut()
+            .rfind(|(known, _)| Arc::ptr_eq(known, unit))
+        {
             Some((_, modules)) if unit.is_group() => modules.push(module),
             Some((_, modules)) => *modules = vec![module],
             None => self.0.push((unit.clone(), vec![module])),
@@ -162,7 +207,10 @@ impl Adopted {
 
     fn paths(self) -> Vec<(Arc<Unit>, UnitName)> {
         let path = |modules: Vec<String>| UnitName::of_modules(modules.iter().map(String::as_str));
-        self.0.into_iter().map(|(unit, modules)| (unit, path(modules))).collect()
+        self.0
+            .into_iter()
+            .map(|(unit, modules)| (unit, path(modules)))
+            .collect()
     }
 }
 
@@ -223,8 +271,16 @@ struct StoredShape {
 }
 
 const STORED_SHAPES: [StoredShape; 3] = [
-    StoredShape { layer: BurnLayer::BatchNorm, field: "gamma", placement: Placement::Replicate },
-    StoredShape { layer: BurnLayer::RmsNorm, field: "gamma", placement: Placement::Replicate },
+    StoredShape {
+        layer: BurnLayer::BatchNorm,
+        field: "gamma",
+        placement: Placement::Replicate,
+    },
+    StoredShape {
+        layer: BurnLayer::RmsNorm,
+        field: "gamma",
+        placement: Placement::Replicate,
+    },
     StoredShape {
         layer: BurnLayer::PositionWiseFeedForward,
         field: "linear_inner.weight",
@@ -236,7 +292,9 @@ impl StoredShape {
     fn of(found: &ScannedParam) -> Option<&'static Self> {
         STORED_SHAPES.iter().find(|stored| {
             let parts: Vec<_> = stored.field.split('.').collect();
-            found.path.ends_with(&parts.iter().map(ToString::to_string).collect::<Vec<_>>())
+            found
+                .path
+                .ends_with(&parts.iter().map(ToString::to_string).collect::<Vec<_>>())
                 && found.container(parts.len() - 1).and_then(Container::layer) == Some(stored.layer)
         })
     }
@@ -245,12 +303,23 @@ impl StoredShape {
 /// Sharding of a parameter, and the mesh dimensions that its placement names, if any.
 type Chosen = (Option<(usize, ShardSizes)>, Option<Vec<String>>);
 
-fn choose_sharding(config: &FullyShard, found: &ScannedParam, path: &str) -> Result<Chosen, FsdpError> {
+fn choose_sharding(
+    config: &FullyShard,
+    found: &ScannedParam,
+    path: &str,
+) -> Result<Chosen, FsdpError> {
     let shape = &found.shape;
     let stored = StoredShape::of(found);
-    let choice = config.placement.as_ref().and_then(|choose| (choose.0)(ParamInfo { path, shape }));
+    let choice = config
+        .placement
+        .as_ref()
+        .and_then(|choose| (choose.0)(ParamInfo { path, shape }));
     let default = stored.map_or(Placement::Shard(0), |stored| stored.placement);
-    let ParamPlacement { placement, lengths, over } = choice.unwrap_or_else(|| default.into());
+    let ParamPlacement {
+        placement,
+        lengths,
+        over,
+    } = choice.unwrap_or_else(|| default.into());
     if let Some(stored) = stored
         && ![stored.placement, Placement::Replicate].contains(&placement)
     {
@@ -263,12 +332,18 @@ fn choose_sharding(config: &FullyShard, found: &ScannedParam, path: &str) -> Res
     }
     match placement {
         Placement::Replicate => Ok((None, over)),
-        Placement::Shard(dim) if dim < shape.len() => {
-            Ok((Some((dim, lengths.map_or(ShardSizes::Chunked(shape[dim]), ShardSizes::Uneven))), over))
-        }
-        placement => {
-            Err(FsdpError::Placement { param: path.into(), shape: shape.to_vec(), placement: placement.to_string() })
-        }
+        Placement::Shard(dim) if dim < shape.len() => Ok((
+            Some((
+                dim,
+                lengths.map_or(ShardSizes::Chunked(shape[dim]), ShardSizes::Uneven),
+            )),
+            over,
+        )),
+        placement => Err(FsdpError::Placement {
+            param: path.into(),
+            shape: shape.to_vec(),
+            placement: placement.to_string(),
+        }),
     }
 }
 
@@ -280,6 +355,9 @@ mod tests {
     fn without_a_cpu_backend_there_is_no_host() {
         assert!(check_host(true).is_ok());
         let error = check_host(false).unwrap_err();
-        assert!(matches!(error, FsdpError::NoHost) && error.to_string().contains("`flex`"), "{error}");
+        assert!(
+            matches!(error, FsdpError::NoHost) && error.to_string().contains("`flex`"),
+            "{error}"
+        );
     }
 }

@@ -51,7 +51,9 @@ impl PowerSum {
     /// example 3 for squares in single precision.
     pub fn bins(p: f64, dtype: DType) -> usize {
         let smallest = if dtype == DType::F64 { 1074.0 } else { 149.0 };
-        let side = ((p.abs() * smallest - HALF) / (2.0 * HALF)).ceil().clamp(0.0, MOST);
+        let side = ((p.abs() * smallest - HALF) / (2.0 * HALF))
+            .ceil()
+            .clamp(0.0, MOST);
         2 * side as usize + 1
     }
 
@@ -71,13 +73,18 @@ impl PowerSum {
     pub fn from_bins(numbers: &[f64]) -> Self {
         let side = (numbers.len() / 2) as i32;
         let mut all = Self::default();
-        (-side..).zip(numbers).for_each(|(bin, &number)| all.put(number, f64::from(bin) * 2.0 * HALF));
+        (-side..)
+            .zip(numbers)
+            .for_each(|(bin, &number)| all.put(number, f64::from(bin) * 2.0 * HALF));
         all
     }
 
     /// Adds another sum.
     pub fn add(&mut self, other: &Self) {
-        other.bins.iter().for_each(|&(bin, number)| self.put(number, f64::from(bin) * 2.0 * HALF));
+        other
+            .bins
+            .iter()
+            .for_each(|&(bin, number)| self.put(number, f64::from(bin) * 2.0 * HALF));
     }
 
     /// Replaces this value by the larger of the two, or by NaN if either is NaN.
@@ -97,7 +104,11 @@ impl PowerSum {
     pub fn root(&self, p: f64) -> f64 {
         let (top, sum) = self.top();
         let root = sum.powf(1.0 / p);
-        if top == 0 { root } else { root * (f64::from(top) * 2.0 * HALF / p).exp2() }
+        if top == 0 {
+            root
+        } else {
+            root * (f64::from(top) * 2.0 * HALF / p).exp2()
+        }
     }
 
     /// Returns the index of the highest accumulator in use, and the sum in its scale.
@@ -107,7 +118,13 @@ impl PowerSum {
             return (0, if nan { f64::NAN } else { *odd });
         }
         let top = self.bins.last().map_or(0, |(bin, _)| *bin);
-        (top, self.bins.iter().rev().fold(0.0, |sum, (bin, number)| sum + number * exp2(bin - top)))
+        (
+            top,
+            self.bins
+                .iter()
+                .rev()
+                .fold(0.0, |sum, (bin, number)| sum + number * exp2(bin - top)),
+        )
     }
 
     /// Adds `sum * 2^exponent` to the accumulator of its range.
@@ -117,8 +134,16 @@ impl PowerSum {
         }
         let range = ((sum.log2() + exponent + HALF) / (2.0 * HALF)).floor();
         // The middle accumulator holds infinities and NaNs.
-        let bin = if sum.is_finite() { range.clamp(-MOST, MOST) } else { 0.0 };
-        let number = if sum.is_finite() { sum * (exponent - bin * 2.0 * HALF).exp2() } else { sum };
+        let bin = if sum.is_finite() {
+            range.clamp(-MOST, MOST)
+        } else {
+            0.0
+        };
+        let number = if sum.is_finite() {
+            sum * (exponent - bin * 2.0 * HALF).exp2()
+        } else {
+            sum
+        };
         let bin = bin as i32;
         match self.bins.binary_search_by_key(&bin, |(bin, _)| *bin) {
             Ok(at) => self.bins[at].1 += number,

@@ -39,7 +39,13 @@ pub struct MixedPrecisionPolicy {
 
 impl Default for MixedPrecisionPolicy {
     fn default() -> Self {
-        Self { param_dtype: None, reduce_dtype: None, output_dtype: None, cast_forward_inputs: true, keep: Vec::new() }
+        Self {
+            param_dtype: None,
+            reduce_dtype: None,
+            output_dtype: None,
+            cast_forward_inputs: true,
+            keep: Vec::new(),
+        }
     }
 }
 
@@ -113,11 +119,18 @@ impl MixedPrecisionPolicy {
         for (what, dtype) in named {
             let Some(dtype) = dtype else { continue };
             if !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
-                return Err(FsdpError::ElementType { what, dtype: format!("{dtype:?}") });
+                return Err(FsdpError::ElementType {
+                    what,
+                    dtype: format!("{dtype:?}"),
+                });
             }
             if !device.supports_dtype(dtype) {
                 let (dtype, device) = (format!("{dtype:?}"), format!("{device:?}"));
-                return Err(FsdpError::DeviceElementType { what, dtype, device });
+                return Err(FsdpError::DeviceElementType {
+                    what,
+                    dtype,
+                    device,
+                });
             }
         }
         Ok(())
@@ -136,23 +149,35 @@ impl Policy {
     /// # Errors
     /// Those of [`MixedPrecisionPolicy`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch)
     /// for a pattern that matches no parameter.
-    pub(super) fn new(policy: &MixedPrecisionPolicy, inventory: &ModelScan, device: &Device) -> Result<Self> {
+    pub(super) fn new(
+        policy: &MixedPrecisionPolicy,
+        inventory: &ModelScan,
+        device: &Device,
+    ) -> Result<Self> {
         policy.check(device)?;
         let keep = PathPattern::parse_all(&policy.keep)?;
         check_patterns(&keep, "parameter", &inventory.paths())?;
-        Ok(Self { policy: policy.clone(), keep })
+        Ok(Self {
+            policy: policy.clone(),
+            keep,
+        })
     }
 
     /// Returns the element type in which the parameter at `path` is used in computations; `None` if it is the
     /// stored one.
     pub(super) fn compute(&self, path: &str) -> Option<DType> {
-        self.policy.param_dtype.filter(|_| !self.keep.iter().any(|pattern| pattern.matches(path)))
+        self.policy
+            .param_dtype
+            .filter(|_| !self.keep.iter().any(|pattern| pattern.matches(path)))
     }
 
     /// Returns the other element types of the unit: those of inputs, outputs and reductions.
     pub(super) fn precision(&self) -> Precision {
         Precision {
-            inputs: self.policy.param_dtype.filter(|_| self.policy.cast_forward_inputs),
+            inputs: self
+                .policy
+                .param_dtype
+                .filter(|_| self.policy.cast_forward_inputs),
             outputs: self.policy.output_dtype,
             reduce: self.policy.reduce_dtype,
         }

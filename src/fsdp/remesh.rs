@@ -13,8 +13,8 @@ use crate::Result;
 use crate::comm::Group;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    CpuOffload, DataParallelGroups, DistributedParameter, FsdpMeshInfo, ModelScan, ScannedParam, ShardAssignment,
-    UnitName, UnitParam, attach_shards, data_spec, make_units,
+    CpuOffload, DataParallelGroups, DistributedParameter, FsdpMeshInfo, ModelScan, ScannedParam,
+    ShardAssignment, UnitName, UnitParam, attach_shards, data_spec, make_units,
 };
 
 /// Moves a model that [`fully_shard`](super::fully_shard) sharded to another mesh, on which every rank holds the
@@ -54,13 +54,18 @@ use crate::param::{
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after `fully_shard`.
 pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     if !(1..=2).contains(&mesh.ndim()) {
-        return Err(FsdpError::MeshDims { mesh: mesh.to_string() }.into());
+        return Err(FsdpError::MeshDims {
+            mesh: mesh.to_string(),
+        }
+        .into());
     }
     let inventory = ModelScan::of(&model);
     inventory.check_not_replaced()?;
     let sharded = inventory.params.into_iter().filter_map(RemeshedParam::of);
     // Grouped by the unit and not by its module, because several calls may have made several units of one module.
-    let units = sharded.enumerate().into_group_map_by(|(_, param)| Arc::as_ptr(&param.before.unit));
+    let units = sharded
+        .enumerate()
+        .into_group_map_by(|(_, param)| Arc::as_ptr(&param.before.unit));
     let mut attachments = Vec::new();
     // Every rank creates the units in the same order, because they draw numbers.
     for params in units.into_values().sorted_by_key(|params| params[0].0) {
@@ -70,7 +75,10 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
         let mesh = &data.mesh;
         let modules: Vec<_> = params.iter().map(|param| param.module.clone()).collect();
         let units = UnitName::again(before.is_group(), &modules);
-        let params = units.into_iter().zip(params).map(|(unit, param)| Ok(((unit, ()), param.on(mesh)?)));
+        let params = units
+            .into_iter()
+            .zip(params)
+            .map(|(unit, param)| Ok(((unit, ()), param.on(mesh)?)));
         let params = params.collect::<Result<_>>()?;
         let made = make_units(params, |_, ()| Some(data.clone()))?;
         made.iter().for_each(|param| param.unit.join(&before));
@@ -99,8 +107,15 @@ struct RemeshedParam {
 impl RemeshedParam {
     fn of(found: ScannedParam) -> Option<Self> {
         let (path, dtype) = (found.path(), found.dtype);
-        let module = found.module(found.distributed.as_ref()?).unwrap_or_default();
-        Some(Self { path, dtype, module, before: found.distributed? })
+        let module = found
+            .module(found.distributed.as_ref()?)
+            .unwrap_or_default();
+        Some(Self {
+            path,
+            dtype,
+            module,
+            before: found.distributed?,
+        })
     }
 
     /// Returns the parameter's description on `mesh`.
@@ -110,7 +125,12 @@ impl RemeshedParam {
             return Err(FsdpError::Parallelized { param: self.path }.into());
         }
         let spec = data_spec(mesh, info.sharding().as_ref(), &info.shape(), self.dtype)?.shared();
-        Ok(UnitParam { path: self.path.into(), sharding_dim: mesh.sharding_dim(&spec), spec, ..info.clone() })
+        Ok(UnitParam {
+            path: self.path.into(),
+            sharding_dim: mesh.sharding_dim(&spec),
+            spec,
+            ..info.clone()
+        })
     }
 }
 
@@ -118,20 +138,55 @@ impl RemeshedParam {
 /// that it holds.
 fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallelGroups> {
     let unit = &before.unit;
-    let data = unit.data.as_ref().ok_or_else(|| FsdpError::Parallelized { param: before.info().path.to_string() })?;
-    let shard = mesh.names().iter().position(|name| name == data.mesh.shard_name()).unwrap_or(mesh.ndim() - 1);
-    let mesh = &FsdpMeshInfo { mesh: mesh.clone(), shard };
+    let data = unit.data.as_ref().ok_or_else(|| FsdpError::Parallelized {
+        param: before.info().path.to_string(),
+    })?;
+    let shard = mesh
+        .names()
+        .iter()
+        .position(|name| name == data.mesh.shard_name())
+        .unwrap_or(mesh.ndim() - 1);
+    let mesh = &FsdpMeshInfo {
+        mesh: mesh.clone(),
+        shard,
+    };
     let (was, is) = (data.shard.group(), mesh.shard_group()?.group());
     if (was.rank(), was.size()) != (is.rank(), is.size()) {
         let shard = |group: &Group| format!("{} of {}", group.rank(), group.size());
         let (unit, mesh) = (unit.label().to_string(), mesh.mesh.to_string());
-        return Err(FsdpError::IncompatibleMesh { unit, mesh, was: shard(was), is: shard(is) }.into());
+        return Err(FsdpError::IncompatibleMesh {
+            unit,
+            mesh,
+            was: shard(was),
+            is: shard(is),
+        }
+        .into());
     }
-    let config = FullyShard::new().with_reshard_after_forward(data.reshard).with_buffer_sync(data.buffer_sync);
-    let config = config.with_replica_check_every(data.verify.every).with_weight_check(data.verify.stored);
-    let config = FullyShard { implicit_unshard: data.implicit_unshard, ..config };
+    let config = FullyShard::new()
+        .with_reshard_after_forward(data.reshard)
+        .with_buffer_sync(data.buffer_sync);
+    let config = config
+        .with_replica_check_every(data.verify.every)
+        .with_weight_check(data.verify.stored);
+    let config = FullyShard {
+        implicit_unshard: data.implicit_unshard,
+        ..config
+    };
     let all = mesh.mesh.all()?;
-    let groups = data_parallel(mesh, &all, &config, data.ignored.clone(), &data.model.origin)?;
-    let offloaded = data.offloaded.as_ref().map(|_| CpuOffload::of(&groups.shard));
-    Ok(DataParallelGroups { precision: data.precision, offloaded, ..groups })
+    let groups = data_parallel(
+        mesh,
+        &all,
+        &config,
+        data.ignored.clone(),
+        &data.model.origin,
+    )?;
+    let offloaded = data
+        .offloaded
+        .as_ref()
+        .map(|_| CpuOffload::of(&groups.shard));
+    Ok(DataParallelGroups {
+        precision: data.precision,
+        offloaded,
+        ..groups
+    })
 }

@@ -146,19 +146,33 @@ impl GradScaler {
         if self.of_model(model_id).is_some() {
             return Err(FsdpError::UnscaledTwice.into());
         }
-        let mut finite = Finite { grads, counts: Vec::new() };
+        let mut finite = Finite {
+            grads,
+            counts: Vec::new(),
+        };
         model.visit(&mut finite);
         let mut bad = finite.bad();
-        let meshes = walk.distributed.iter().map(|visited| visited.param.info().spec.mesh());
+        let meshes = walk
+            .distributed
+            .iter()
+            .map(|visited| visited.param.info().spec.mesh());
         // From the smallest mesh to the largest: a larger mesh that contains a smaller one includes its result.
         for mesh in meshes.unique().sorted_by_key(|mesh| mesh.size()) {
             bad = mesh.all_reduce(bad, ReduceOp::Max)?;
         }
         let is_finite = bad == 0.0;
         if is_finite {
-            model.visit(&mut ScaleVisitor { grads, factor: f64::from(self.scale).recip(), seen: HashSet::new() });
+            model.visit(&mut ScaleVisitor {
+                grads,
+                factor: f64::from(self.scale).recip(),
+                seen: HashSet::new(),
+            });
         }
-        self.unscaled.push(Unscaled { model: model_id, is_finite, is_stepped: false });
+        self.unscaled.push(Unscaled {
+            model: model_id,
+            is_finite,
+            is_stepped: false,
+        });
         Ok(is_finite)
     }
 
@@ -186,7 +200,11 @@ impl GradScaler {
         if std::mem::replace(&mut unscaled.is_stepped, true) {
             return Err(FsdpError::SteppedTwice.into());
         }
-        if unscaled.is_finite { step(model, grads) } else { Ok(model) }
+        if unscaled.is_finite {
+            step(model, grads)
+        } else {
+            Ok(model)
+        }
     }
 
     /// Adapts the scale. It shrinks if gradients of any model overflowed since the last call, and grows after
@@ -203,7 +221,14 @@ impl GradScaler {
         if unscaled.iter().any(|unscaled| !unscaled.is_finite) {
             // A scale of 0 would hide every overflow.
             let shrunk = self.scale * self.backoff_factor;
-            (self.scale, self.good_steps) = (if shrunk.is_normal() { shrunk } else { self.scale }, 0);
+            (self.scale, self.good_steps) = (
+                if shrunk.is_normal() {
+                    shrunk
+                } else {
+                    self.scale
+                },
+                0,
+            );
             return Ok(());
         }
         self.good_steps += 1;
@@ -215,7 +240,9 @@ impl GradScaler {
     }
 
     fn of_model(&mut self, model: Option<ParamId>) -> Option<&mut Unscaled> {
-        self.unscaled.iter_mut().find(|unscaled| unscaled.model == model)
+        self.unscaled
+            .iter_mut()
+            .find(|unscaled| unscaled.model == model)
     }
 }
 
@@ -236,7 +263,9 @@ impl Finite<'_> {
     fn bad(self) -> f32 {
         let (mut bad, mut counts) = (0_f32, self.counts);
         while let Some(device) = counts.first().map(Tensor::device) {
-            let (here, elsewhere) = counts.into_iter().partition(|count| count.device() == device);
+            let (here, elsewhere) = counts
+                .into_iter()
+                .partition(|count| count.device() == device);
             bad = bad.max(Tensor::cat(here, 0).max().into_scalar());
             counts = elsewhere;
         }
@@ -246,7 +275,11 @@ impl Finite<'_> {
 
 impl ModuleVisitor for Finite<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let grad = self.grads.get::<D>(param.id).filter(|grad| grad.shape().num_elements() > 0);
-        self.counts.extend(grad.map(|grad| grad.is_finite().bool_not().int().max().float()));
+        let grad = self
+            .grads
+            .get::<D>(param.id)
+            .filter(|grad| grad.shape().num_elements() > 0);
+        self.counts
+            .extend(grad.map(|grad| grad.is_finite().bool_not().int().max().float()));
     }
 }

@@ -17,9 +17,9 @@ use crate::burn_compat::take_adapters;
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    AGAIN, CpuOffload, DataParallelGroups, FsdpMeshInfo, ModelNumbers, OffloadPolicy, Precision, REDUCE, ReplicaCheck,
-    ReshardAfterForward, ShardAssignment, UnitName, UnitParam, attach_drawn, check_specs, combine, data_spec,
-    make_units, move_other_params, own_buffers,
+    AGAIN, CpuOffload, DataParallelGroups, FsdpMeshInfo, ModelNumbers, OffloadPolicy, Precision,
+    REDUCE, ReplicaCheck, ReshardAfterForward, ShardAssignment, UnitName, UnitParam, attach_drawn,
+    check_specs, combine, data_spec, make_units, move_other_params, own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -105,37 +105,76 @@ use crate::{Error, Result};
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
     let origin = origin::<M>(Location::caller());
     let mut dims = FsdpMeshDims::new(mesh, &config)?;
-    let ShardingPlan { params: mut planned, adopted, ignored, precisions, offloads, lazy, adapted, layers } =
-        plan(&model, mesh, &config, &mut dims)?;
+    let ShardingPlan {
+        params: mut planned,
+        adopted,
+        ignored,
+        precisions,
+        offloads,
+        lazy,
+        adapted,
+        layers,
+    } = plan(&model, mesh, &config, &mut dims)?;
     if config.balanced {
         balance(&mut planned, dims.meshes());
     }
     let (all, others) = (dims.all()?, dims.others()?);
-    let data = dims.meshes().map(|mesh| data_parallel(mesh, &all, &config, ignored.clone(), &origin));
+    let data = dims
+        .meshes()
+        .map(|mesh| data_parallel(mesh, &all, &config, ignored.clone(), &origin));
     let data: Vec<_> = data.collect::<Result<_>>()?;
     let data_specs = planned.iter().map(|param| {
         let mesh = &data[param.data].mesh;
         let sharding = data_spec(mesh, param.sharding.as_ref(), &param.shape, param.dtype);
-        Ok(sharding.map_err(|error| named(param, mesh, error))?.shared())
+        Ok(sharding
+            .map_err(|error| named(param, mesh, error))?
+            .shared())
     });
     let data_specs: Vec<_> = data_specs.collect::<Result<_>>()?;
-    let params = planned.into_iter().zip(&data_specs).map(|(param, sharding)| {
-        let spec = match &param.parallel {
-            None => sharding.clone(),
-            Some(parallel) => {
-                let mesh = &data[param.data].mesh;
-                let combined = combine(mesh, param.sharding.as_ref(), &parallel.spec);
-                combined.map_err(|error| named(&param, mesh, error))?.shared()
-            }
-        };
-        let sharding_dim = data[param.data].mesh.sharding_dim(&spec);
-        let PlannedParam { path, data, unit, depth, parallel, .. } = param;
-        let compute = precisions.of(&unit).compute(&path);
-        Ok(((unit, data), UnitParam { path: path.into(), depth, spec, sharding_dim, parallel, compute }))
-    });
+    let params = planned
+        .into_iter()
+        .zip(&data_specs)
+        .map(|(param, sharding)| {
+            let spec = match &param.parallel {
+                None => sharding.clone(),
+                Some(parallel) => {
+                    let mesh = &data[param.data].mesh;
+                    let combined = combine(mesh, param.sharding.as_ref(), &parallel.spec);
+                    combined
+                        .map_err(|error| named(&param, mesh, error))?
+                        .shared()
+                }
+            };
+            let sharding_dim = data[param.data].mesh.sharding_dim(&spec);
+            let PlannedParam {
+                path,
+                data,
+                unit,
+                depth,
+                parallel,
+                ..
+            } = param;
+            let compute = precisions.of(&unit).compute(&path);
+            Ok((
+                (unit, data),
+                UnitParam {
+                    path: path.into(),
+                    depth,
+                    spec,
+                    sharding_dim,
+                    parallel,
+                    compute,
+                },
+            ))
+        });
     let of_unit = |unit: &UnitName, &at: &usize| {
-        let offloaded = (*offloads.of(unit) == OffloadPolicy::Cpu).then(|| CpuOffload::of(&data[at].shard));
-        Some(DataParallelGroups { precision: precisions.of(unit).precision(), offloaded, ..data[at].clone() })
+        let offloaded =
+            (*offloads.of(unit) == OffloadPolicy::Cpu).then(|| CpuOffload::of(&data[at].shard));
+        Some(DataParallelGroups {
+            precision: precisions.of(unit).precision(),
+            offloaded,
+            ..data[at].clone()
+        })
     };
     let params = make_units(params.collect::<Result<_>>()?, of_unit)?;
     check_specs(params.iter(), "fully_shard")?;
@@ -145,14 +184,23 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         unit.adopt(path, &origin);
     }
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
-    let sharded: HashSet<_> = params.iter().map(|param| param.info().path.clone()).collect();
+    let sharded: HashSet<_> = params
+        .iter()
+        .map(|param| param.info().path.clone())
+        .collect();
     let (model, mut adapters) = take_adapters(model, adapted, |path| sharded.contains(path));
     let attachments = params.into_iter().zip(data_specs).map(|(param, sharding)| {
         let UnitParam { path, parallel, .. } = param.info();
         let copies = others.clone().filter(|_| parallel.is_none());
         let (again, adapter) = (parallel.is_some(), adapters.remove(&**path));
         let param = param.adapted(adapter);
-        ShardAssignment { gathered: None, data_specs: vec![sharding], copies, again, param }
+        ShardAssignment {
+            gathered: None,
+            data_specs: vec![sharding],
+            copies,
+            again,
+            param,
+        }
     });
     let model = attach_drawn(model, attachments, mesh, lazy, "fully_shard")?;
     let model = own_buffers(model, &units, &all, "fully_shard")?;
@@ -160,7 +208,11 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         warn_about(&layers, &origin, mesh, all.group().size());
     }
     let is_offloaded = units.iter().any(|unit| unit.offloaded().is_some());
-    Ok(if is_offloaded { move_other_params(model, mesh.device()) } else { model })
+    Ok(if is_offloaded {
+        move_other_params(model, mesh.device())
+    } else {
+        model
+    })
 }
 
 /// Returns the description of a model for messages: type and source location of the call, such as `Linear, sharded
@@ -168,7 +220,9 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
 fn origin<M>(place: &Location<'_>) -> Arc<str> {
     let path = type_name::<M>();
     let arguments = path.find('<').unwrap_or(path.len());
-    let name = path[..arguments].rfind("::").map_or(path, |module| &path[module + 2..]);
+    let name = path[..arguments]
+        .rfind("::")
+        .map_or(path, |module| &path[module + 2..]);
     format!("{name}, sharded at {}:{}", place.file(), place.line()).into()
 }
 
@@ -181,25 +235,55 @@ pub(super) fn data_parallel(
     ignored: Arc<[PathPattern]>,
     origin: &Arc<str>,
 ) -> Result<DataParallelGroups> {
-    let FullyShard { reshard, implicit_unshard, buffer_sync, replica_check_every, weight_check, .. } = *config;
+    let FullyShard {
+        reshard,
+        implicit_unshard,
+        buffer_sync,
+        replica_check_every,
+        weight_check,
+        ..
+    } = *config;
     let (shard, replicate) = (mesh.shard_group()?.clone(), mesh.replicate_group()?);
     let post_forward_group = match reshard {
         ReshardAfterForward::Ranks(ranks) => {
             let group = shard.group();
             if ranks == 0 || group.size() % ranks != 0 {
                 let dim = mesh.shard_name().to_string();
-                return Err(FsdpError::ReshardRanks { ranks, size: group.size(), dim }.into());
+                return Err(FsdpError::ReshardRanks {
+                    ranks,
+                    size: group.size(),
+                    dim,
+                }
+                .into());
             }
             let first = group.rank() / ranks * ranks;
-            Some(mesh.mesh.world().group(&group.ranks()[first..first + ranks])?)
+            Some(
+                mesh.mesh
+                    .world()
+                    .group(&group.ranks()[first..first + ranks])?,
+            )
         }
         _ => None,
     };
-    let model = ModelNumbers::draw(origin.clone(), &shard, replicate, post_forward_group.as_ref(), all);
+    let model = ModelNumbers::draw(
+        origin.clone(),
+        &shard,
+        replicate,
+        post_forward_group.as_ref(),
+        all,
+    );
     let replicate = replicate.map(|group| group.duplicate_private(REDUCE));
     let post_forward_group = post_forward_group.map(|group| group.duplicate_private(AGAIN));
-    let verify = ReplicaCheck { every: replica_check_every, stored: weight_check, ..ReplicaCheck::default() }.into();
-    let (again, reduce) = (shard.duplicate_private(AGAIN), shard.duplicate_private(REDUCE));
+    let verify = ReplicaCheck {
+        every: replica_check_every,
+        stored: weight_check,
+        ..ReplicaCheck::default()
+    }
+    .into();
+    let (again, reduce) = (
+        shard.duplicate_private(AGAIN),
+        shard.duplicate_private(REDUCE),
+    );
     let precision = Precision::default();
     Ok(DataParallelGroups {
         ignored,
@@ -224,11 +308,20 @@ pub(super) fn data_parallel(
 fn named(param: &PlannedParam, mesh: &FsdpMeshInfo, error: Error) -> Error {
     match (error, &param.sharding) {
         (
-            Error::Placement(problem @ (PlacementError::ShardSizeCount { .. } | PlacementError::ShardSizeSum { .. })),
+            Error::Placement(
+                problem @ (PlacementError::ShardSizeCount { .. }
+                | PlacementError::ShardSizeSum { .. }),
+            ),
             Some((dim, _)),
         ) => {
             let mesh_dim = mesh.shard_name().to_string();
-            FsdpError::InvalidShardSizes { param: param.path.clone(), dim: *dim, mesh_dim, problem }.into()
+            FsdpError::InvalidShardSizes {
+                param: param.path.clone(),
+                dim: *dim,
+                mesh_dim,
+                problem,
+            }
+            .into()
         }
         (error, _) => error,
     }

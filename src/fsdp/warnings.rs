@@ -17,12 +17,33 @@ pub(super) fn warn_about(layers: &[Layer], origin: &str, mesh: &DeviceMesh, rank
         return;
     }
     let paths = |kind: BurnLayer| {
-        let paths: Vec<_> =
-            layers.iter().filter(|layer| layer.kind == kind).map(|layer| &layer.path).unique().collect();
-        let named = |path: &&String| if path.is_empty() { "the model itself".into() } else { format!("`{path}`") };
-        let listed = paths.iter().take(LISTED).copied().map(|path| named(&path)).join(", ");
+        let paths: Vec<_> = layers
+            .iter()
+            .filter(|layer| layer.kind == kind)
+            .map(|layer| &layer.path)
+            .unique()
+            .collect();
+        let named = |path: &&String| {
+            if path.is_empty() {
+                "the model itself".into()
+            } else {
+                format!("`{path}`")
+            }
+        };
+        let listed = paths
+            .iter()
+            .take(LISTED)
+            .copied()
+            .map(|path| named(&path))
+            .join(", ");
         let more = paths.len().saturating_sub(LISTED);
-        (!paths.is_empty()).then(|| if more > 0 { format!("{listed} and {more} more") } else { listed })
+        (!paths.is_empty()).then(|| {
+            if more > 0 {
+                format!("{listed} and {more} more")
+            } else {
+                listed
+            }
+        })
     };
     let off = "`FullyShard::with_layer_warnings(false)` turns this warning off";
     if let Some(paths) = paths(BurnLayer::BatchNorm).filter(|_| ranks > 1) {
@@ -32,7 +53,9 @@ pub(super) fn warn_about(layers: &[Layer], origin: &str, mesh: &DeviceMesh, rank
              `BatchNorm::forward_dtensor` with a batch that is one DTensor; `GroupNorm` and `LayerNorm` need none. {off}"
         ));
     }
-    if let Some(paths) = paths(BurnLayer::Dropout).filter(|_| ranks > 1 && mesh.world().ranks_here() > 1) {
+    if let Some(paths) =
+        paths(BurnLayer::Dropout).filter(|_| ranks > 1 && mesh.world().ranks_here() > 1)
+    {
         warn(&format!(
             "the masks of burn's `Dropout` in {paths} ({origin}) depend on timing, unless its probability is 0, because \
              all ranks of a process draw from one random state. Call `burn_dtensor::nn::dropout` instead, or run one rank \

@@ -36,7 +36,11 @@ impl CopyPlan {
             }
             start += ranges[dim].len();
         }
-        Self::new(blocks.iter().map(|(shape, _)| shape.clone()).collect(), vec![Shape::from(&target[..])], segments)
+        Self::new(
+            blocks.iter().map(|(shape, _)| shape.clone()).collect(),
+            vec![Shape::from(&target[..])],
+            segments,
+        )
     }
 }
 
@@ -50,10 +54,22 @@ fn block(
     segments: &mut Vec<StridedCopy>,
 ) {
     let (mut from, mut to) = (0, 0);
-    let mut levels: SmallVec<[Level; 4]> = smallvec![Level { len: 1, from: 1, to: 1 }];
-    let mut strides = Level { len: 0, from: 1, to: 1 };
+    let mut levels: SmallVec<[Level; 4]> = smallvec![Level {
+        len: 1,
+        from: 1,
+        to: 1
+    }];
+    let mut strides = Level {
+        len: 0,
+        from: 1,
+        to: 1,
+    };
     for at in (0..shape.len()).rev() {
-        let Level { from: from_stride, to: to_stride, .. } = strides;
+        let Level {
+            from: from_stride,
+            to: to_stride,
+            ..
+        } = strides;
         from += ranges[at].start * from_stride;
         to += if at == dim { start * to_stride } else { 0 };
         let inner = levels.last_mut().expect("the list starts with one level");
@@ -61,14 +77,29 @@ fn block(
         if inner.len * inner.from == from_stride && inner.len * inner.to == to_stride {
             inner.len *= len;
         } else if len > 1 {
-            levels.push(Level { len, from: from_stride, to: to_stride });
+            levels.push(Level {
+                len,
+                from: from_stride,
+                to: to_stride,
+            });
         }
-        strides = Level { len: 0, from: from_stride * shape[at], to: to_stride * target[at] };
+        strides = Level {
+            len: 0,
+            from: from_stride * shape[at],
+            to: to_stride * target[at],
+        };
     }
     let run = levels[0].len;
     // The longest remaining level becomes the rows. Every index of the other levels is a separate segment.
     let rows = (1..levels.len()).max_by_key(|level| levels[*level].len);
-    let rows = rows.map_or(Level { len: 1, from: run, to: run }, |level| levels.remove(level));
+    let rows = rows.map_or(
+        Level {
+            len: 1,
+            from: run,
+            to: run,
+        },
+        |level| levels.remove(level),
+    );
     let mut rest = levels;
     rest.remove(0);
     let count: usize = rest.iter().map(|level| level.len).product();
@@ -76,8 +107,21 @@ fn block(
         let (mut index, mut from, mut to) = (index, from, to);
         for level in &rest {
             let at = index % level.len;
-            (index, from, to) = (index / level.len, from + at * level.from, to + at * level.to);
+            (index, from, to) = (
+                index / level.len,
+                from + at * level.from,
+                to + at * level.to,
+            );
         }
-        StridedCopy { source, target: 0, from, to, rows: rows.len, run, from_stride: rows.from, to_stride: rows.to }
+        StridedCopy {
+            source,
+            target: 0,
+            from,
+            to,
+            rows: rows.len,
+            run,
+            from_stride: rows.from,
+            to_stride: rows.to,
+        }
     }));
 }

@@ -31,14 +31,35 @@ pub(crate) struct StridedCopy {
 impl StridedCopy {
     /// Creates a copy of one run of `len` elements.
     pub fn run(source: usize, target: usize, from: usize, to: usize, len: usize) -> Self {
-        Self { source, target, from, to, rows: 1, run: len, from_stride: len, to_stride: len }
+        Self {
+            source,
+            target,
+            from,
+            to,
+            rows: 1,
+            run: len,
+            from_stride: len,
+            to_stride: len,
+        }
     }
 
     /// Returns an equivalent copy with the fewest runs.
     fn merged(self) -> Self {
-        let Self { rows, run, from_stride, to_stride, .. } = self;
+        let Self {
+            rows,
+            run,
+            from_stride,
+            to_stride,
+            ..
+        } = self;
         match run == from_stride && run == to_stride {
-            true => Self { rows: 1, run: rows * run, from_stride: rows * run, to_stride: rows * run, ..self },
+            true => Self {
+                rows: 1,
+                run: rows * run,
+                from_stride: rows * run,
+                to_stride: rows * run,
+                ..self
+            },
             false => self,
         }
     }
@@ -79,7 +100,10 @@ pub(crate) struct CopyPlan {
     pub(super) gaps: Vec<ZeroFill>,
 }
 
-#[cfg_attr(not(feature = "testing"), allow(dead_code, reason = "the benchmark reads them"))]
+#[cfg_attr(
+    not(feature = "testing"),
+    allow(dead_code, reason = "the benchmark reads them")
+)]
 impl CopyPlan {
     /// Creates a plan of these segments. Segments without elements are dropped.
     ///
@@ -95,13 +119,29 @@ impl CopyPlan {
         let lens = |shapes: &[Shape]| shapes.iter().map(Shape::num_elements).collect::<Vec<_>>();
         let (from, to) = (lens(&sources), lens(&targets));
         for segment in &segments {
-            let StridedCopy { source, target, rows, run, from_stride, to_stride, .. } = *segment;
+            let StridedCopy {
+                source,
+                target,
+                rows,
+                run,
+                from_stride,
+                to_stride,
+                ..
+            } = *segment;
             let from_end = segment.from + (rows - 1) * from_stride + run;
             let to_end = segment.to + (rows - 1) * to_stride + run;
-            assert!(from_end <= from[source] && to_end <= to[target], "{segment:?} leaves its source or its target");
+            assert!(
+                from_end <= from[source] && to_end <= to[target],
+                "{segment:?} leaves its source or its target"
+            );
         }
         let gaps = gaps(&to, &segments);
-        Self { sources, targets, segments, gaps }
+        Self {
+            sources,
+            targets,
+            segments,
+            gaps,
+        }
     }
 
     /// Returns the shapes of the sources.
@@ -125,23 +165,46 @@ fn gaps(lens: &[usize], segments: &[StridedCopy]) -> Vec<ZeroFill> {
     let mut left = lens.to_vec();
     for segment in segments {
         let left = &mut left[segment.target];
-        *left = left.checked_sub(segment.len()).unwrap_or_else(|| panic!("{segment:?} writes elements a second time"));
+        *left = left
+            .checked_sub(segment.len())
+            .unwrap_or_else(|| panic!("{segment:?} writes elements a second time"));
     }
     // If all elements of a target are counted and none is written twice, the target has no gaps.
     let open = |target: usize| left[target] > 0 || cfg!(debug_assertions);
-    let written = segments.iter().filter(|segment| open(segment.target)).flat_map(|segment| {
-        let StridedCopy { target, to, rows, run, to_stride, .. } = *segment;
-        (0..rows).map(move |row| (target, to + row * to_stride, run))
-    });
-    let ends = lens.iter().enumerate().filter(|(target, _)| open(*target)).map(|(target, len)| (target, *len, 0));
+    let written = segments
+        .iter()
+        .filter(|segment| open(segment.target))
+        .flat_map(|segment| {
+            let StridedCopy {
+                target,
+                to,
+                rows,
+                run,
+                to_stride,
+                ..
+            } = *segment;
+            (0..rows).map(move |row| (target, to + row * to_stride, run))
+        });
+    let ends = lens
+        .iter()
+        .enumerate()
+        .filter(|(target, _)| open(*target))
+        .map(|(target, len)| (target, *len, 0));
     let mut runs: Vec<_> = written.chain(ends).collect();
     runs.sort_unstable();
     let (mut gaps, mut end) = (Vec::new(), (0, 0));
     for (target, at, run) in runs {
         let start = if end.0 == target { end.1 } else { 0 };
-        assert!(start <= at, "element {at} of target {target} is written twice");
+        assert!(
+            start <= at,
+            "element {at} of target {target} is written twice"
+        );
         if start < at {
-            gaps.push(ZeroFill { target, at: start, len: at - start });
+            gaps.push(ZeroFill {
+                target,
+                at: start,
+                len: at - start,
+            });
         }
         end = (target, at + run);
     }

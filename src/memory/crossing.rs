@@ -61,12 +61,17 @@ impl ToHost {
             let own = |data| copied(Dispatch::float_from_data(data, host().as_dispatch()));
             return reading.wait().into_iter().map(own).collect();
         }
-        self.tensors.into_iter().map(|tensor| copied_to(tensor, &host())).collect()
+        self.tensors
+            .into_iter()
+            .map(|tensor| copied_to(tensor, &host()))
+            .collect()
     }
 }
 
 impl std::fmt::Debug for ToHost {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ToHost").field("tensors", &self.tensors.len()).finish()
+        f.debug_struct("ToHost")
+            .field("tensors", &self.tensors.len())
+            .finish()
     }
 }

@@ -9,14 +9,19 @@ use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{BackendTensor, Cube, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, TensorMetadata};
+use burn::backend::{
+    BackendTensor, Cube, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind,
+    TensorMetadata,
+};
 use burn::tensor::Device;
 #[cfg(feature = "cuda")]
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::device_handle::DeviceHandle;
 use cubecl::server::Handle;
-use cubecl_server::memory_management::{ErrorGraph, ManagedMemoryHandle, ManagedMemoryId, MemoryManagement};
+use cubecl_server::memory_management::{
+    ErrorGraph, ManagedMemoryHandle, ManagedMemoryId, MemoryManagement,
+};
 use cubecl_server::runtime::Runtime;
 use cubecl_server::storage::ComputeStorage;
 use cubecl_server::stream::WriteScoped;
@@ -32,14 +37,17 @@ pub(crate) fn is_persistent(tensor: &CubeTensor) -> bool {
 
 /// Returns true if both start at the same offset of one allocation.
 pub(super) fn is_same(a: &CubeTensor, b: &CubeTensor) -> bool {
-    id(&a.handle) == id(&b.handle) && a.handle.offset_start.unwrap_or(0) == b.handle.offset_start.unwrap_or(0)
+    id(&a.handle) == id(&b.handle)
+        && a.handle.offset_start.unwrap_or(0) == b.handle.offset_start.unwrap_or(0)
 }
 
 /// Returns the Cube primitive of a plain float tensor. Returns `None` for other backends, and for all tensors if
 /// burn's fusion is enabled.
 pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&CubeTensor> {
     match &tensor.kind {
-        DispatchTensorKind::Cube(BackendTensor::Float(primitive)) => (primitive as &dyn Any).downcast_ref(),
+        DispatchTensorKind::Cube(BackendTensor::Float(primitive)) => {
+            (primitive as &dyn Any).downcast_ref()
+        }
         _ => None,
     }
 }
@@ -48,7 +56,9 @@ pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&CubeTensor> {
 pub(crate) fn wrap(tensor: CubeTensor) -> DispatchTensor {
     let mut tensor = Some(tensor);
     let float = (&mut tensor as &mut dyn Any).downcast_mut::<Option<FloatTensor<Cube>>>();
-    let float = float.and_then(Option::take).expect("`primitive` returned such tensors");
+    let float = float
+        .and_then(Option::take)
+        .expect("`primitive` returned such tensors");
     DispatchTensor {
         kind: DispatchTensorKind::Cube(BackendTensor::Float(float)),
         autodiff: DispatchAutodiffContext::Disabled,
@@ -84,7 +94,8 @@ impl SubmittedWork {
         }
         // Newer than all that the thread has written.
         let marker = Tensor::<1>::empty([1], &Device::new(tensor.device())).into_dispatch();
-        let marker = primitive(&marker).filter(|marker| marker.handle.service.service == TypeId::of::<CudaServer>());
+        let marker = primitive(&marker)
+            .filter(|marker| marker.handle.service.service == TypeId::of::<CudaServer>());
         marker.cloned().map(Self)
     }
 
@@ -114,7 +125,11 @@ pub(crate) struct AllocationOffset([u64; 3]);
 impl AllocationOffset {
     pub(crate) fn of(tensor: &CubeTensor) -> Self {
         let handle = &tensor.handle;
-        Self([handle.offset_start.unwrap_or(0), handle.size(), handle.offset_end.unwrap_or(0)])
+        Self([
+            handle.offset_start.unwrap_or(0),
+            handle.size(),
+            handle.offset_end.unwrap_or(0),
+        ])
     }
 }
 
@@ -163,7 +178,13 @@ impl Drop for EvictableAllocation {
 
 /// Copies the full allocation of `tensor` to memory of the stream of `other`. Each stream has its own pools.
 fn in_memory_of(tensor: CubeTensor, other: &Handle) -> CubeTensor {
-    let CubeTensor { mut client, handle: mut full, device, dtype, .. } = tensor;
+    let CubeTensor {
+        mut client,
+        handle: mut full,
+        device,
+        dtype,
+        ..
+    } = tensor;
     // SAFETY: the stream only decides in which pool the copy is, and in which order it runs. The server thread
     // makes streams wait for data of other streams that they read, whichever thread calls.
     unsafe { client.set_stream(other.stream) };
@@ -212,12 +233,17 @@ fn rename(from: Handle, to: ManagedMemoryHandle) {
     #[cfg(feature = "cuda")]
     if server == TypeId::of::<CudaServer>() {
         return DeviceHandle::<CudaServer>::new(device).submit(move |server| {
-            match server.write_streams().resolve(from.stream, std::iter::empty()) {
+            match server
+                .write_streams()
+                .resolve(from.stream, std::iter::empty())
+            {
                 Ok(mut streams) => {
                     let (stream, failures) = streams.current_and_failures();
                     rename_in(&mut stream.memory_management_gpu, from.memory, to, failures);
                 }
-                Err(error) => log::error!("cannot move the memory of a gathered weight to another handle: {error}"),
+                Err(error) => log::error!(
+                    "cannot move the memory of a gathered weight to another handle: {error}"
+                ),
             }
         });
     }

@@ -15,7 +15,9 @@ use bytemuck::Pod;
 pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&FlexTensor> {
     match &tensor.kind {
         DispatchTensorKind::Flex(
-            BackendTensor::Float(primitive) | BackendTensor::Int(primitive) | BackendTensor::Bool(primitive),
+            BackendTensor::Float(primitive)
+            | BackendTensor::Int(primitive)
+            | BackendTensor::Bool(primitive),
         ) => Some(primitive),
         _ => None,
     }
@@ -66,7 +68,9 @@ pub(super) fn is_same(a: &FlexTensor, b: &FlexTensor) -> bool {
 ///
 /// Does not use burn's `into_data`, which returns the memory itself if the tensor is its only handle.
 pub(crate) fn copied(tensor: &FlexTensor) -> FlexTensor {
-    let Some(elements) = elements(tensor) else { return tensor.to_contiguous() };
+    let Some(elements) = elements(tensor) else {
+        return tensor.to_contiguous();
+    };
     let shape = tensor.layout().shape().clone();
     let copy = aligned(elements, tensor.dtype().size());
     FlexTensor::new(copy, Layout::contiguous(shape), tensor.dtype())
@@ -76,7 +80,11 @@ pub(crate) fn copied(tensor: &FlexTensor) -> FlexTensor {
 fn aligned(bytes: &[u8], size: usize) -> Bytes {
     fn of<E: Pod + Send + Sync>(bytes: &[u8]) -> Bytes {
         // An empty slice need not be aligned.
-        let elements: &[E] = if bytes.is_empty() { &[] } else { bytemuck::cast_slice(bytes) };
+        let elements: &[E] = if bytes.is_empty() {
+            &[]
+        } else {
+            bytemuck::cast_slice(bytes)
+        };
         Bytes::from_elems(elements.to_vec())
     }
     match size {
@@ -119,7 +127,10 @@ pub(crate) mod tests {
             Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
         }
 
-        unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        unsafe fn memory_mut(
+            &mut self,
+            _: AccessPolicy,
+        ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
             Err(AccessError::WouldCopy)
         }
     }
@@ -140,8 +151,14 @@ pub(crate) mod tests {
         let bytes = |tensor: &FlexTensor| elements(tensor).map(|elements| elements.as_ptr_range());
         let all = full.bytes().as_ptr_range();
         assert_eq!(bytes(&full), Some(all.clone()));
-        assert_eq!(bytes(&full.narrow(0, 1, 2)), Some(all.start.wrapping_add(16)..all.end));
-        assert_eq!(bytes(&full.narrow(0, 2, 1).transpose(0, 1)), Some(all.start.wrapping_add(32)..all.end));
+        assert_eq!(
+            bytes(&full.narrow(0, 1, 2)),
+            Some(all.start.wrapping_add(16)..all.end)
+        );
+        assert_eq!(
+            bytes(&full.narrow(0, 2, 1).transpose(0, 1)),
+            Some(all.start.wrapping_add(32)..all.end)
+        );
         assert_eq!(elements(&full.narrow(1, 1, 0)), Some(&[][..]));
         assert_eq!(elements(&full.narrow(1, 0, 3)), None);
         assert_eq!(elements(&full.transpose(0, 1)), None);
@@ -152,7 +169,10 @@ pub(crate) mod tests {
         let full = foreign(3);
         assert!(!is_lasting(&full));
         for (tensor, expected) in [
-            (full.clone(), vec![0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]),
+            (
+                full.clone(),
+                vec![0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0],
+            ),
             (full.narrow(0, 1, 1), vec![1.0; 4]),
             (full.transpose(0, 1), [0.0, 1.0, 2.0].repeat(4)),
             (full.narrow(0, 1, 0), vec![]),

@@ -82,7 +82,10 @@ impl AllocationController for PooledMemory {
         Ok(unsafe { slice::from_raw_parts(memory.as_ptr().cast(), self.len) })
     }
 
-    unsafe fn memory_mut(&mut self, _: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+    unsafe fn memory_mut(
+        &mut self,
+        _: AccessPolicy,
+    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
         Ok(self.bytes())
     }
 }
@@ -91,7 +94,9 @@ const HERE: &str = "a block has memory until it is dropped";
 
 impl Drop for PooledMemory {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
+        let Some(memory) = self.memory.take() else {
+            return;
+        };
         #[cfg(feature = "testing")]
         if let Some(account) = self.account {
             counted::given_back(memory.len(), account);
@@ -122,7 +127,8 @@ impl HostMemoryPool {
     /// Returns the calling thread's pool.
     pub(crate) fn of_thread() -> Arc<Self> {
         // The thread-local is destroyed at the end of a thread.
-        POOL.try_with(|pool| pool.borrow().clone()).unwrap_or_default()
+        POOL.try_with(|pool| pool.borrow().clone())
+            .unwrap_or_default()
     }
 
     /// Makes this the calling thread's pool, for the rest of the thread's life.
@@ -135,7 +141,8 @@ impl HostMemoryPool {
         let reused = {
             let mut list = self.0.lock();
             let at = list.blocks.iter().rposition(|block| block.len() == len);
-            at.and_then(|at| list.blocks.remove(at)).inspect(|_| list.free -= len)
+            at.and_then(|at| list.blocks.remove(at))
+                .inspect(|_| list.free -= len)
         };
         let memory = reused.or_else(|| MmapMut::map_anon(len).ok())?;
         let mut list = self.0.lock();
@@ -192,7 +199,11 @@ mod tests {
             let [second, first] = [2 << 20, 3 << 20].map(|len| take(len).unwrap());
             assert_eq!([address(&first), address(&second)], before);
             let third = take(3 << 20).unwrap();
-            assert_ne!(address(&third), address(&first), "the first block is in use");
+            assert_ne!(
+                address(&third),
+                address(&first),
+                "the first block is in use"
+            );
         });
     }
 

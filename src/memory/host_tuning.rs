@@ -1,5 +1,11 @@
 //! [`HostTuning`]: the sizes by which the host data plane divides work and keeps memory.
-#![cfg_attr(not(feature = "flex"), allow(dead_code, reason = "without a CPU backend, only memory of results is here"))]
+#![cfg_attr(
+    not(feature = "flex"),
+    allow(
+        dead_code,
+        reason = "without a CPU backend, only memory of results is here"
+    )
+)]
 
 use std::sync::LazyLock;
 
@@ -45,7 +51,9 @@ impl HostTuning {
             #[cfg(all(target_os = "linux", target_env = "gnu"))]
             let [page, cache] = [libc::_SC_PAGESIZE, libc::_SC_LEVEL1_DCACHE_SIZE].map(|name| {
                 // SAFETY: `sysconf` reads a value that the system has, and has no other effect.
-                usize::try_from(unsafe { libc::sysconf(name) }).ok().filter(|bytes| *bytes > 0)
+                usize::try_from(unsafe { libc::sysconf(name) })
+                    .ok()
+                    .filter(|bytes| *bytes > 0)
             });
             #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
             let [page, cache] = [None; 2];
@@ -77,9 +85,15 @@ mod tests {
     #[test]
     fn sizes_follow_pages_and_caches() {
         let small = HostTuning::new(4 << 10, 32 << 10);
-        assert_eq!((small.min_pooled_bytes, small.task_output_bytes, small.strip), (64 << 10, 16 << 10, 1024));
+        assert_eq!(
+            (small.min_pooled_bytes, small.task_output_bytes, small.strip),
+            (64 << 10, 16 << 10, 1024)
+        );
         let large = HostTuning::new(64 << 10, 64 << 10);
-        assert_eq!((large.min_pooled_bytes, large.task_output_bytes, large.strip), (1 << 20, 256 << 10, 2048));
+        assert_eq!(
+            (large.min_pooled_bytes, large.task_output_bytes, large.strip),
+            (1 << 20, 256 << 10, 2048)
+        );
         assert!(HostTuning::get().page.is_power_of_two());
     }
 }

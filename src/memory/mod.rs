@@ -85,13 +85,14 @@ pub(crate) fn is_persistent(tensor: &DispatchTensor) -> bool {
 pub(crate) fn is_same(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     match (&a.kind, &b.kind) {
         #[cfg(feature = "flex")]
-        (DispatchTensorKind::Flex(BackendTensor::Float(a)), DispatchTensorKind::Flex(BackendTensor::Float(b))) => {
-            flex::is_same(a, b)
-        }
+        (
+            DispatchTensorKind::Flex(BackendTensor::Float(a)),
+            DispatchTensorKind::Flex(BackendTensor::Float(b)),
+        ) => flex::is_same(a, b),
         #[cfg(feature = "cube")]
-        (DispatchTensorKind::Cube(_), DispatchTensorKind::Cube(_)) => {
-            cube::primitive(a).zip(cube::primitive(b)).is_some_and(|(a, b)| cube::is_same(a, b))
-        }
+        (DispatchTensorKind::Cube(_), DispatchTensorKind::Cube(_)) => cube::primitive(a)
+            .zip(cube::primitive(b))
+            .is_some_and(|(a, b)| cube::is_same(a, b)),
         _ => false,
     }
 }
@@ -104,12 +105,24 @@ pub(crate) fn assigned(view: DispatchTensor) -> DispatchTensor {
     let empty = shape.num_elements() == 0;
     if dtype.is_float() {
         let memory = Dispatch::float_empty(shape, &device, dtype.into());
-        if empty { memory } else { Dispatch::float_slice_assign(memory, &everything, view) }
+        if empty {
+            memory
+        } else {
+            Dispatch::float_slice_assign(memory, &everything, view)
+        }
     } else if dtype.is_bool() {
         let memory = Dispatch::bool_empty(shape, &device, dtype.into());
-        if empty { memory } else { Dispatch::bool_slice_assign(memory, &everything, view) }
+        if empty {
+            memory
+        } else {
+            Dispatch::bool_slice_assign(memory, &everything, view)
+        }
     } else {
         let memory = Dispatch::int_empty(shape, &device, dtype.into());
-        if empty { memory } else { Dispatch::int_slice_assign(memory, &everything, view) }
+        if empty {
+            memory
+        } else {
+            Dispatch::int_slice_assign(memory, &everything, view)
+        }
     }
 }

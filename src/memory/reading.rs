@@ -40,10 +40,15 @@ pub(super) struct Reading {
 impl Reading {
     /// Requests copies of tensors of one device. Returns `None` if they are not Cube tensors.
     pub(super) fn begin(tensors: &[DispatchTensor]) -> Option<Self> {
-        let tensors: Vec<CubeTensor> =
-            tensors.iter().map(|tensor| primitive(tensor).cloned()).collect::<Option<_>>()?;
+        let tensors: Vec<CubeTensor> = tensors
+            .iter()
+            .map(|tensor| primitive(tensor).cloned())
+            .collect::<Option<_>>()?;
         let client = client(tensors.first()?);
-        let like = tensors.iter().map(|tensor| (tensor.meta.shape().clone(), tensor.dtype)).collect();
+        let like = tensors
+            .iter()
+            .map(|tensor| (tensor.meta.shape().clone(), tensor.dtype))
+            .collect();
         let copy = |tensor: CubeTensor| {
             let tensor = into_contiguous_aligned(tensor);
             let (shape, strides) = (tensor.meta.shape().clone(), tensor.meta.strides().clone());
@@ -58,7 +63,8 @@ impl Reading {
     /// # Panics
     /// If the device fails.
     pub(super) fn wait(self) -> Vec<TensorData> {
-        let copies = read_sync(self.copies).unwrap_or_else(|error| panic!("cannot read gradients: {error:?}"));
+        let copies = read_sync(self.copies)
+            .unwrap_or_else(|error| panic!("cannot read gradients: {error:?}"));
         copies
             .into_iter()
             .zip(self.like)

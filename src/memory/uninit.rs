@@ -102,17 +102,38 @@ mod tests {
 
     #[test]
     fn elements_are_the_bytes_whatever_their_number() {
-        for (size, count) in [(4, 0), (1, 1), (2, 1000), (4, 16_384), (4, 16_385), (8, 1 << 17)] {
+        for (size, count) in [
+            (4, 0),
+            (1, 1),
+            (2, 1000),
+            (4, 16_384),
+            (4, 16_385),
+            (8, 1 << 17),
+        ] {
             let mut memory = UninitBytes::at(None, size, count);
             assert_eq!(memory.bytes().len(), size * count);
-            memory.bytes().iter_mut().zip(0_usize..).for_each(|(byte, value)| _ = byte.write(value as u8));
+            memory
+                .bytes()
+                .iter_mut()
+                .zip(0_usize..)
+                .for_each(|(byte, value)| _ = byte.write(value as u8));
             // SAFETY: all bytes are written.
             let mut bytes = unsafe { memory.filled() };
             assert!(bytes.len() == size * count && bytes.as_ptr().addr().is_multiple_of(size));
-            assert!(bytes.iter().copied().eq((0..size * count).map(|value| value as u8)));
+            assert!(
+                bytes
+                    .iter()
+                    .copied()
+                    .eq((0..size * count).map(|value| value as u8))
+            );
             let copy = bytes.clone();
             bytes.fill(0xff);
-            assert!(copy.iter().copied().eq((0..size * count).map(|value| value as u8)), "a copy is a copy");
+            assert!(
+                copy.iter()
+                    .copied()
+                    .eq((0..size * count).map(|value| value as u8)),
+                "a copy is a copy"
+            );
         }
     }
 

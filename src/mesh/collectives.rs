@@ -49,7 +49,10 @@ impl DeviceMesh {
         source: usize,
     ) -> Result<Tensor<D, K>> {
         let metas = vec![meta(&tensor)];
-        Ok(self.all()?.broadcast(self.call(), Some(plain(tensor)), metas, source).single()?)
+        Ok(self
+            .all()?
+            .broadcast(self.call(), Some(plain(tensor)), metas, source)
+            .single()?)
     }
 
     /// Returns this rank's [chunk](crate::placement::chunk), along dimension `dim`, of the full tensor on the rank
@@ -68,7 +71,10 @@ impl DeviceMesh {
         source: usize,
     ) -> Result<Tensor<D, K>> {
         let (metas, shardings) = (vec![meta(&full)], vec![(dim, chunks(&full, dim, 1))]);
-        Ok(self.all()?.scatter(self.call(), Some(plain(full)), metas, shardings, source).single()?)
+        Ok(self
+            .all()?
+            .scatter(self.call(), Some(plain(full)), metas, shardings, source)
+            .single()?)
     }
 
     /// Concatenates the tensors of all ranks, which have the same shape, along `dim`.
@@ -84,7 +90,10 @@ impl DeviceMesh {
         dim: usize,
     ) -> Result<Tensor<D, K>> {
         let sizes = chunks(&part, dim, self.size());
-        Ok(self.all()?.all_gather(self.call(), sharded(part, dim, sizes)).single()?)
+        Ok(self
+            .all()?
+            .all_gather(self.call(), sharded(part, dim, sizes))
+            .single()?)
     }
 
     /// Reduces the tensors of all ranks, and returns this rank's [chunk](crate::placement::chunk) of the result
@@ -102,7 +111,10 @@ impl DeviceMesh {
         op: ReduceOp,
     ) -> Result<Tensor<D, K>> {
         let sizes = chunks(&full, dim, 1);
-        Ok(self.all()?.reduce_scatter(self.call(), sharded(full, dim, sizes), op).single()?)
+        Ok(self
+            .all()?
+            .reduce_scatter(self.call(), sharded(full, dim, sizes), op)
+            .single()?)
     }
 
     /// Changes the sharded dimension: from shards of `dim`, which have the same shape, to
@@ -120,8 +132,16 @@ impl DeviceMesh {
         to_dim: usize,
     ) -> Result<Tensor<D, K>> {
         let (sizes, to_sizes) = (chunks(&part, dim, self.size()), chunks(&part, to_dim, 1));
-        let shard = ShardedTensor { tensor: part.inner().into_dispatch(), dim, sizes };
-        Ok(Tensor::from_dispatch(self.all()?.all_to_all(self.call(), shard, to_dim, to_sizes).wait()?))
+        let shard = ShardedTensor {
+            tensor: part.inner().into_dispatch(),
+            dim,
+            sizes,
+        };
+        Ok(Tensor::from_dispatch(
+            self.all()?
+                .all_to_all(self.call(), shard, to_dim, to_sizes)
+                .wait()?,
+        ))
     }
 
     /// Returns the communicator of all ranks of the mesh.
@@ -136,7 +156,10 @@ impl DeviceMesh {
 }
 
 fn meta<const D: usize, K: kind::Autodiff>(tensor: &Tensor<D, K>) -> TensorMeta {
-    TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() }
+    TensorMeta {
+        shape: tensor.shape(),
+        dtype: tensor.dtype(),
+    }
 }
 
 fn plain<const D: usize, K: kind::Autodiff>(tensor: Tensor<D, K>) -> Vec<DispatchTensor> {
@@ -148,11 +171,19 @@ fn sharded<const D: usize, K: kind::Autodiff>(
     dim: usize,
     sizes: ShardSizes,
 ) -> Vec<ShardedTensor> {
-    vec![ShardedTensor { tensor: tensor.inner().into_dispatch(), dim, sizes }]
+    vec![ShardedTensor {
+        tensor: tensor.inner().into_dispatch(),
+        dim,
+        sizes,
+    }]
 }
 
 /// Returns chunks of `times` the length of `dim`. If the dimension does not exist, the communicator reports the
 /// error.
-fn chunks<const D: usize, K: kind::Autodiff>(tensor: &Tensor<D, K>, dim: usize, times: usize) -> ShardSizes {
+fn chunks<const D: usize, K: kind::Autodiff>(
+    tensor: &Tensor<D, K>,
+    dim: usize,
+    times: usize,
+) -> ShardSizes {
     ShardSizes::Chunked(tensor.dims().get(dim).map_or(0, |len| len * times))
 }

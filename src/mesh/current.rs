@@ -52,6 +52,8 @@ impl DeviceMesh {
     /// # Errors
     /// [`NoCurrent`](MeshError::NoCurrent) if there is none.
     pub fn current() -> Result<Self> {
-        Ok(CURRENT.with_borrow(|current| current.last().cloned()).ok_or(MeshError::NoCurrent)?)
+        Ok(CURRENT
+            .with_borrow(|current| current.last().cloned())
+            .ok_or(MeshError::NoCurrent)?)
     }
 }

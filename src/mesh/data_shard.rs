@@ -38,13 +38,20 @@ impl DeviceMesh {
     /// Those of [`slice`](Self::slice) for names that do not fit, and [`NotAMember`](super::MeshError::NotAMember)
     /// outside the mesh.
     pub fn data_shard(&self, names: impl DimNames) -> Result<DataShard> {
-        let dims = if names.dim_names().is_empty() { Vec::new() } else { self.dims(names)? };
+        let dims = if names.dim_names().is_empty() {
+            Vec::new()
+        } else {
+            self.dims(names)?
+        };
         let root = self.root();
         let coordinate = root.member("own a shard of the data")?;
         let divide = |DataShard { index, count }: DataShard, &dim: &usize| DataShard {
             index: index * root.size_of(dim) + coordinate[dim],
             count: count * root.size_of(dim),
         };
-        Ok(dims.iter().flat_map(|dim| &dim.made_of).fold(DataShard::ALL, divide))
+        Ok(dims
+            .iter()
+            .flat_map(|dim| &dim.made_of)
+            .fold(DataShard::ALL, divide))
     }
 }

@@ -81,7 +81,12 @@ impl DeviceMesh {
         let shape = shape.as_ref();
         let needed = rank_count(shape);
         if needed > world.size() {
-            return Err(MeshError::WorldTooSmall { shape: shape.to_vec(), needed, world_size: world.size() }.into());
+            return Err(MeshError::WorldTooSmall {
+                shape: shape.to_vec(),
+                needed,
+                world_size: world.size(),
+            }
+            .into());
         }
         Self::from_ranks(world, (0..needed).collect::<Vec<_>>(), shape, names)
     }
@@ -110,7 +115,8 @@ impl DeviceMesh {
         if let Some(mesh) = meshes.iter().find(|mesh| mesh.device() == device) {
             return mesh.clone();
         }
-        let mesh = Self::new(&World::of_device(device), [1], ["device"]).expect("one rank is a mesh");
+        let mesh =
+            Self::new(&World::of_device(device), [1], ["device"]).expect("one rank is a mesh");
         meshes.push(mesh.clone());
         mesh
     }
@@ -132,7 +138,15 @@ impl DeviceMesh {
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
         validate(world.size(), &ranks, shape, &names)?;
         let communicators = Self::communicators_along(world, &ranks, shape, |_| None)?;
-        Ok(Self::over(world, ranks, shape, names, communicators, 0, true))
+        Ok(Self::over(
+            world,
+            ranks,
+            shape,
+            names,
+            communicators,
+            0,
+            true,
+        ))
     }
 
     /// Returns the caller's communicator along each dimension, or none outside the mesh: the one that `known` returns,
@@ -143,10 +157,14 @@ impl DeviceMesh {
         shape: &[usize],
         known: impl Fn(usize) -> Option<Communicator>,
     ) -> Result<Vec<Communicator>> {
-        let Some(position) = ranks.iter().position(|&rank| rank == world.rank()) else { return Ok(Vec::new()) };
+        let Some(position) = ranks.iter().position(|&rank| rank == world.rank()) else {
+            return Ok(Vec::new());
+        };
         let coordinate = unravel(position, shape);
         let group = |dim| world.group(&along(ranks, shape, &coordinate, &[dim]));
-        (0..shape.len()).map(|dim| known(dim).map_or_else(|| group(dim), Ok)).collect()
+        (0..shape.len())
+            .map(|dim| known(dim).map_or_else(|| group(dim), Ok))
+            .collect()
     }
 
     /// Creates a root mesh with these communicators, one per dimension, or none outside the mesh.
@@ -182,17 +200,30 @@ impl DeviceMesh {
     /// # Errors
     /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and errors of creating groups.
     pub(super) fn sub_mesh(&self, dims: Vec<MeshDim>) -> Result<Self> {
-        let MeshInner { world, shape, ranks, .. } = &*self.0;
+        let MeshInner {
+            world,
+            shape,
+            ranks,
+            ..
+        } = &*self.0;
         let coordinate = self.member("slice it")?;
         let (names, made_of): (Vec<String>, Vec<RootDims>) =
             dims.into_iter().map(|dim| (dim.name, dim.made_of)).unzip();
         let kept: RootDims = made_of.iter().flatten().copied().collect();
         let ranks = along(ranks, shape, coordinate, &kept);
-        let join = |of: &[usize], dims: &RootDims| dims.iter().fold(0, |index, &dim| index * shape[dim] + of[dim]);
+        let join = |of: &[usize], dims: &RootDims| {
+            dims.iter()
+                .fold(0, |index, &dim| index * shape[dim] + of[dim])
+        };
         let others: RootDims = (0..self.ndim()).filter(|dim| !kept.contains(dim)).collect();
-        let sizes: SmallVec<[usize; 3]> =
-            made_of.iter().map(|dims| dims.iter().map(|&dim| shape[dim]).product()).collect();
-        let communicators = made_of.iter().map(|dims| self.communicator_over(dims)).collect::<Result<_>>()?;
+        let sizes: SmallVec<[usize; 3]> = made_of
+            .iter()
+            .map(|dims| dims.iter().map(|&dim| shape[dim]).product())
+            .collect();
+        let communicators = made_of
+            .iter()
+            .map(|dims| self.communicator_over(dims))
+            .collect::<Result<_>>()?;
         Ok(Self(Arc::new(MeshInner {
             hash: identity_hash(world, &ranks, &sizes, &names, Some(self)),
             world: world.clone(),
@@ -203,7 +234,9 @@ impl DeviceMesh {
             communicators,
             root: Some(self.clone()),
             of_world: self.0.of_world,
-            index: others.iter().fold(self.0.index, |index, &dim| index * shape[dim] + coordinate[dim]),
+            index: others.iter().fold(self.0.index, |index, &dim| {
+                index * shape[dim] + coordinate[dim]
+            }),
             made_of,
             flattened: Mutex::default(),
         })))
@@ -228,20 +261,43 @@ impl DeviceMesh {
     /// rank.
     pub fn survivors(&self, world: &World, mesh_dim: usize) -> Result<Self> {
         if mesh_dim >= self.ndim() {
-            return Err(MeshError::DimOutOfRange { mesh_dim, ndim: self.ndim(), mesh: self.to_string() }.into());
+            return Err(MeshError::DimOutOfRange {
+                mesh_dim,
+                ndim: self.ndim(),
+                mesh: self.to_string(),
+            }
+            .into());
         }
-        let before = world.ranks_before().filter(|_| world.is_left_of(self.world()));
-        let before =
-            before.ok_or_else(|| MeshError::OtherWorld { mesh: self.to_string(), world: world.to_string() })?;
+        let before = world
+            .ranks_before()
+            .filter(|_| world.is_left_of(self.world()));
+        let before = before.ok_or_else(|| MeshError::OtherWorld {
+            mesh: self.to_string(),
+            world: world.to_string(),
+        })?;
         let place = |rank: &usize| before.binary_search(rank).ok();
         let index = |position: usize| unravel(position, self.shape())[mesh_dim];
-        let is_lost =
-            |lost: usize| self.ranks().iter().enumerate().any(|(at, rank)| index(at) == lost && place(rank).is_none());
-        let complete: Vec<_> = (0..self.size_of(mesh_dim)).filter(|&along| !is_lost(along)).collect();
+        let is_lost = |lost: usize| {
+            self.ranks()
+                .iter()
+                .enumerate()
+                .any(|(at, rank)| index(at) == lost && place(rank).is_none())
+        };
+        let complete: Vec<_> = (0..self.size_of(mesh_dim))
+            .filter(|&along| !is_lost(along))
+            .collect();
         if complete.is_empty() {
-            return Err(MeshError::NoSurvivors { mesh: self.to_string(), dim: self.names()[mesh_dim].clone() }.into());
+            return Err(MeshError::NoSurvivors {
+                mesh: self.to_string(),
+                dim: self.names()[mesh_dim].clone(),
+            }
+            .into());
         }
-        let kept = self.ranks().iter().enumerate().filter(|(at, _)| complete.contains(&index(*at)));
+        let kept = self
+            .ranks()
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| complete.contains(&index(*at)));
         let ranks: Vec<_> = kept.filter_map(|(_, rank)| place(rank)).collect();
         let mut shape = self.shape().to_vec();
         shape[mesh_dim] = complete.len();
@@ -297,8 +353,11 @@ impl DeviceMesh {
     /// [`UnknownName`](MeshError::UnknownName), which lists the existing names.
     pub fn dim(&self, name: &str) -> Result<usize> {
         let found = self.0.names.iter().position(|known| known == name);
-        let unknown =
-            || MeshError::UnknownName { name: name.into(), names: self.0.names.clone(), mesh: self.to_string() };
+        let unknown = || MeshError::UnknownName {
+            name: name.into(),
+            names: self.0.names.clone(),
+            mesh: self.to_string(),
+        };
         Ok(found.ok_or_else(unknown)?)
     }
 
@@ -309,9 +368,18 @@ impl DeviceMesh {
     /// a dimension that the mesh does not have.
     pub fn communicator(&self, mesh_dim: usize) -> Result<&Communicator> {
         if mesh_dim >= self.ndim() {
-            return Err(MeshError::DimOutOfRange { mesh_dim, ndim: self.ndim(), mesh: self.to_string() }.into());
+            return Err(MeshError::DimOutOfRange {
+                mesh_dim,
+                ndim: self.ndim(),
+                mesh: self.to_string(),
+            }
+            .into());
         }
-        Ok(self.0.communicators.get(mesh_dim).ok_or_else(|| self.not_a_member("communicate on it"))?)
+        Ok(self
+            .0
+            .communicators
+            .get(mesh_dim)
+            .ok_or_else(|| self.not_a_member("communicate on it"))?)
     }
 
     /// Returns the communicator of the ranks that differ from the caller only along `mesh_dims`. In the order of
@@ -324,7 +392,9 @@ impl DeviceMesh {
             return Ok(self.communicator(mesh_dim)?.clone());
         }
         let coordinate = self.member("communicate on it")?;
-        self.0.world.group(&along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims))
+        self.0
+            .world
+            .group(&along(&self.0.ranks, &self.0.shape, coordinate, mesh_dims))
     }
 
     /// Returns the mesh from which this one was sliced, or this mesh itself if it is not a slice.
@@ -349,7 +419,10 @@ impl DeviceMesh {
     /// Returns the dimensions, described by those of the root.
     pub(super) fn mesh_dims(&self) -> impl Iterator<Item = MeshDim> {
         let pairs = self.0.names.iter().zip(&self.0.made_of);
-        pairs.map(|(name, made_of)| MeshDim { name: name.clone(), made_of: made_of.clone() })
+        pairs.map(|(name, made_of)| MeshDim {
+            name: name.clone(),
+            made_of: made_of.clone(),
+        })
     }
 
     /// Returns the names of flattened dimensions. The mesh must be a root.
@@ -378,7 +451,11 @@ impl DeviceMesh {
     /// [`PositionOutOfRange`](MeshError::PositionOutOfRange).
     pub(crate) fn coordinate_at(&self, position: usize) -> Result<SmallVec<[usize; 3]>, MeshError> {
         if position >= self.size() {
-            return Err(MeshError::PositionOutOfRange { position, size: self.size(), mesh: self.to_string() });
+            return Err(MeshError::PositionOutOfRange {
+                position,
+                size: self.size(),
+                mesh: self.to_string(),
+            });
         }
         Ok(unravel(position, self.shape()))
     }
@@ -389,7 +466,11 @@ impl DeviceMesh {
     }
 
     fn not_a_member(&self, action: &'static str) -> MeshError {
-        MeshError::NotAMember { rank: self.rank(), mesh: self.to_string(), action }
+        MeshError::NotAMember {
+            rank: self.rank(),
+            mesh: self.to_string(),
+            action,
+        }
     }
 
     /// Returns true if both meshes have the same ranks, shape, names and communicators, and belong to the same rank
@@ -397,16 +478,31 @@ impl DeviceMesh {
     /// can be combined.
     pub(crate) fn congruent(&self, other: &Self) -> bool {
         let (ours, theirs) = (&self.0.communicators, &other.0.communicators);
-        let one = || ours.iter().zip(theirs).all(|(ours, theirs)| ours.is_same(theirs));
+        let one = || {
+            ours.iter()
+                .zip(theirs)
+                .all(|(ours, theirs)| ours.is_same(theirs))
+        };
         Arc::ptr_eq(&self.0, &other.0) || (self.identity() == other.identity() && one())
     }
 
     fn identity(&self) -> ((u64, usize), &[usize], &[usize], &[String]) {
-        (self.0.world.identity(), self.ranks(), self.shape(), self.names())
+        (
+            self.0.world.identity(),
+            self.ranks(),
+            self.shape(),
+            self.names(),
+        )
     }
 }
 
-fn identity_hash(world: &World, ranks: &[usize], shape: &[usize], names: &[String], root: Option<&DeviceMesh>) -> u64 {
+fn identity_hash(
+    world: &World,
+    ranks: &[usize],
+    shape: &[usize],
+    names: &[String],
+    root: Option<&DeviceMesh>,
+) -> u64 {
     let mut hasher = DefaultHasher::new();
     (world.identity(), ranks, shape, names, root).hash(&mut hasher);
     hasher.finish()

@@ -101,7 +101,9 @@ pub enum MeshError {
         world: String,
     },
     /// Every index along a dimension has lost a rank.
-    #[error("every index along `{dim}` of {mesh} has lost at least one rank. Resume from a checkpoint")]
+    #[error(
+        "every index along `{dim}` of {mesh} has lost at least one rank. Resume from a checkpoint"
+    )]
     NoSurvivors {
         /// The mesh.
         mesh: String,
@@ -162,7 +164,9 @@ pub enum MeshError {
         mesh: String,
     },
     /// The number of communicators is not the number of dimensions.
-    #[error("{groups} groups for mesh shape {shape:?}. Give one communicator per mesh dimension, in order")]
+    #[error(
+        "{groups} groups for mesh shape {shape:?}. Give one communicator per mesh dimension, in order"
+    )]
     GroupCount {
         /// Number of communicators that were passed.
         groups: usize,
@@ -188,7 +192,9 @@ pub enum MeshError {
         of: usize,
     },
     /// A position is past the last rank.
-    #[error("position {position} is past the {size} ranks of {mesh}. Count ranks from 0, row-major in the mesh")]
+    #[error(
+        "position {position} is past the {size} ranks of {mesh}. Count ranks from 0, row-major in the mesh"
+    )]
     PositionOutOfRange {
         /// The position.
         position: usize,
@@ -198,10 +204,14 @@ pub enum MeshError {
         mesh: String,
     },
     /// No mesh is current on the calling thread.
-    #[error("no mesh is current on this thread. Call this inside `with_mesh(&mesh, || ..)`, or pass a mesh")]
+    #[error(
+        "no mesh is current on this thread. Call this inside `with_mesh(&mesh, || ..)`, or pass a mesh"
+    )]
     NoCurrent,
     /// The sizes do not split the dimension.
-    #[error("sizes {sizes:?} do not split mesh dim `{name}` of size {size}. Make their product {size}")]
+    #[error(
+        "sizes {sizes:?} do not split mesh dim `{name}` of size {size}. Make their product {size}"
+    )]
     Unflatten {
         /// The dimension's name.
         name: String,
@@ -211,7 +221,9 @@ pub enum MeshError {
         sizes: Vec<usize>,
     },
     /// The meshes to concatenate are not slices of one mesh.
-    #[error("{left} and {right} are not slices of one mesh. Slice both from the mesh that has all their dimensions")]
+    #[error(
+        "{left} and {right} are not slices of one mesh. Slice both from the mesh that has all their dimensions"
+    )]
     DifferentRoots {
         /// One mesh.
         left: String,

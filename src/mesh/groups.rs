@@ -59,13 +59,20 @@ impl DeviceMesh {
         let (groups, ranks, shape) = (groups.into(), ranks.into(), shape.as_ref());
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
         if groups.len() != shape.len() {
-            return Err(MeshError::GroupCount { groups: groups.len(), shape: shape.to_vec() }.into());
+            return Err(MeshError::GroupCount {
+                groups: groups.len(),
+                shape: shape.to_vec(),
+            }
+            .into());
         }
         validate(world.size(), &ranks, shape, &names)?;
         let mesh = Self::over(world, ranks, shape, names, groups, 0, false);
         let coordinate = mesh.member("create it from groups")?;
         for (mesh_dim, name) in mesh.names().iter().enumerate() {
-            let (group, row) = (mesh.communicator(mesh_dim)?.group(), mesh.row(coordinate, mesh_dim));
+            let (group, row) = (
+                mesh.communicator(mesh_dim)?.group(),
+                mesh.row(coordinate, mesh_dim),
+            );
             if (group.ranks(), group.rank()) != (&row[..], coordinate[mesh_dim]) {
                 return Err(MeshError::GroupRanks {
                     name: name.clone(),
@@ -94,12 +101,21 @@ impl DeviceMesh {
     /// [`UnknownName`](MeshError::UnknownName).
     pub fn with_deadline(&self, name: &str, deadline: Duration) -> Result<Self> {
         let dim = self.dim(name)?;
-        let mut communicators: Vec<_> =
-            (0..self.ndim()).map_while(|dim| self.communicator(dim).ok().cloned()).collect();
+        let mut communicators: Vec<_> = (0..self.ndim())
+            .map_while(|dim| self.communicator(dim).ok().cloned())
+            .collect();
         if let Some(communicator) = communicators.get_mut(dim) {
             *communicator = communicator.with_deadline(deadline);
         }
         let (ranks, names) = (self.ranks().to_vec(), self.names().to_vec());
-        Ok(Self::over(self.world(), ranks, self.shape(), names, communicators, self.slice_index(), false))
+        Ok(Self::over(
+            self.world(),
+            ranks,
+            self.shape(),
+            names,
+            communicators,
+            self.slice_index(),
+            false,
+        ))
     }
 }

@@ -26,7 +26,11 @@ mod sealed {
 
 impl sealed::Sealed for f64 {
     fn into_plain(self, device: &Device) -> DispatchTensor {
-        let dtype = if device.supports_dtype(DType::F64) { DType::F64 } else { DType::F32 };
+        let dtype = if device.supports_dtype(DType::F64) {
+            DType::F64
+        } else {
+            DType::F32
+        };
         Tensor::<1>::from_data([self], (device, dtype)).into_dispatch()
     }
 
@@ -96,7 +100,13 @@ impl DeviceMesh {
     /// [`NotAMember`](super::MeshError::NotAMember) outside the mesh, and [`CommError`](crate::comm::CommError) if
     /// a rank fails, or passes another shape or element type.
     pub fn all_reduce<T: Reducible>(&self, value: T, op: ReduceOp) -> Result<T> {
-        let work = self.all()?.all_reduce(self.call(), vec![value.into_plain(self.device())], op);
-        Ok(T::from_plain(work.wait()?.pop().expect("an all-reduce returns every tensor")))
+        let work = self
+            .all()?
+            .all_reduce(self.call(), vec![value.into_plain(self.device())], op);
+        Ok(T::from_plain(
+            work.wait()?
+                .pop()
+                .expect("an all-reduce returns every tensor"),
+        ))
     }
 }

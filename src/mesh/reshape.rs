@@ -33,19 +33,39 @@ impl DeviceMesh {
     /// the mesh, or the one from which it was sliced, has other dimensions of this name.
     pub fn flatten_as(&self, names: impl DimNames, name: &str) -> Result<Self> {
         let (dims, root) = (self.dims(names)?, self.root());
-        let flat = MeshDim { name: name.into(), made_of: dims.iter().flat_map(|dim| dim.made_of.clone()).collect() };
+        let flat = MeshDim {
+            name: name.into(),
+            made_of: dims.iter().flat_map(|dim| dim.made_of.clone()).collect(),
+        };
         root.member("flatten it")?;
         if name.is_empty() {
-            return Err(MeshError::EmptyName { mesh_dim: flat.made_of[0] }.into());
+            return Err(MeshError::EmptyName {
+                mesh_dim: flat.made_of[0],
+            }
+            .into());
         }
         let mut flattened = root.flattened();
-        let known = root.mesh_dims().chain(flattened.iter().cloned()).find(|known| known.name == name);
+        let known = root
+            .mesh_dims()
+            .chain(flattened.iter().cloned())
+            .find(|known| known.name == name);
         if let Some(known) = &known
             && known.made_of != flat.made_of
         {
-            let text = |dim: &MeshDim| dim.made_of.iter().map(|&dim| root.names()[dim].clone()).collect();
+            let text = |dim: &MeshDim| {
+                dim.made_of
+                    .iter()
+                    .map(|&dim| root.names()[dim].clone())
+                    .collect()
+            };
             let (taken, given) = (text(known), text(&flat));
-            return Err(MeshError::NameTaken { name: name.into(), taken, given, mesh: root.to_string() }.into());
+            return Err(MeshError::NameTaken {
+                name: name.into(),
+                taken,
+                given,
+                mesh: root.to_string(),
+            }
+            .into());
         }
         if known.is_none() {
             flattened.push(flat.clone());
@@ -66,15 +86,29 @@ impl DeviceMesh {
     /// # Errors
     /// [`UnknownName`](MeshError::UnknownName), [`Unflatten`](MeshError::Unflatten) if the product of `sizes` is
     /// not the dimension's size, and the errors for names in [`new`](Self::new).
-    pub fn unflatten(&self, name: &str, sizes: impl AsRef<[usize]>, names: impl DimNames) -> Result<Self> {
+    pub fn unflatten(
+        &self,
+        name: &str,
+        sizes: impl AsRef<[usize]>,
+        names: impl DimNames,
+    ) -> Result<Self> {
         let (dim, sizes) = (self.dim(name)?, sizes.as_ref());
         let size = self.size_of(dim);
         if sizes.is_empty() || rank_count(sizes) != size {
-            return Err(MeshError::Unflatten { name: name.into(), size, sizes: sizes.to_vec() }.into());
+            return Err(MeshError::Unflatten {
+                name: name.into(),
+                size,
+                sizes: sizes.to_vec(),
+            }
+            .into());
         }
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
         if names.len() != sizes.len() {
-            return Err(MeshError::NameCount { names, shape: sizes.to_vec() }.into());
+            return Err(MeshError::NameCount {
+                names,
+                shape: sizes.to_vec(),
+            }
+            .into());
         }
         let (mut shape, mut all_names) = (self.shape().to_vec(), self.names().to_vec());
         shape.splice(dim..=dim, sizes.iter().copied());
@@ -91,6 +125,14 @@ impl DeviceMesh {
         };
         let (world, ranks) = (self.world(), self.ranks().to_vec());
         let communicators = Self::communicators_along(world, &ranks, &shape, known)?;
-        Ok(Self::over(world, ranks, &shape, all_names, communicators, self.slice_index(), self.joins_dims()))
+        Ok(Self::over(
+            world,
+            ranks,
+            &shape,
+            all_names,
+            communicators,
+            self.slice_index(),
+            self.joins_dims(),
+        ))
     }
 }

@@ -35,9 +35,16 @@ impl DeviceMesh {
     /// dimension.
     pub fn concatenate(&self, others: &[&Self]) -> Result<Self> {
         if let Some(other) = others.iter().find(|other| other.root() != self.root()) {
-            return Err(MeshError::DifferentRoots { left: self.to_string(), right: other.to_string() }.into());
+            return Err(MeshError::DifferentRoots {
+                left: self.to_string(),
+                right: other.to_string(),
+            }
+            .into());
         }
-        let mut dims: Vec<_> = self.mesh_dims().chain(others.iter().flat_map(|other| other.mesh_dims())).collect();
+        let mut dims: Vec<_> = self
+            .mesh_dims()
+            .chain(others.iter().flat_map(|other| other.mesh_dims()))
+            .collect();
         self.root().check_apart(&dims)?;
         dims.sort_by_key(MeshDim::first);
         self.root().sliced(dims)
@@ -46,21 +53,32 @@ impl DeviceMesh {
     /// Returns the dimension of this mesh that is dimension `mesh_dim` of `other`, if both are slices of the same
     /// mesh and share it.
     pub(crate) fn dim_in_common(&self, other: &Self, mesh_dim: usize) -> Option<usize> {
-        let theirs = other.mesh_dims().nth(mesh_dim).filter(|_| self.root() == other.root())?;
-        self.mesh_dims().position(|dim| dim.made_of == theirs.made_of)
+        let theirs = other
+            .mesh_dims()
+            .nth(mesh_dim)
+            .filter(|_| self.root() == other.root())?;
+        self.mesh_dims()
+            .position(|dim| dim.made_of == theirs.made_of)
     }
 
     /// Returns the slice of this mesh, which must be a root, with these dimensions; the mesh itself if these are
     /// all its dimensions.
     pub(super) fn sliced(&self, dims: Vec<MeshDim>) -> Result<Self> {
-        if dims.iter().cloned().eq(self.mesh_dims()) { Ok(self.clone()) } else { self.sub_mesh(dims) }
+        if dims.iter().cloned().eq(self.mesh_dims()) {
+            Ok(self.clone())
+        } else {
+            self.sub_mesh(dims)
+        }
     }
 
     /// Returns the named dimensions.
     pub(super) fn dims(&self, names: impl DimNames) -> Result<Vec<MeshDim>> {
         let names = names.dim_names();
         if names.is_empty() {
-            return Err(MeshError::NoNames { mesh: self.to_string() }.into());
+            return Err(MeshError::NoNames {
+                mesh: self.to_string(),
+            }
+            .into());
         }
         let known: Vec<_> = self.mesh_dims().chain(self.joined()).collect();
         let find = |name: &&str| {
@@ -69,15 +87,25 @@ impl DeviceMesh {
                 names: known.iter().map(|dim| dim.name.clone()).collect(),
                 mesh: self.to_string(),
             };
-            known.iter().find(|dim| dim.name == *name).cloned().ok_or_else(unknown)
+            known
+                .iter()
+                .find(|dim| dim.name == *name)
+                .cloned()
+                .ok_or_else(unknown)
         };
         let dims = names.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         self.check_apart(&dims)?;
         if !dims.is_sorted_by_key(MeshDim::first) {
             let mut expected = dims.clone();
             expected.sort_by_key(MeshDim::first);
-            let [given, expected] = [dims, expected].map(|dims| dims.into_iter().map(|dim| dim.name).collect());
-            return Err(MeshError::NameOrder { given, expected, mesh: self.to_string() }.into());
+            let [given, expected] =
+                [dims, expected].map(|dims| dims.into_iter().map(|dim| dim.name).collect());
+            return Err(MeshError::NameOrder {
+                given,
+                expected,
+                mesh: self.to_string(),
+            }
+            .into());
         }
         Ok(dims)
     }
@@ -86,20 +114,35 @@ impl DeviceMesh {
     fn joined(&self) -> Vec<MeshDim> {
         let held: Vec<usize> = self.mesh_dims().flat_map(|dim| dim.made_of).collect();
         let inside = |dim: &&MeshDim| dim.made_of.iter().all(|dim| held.contains(dim));
-        self.root().flattened().iter().filter(inside).cloned().collect()
+        self.root()
+            .flattened()
+            .iter()
+            .filter(inside)
+            .cloned()
+            .collect()
     }
 
     /// Checks that no dimension is named twice, by its own name or by that of a flattened dimension.
     fn check_apart(&self, dims: &[MeshDim]) -> Result<(), MeshError> {
         let given = || dims.iter().map(|dim| dim.name.clone()).collect::<Vec<_>>();
         if let Some(name) = first_repeated(&given()) {
-            return Err(MeshError::DuplicateName { name: name.clone(), names: given() });
+            return Err(MeshError::DuplicateName {
+                name: name.clone(),
+                names: given(),
+            });
         }
-        let made_of: Vec<usize> = dims.iter().flat_map(|dim| dim.made_of.iter().copied()).collect();
+        let made_of: Vec<usize> = dims
+            .iter()
+            .flat_map(|dim| dim.made_of.iter().copied())
+            .collect();
         match first_repeated(&made_of) {
             Some(&dim) => {
                 let name = self.root().names()[dim].clone();
-                Err(MeshError::Overlap { given: given(), name, mesh: self.root().to_string() })
+                Err(MeshError::Overlap {
+                    given: given(),
+                    name,
+                    mesh: self.root().to_string(),
+                })
             }
             None => Ok(()),
         }

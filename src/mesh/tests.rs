@@ -7,15 +7,23 @@ use crate::{Error, Result};
 
 /// Runs `program` on `ranks` ranks, as threads.
 fn on<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {
-    let launched = launch(Launch::threads(ranks).with_deadline(Duration::from_secs(20)), program);
+    let launched = launch(
+        Launch::threads(ranks).with_deadline(Duration::from_secs(20)),
+        program,
+    );
     let launched = launched.unwrap_or_else(|error| panic!("{error}"));
     launched.into_iter().map(|(_, returned)| returned).collect()
 }
 
 /// Returns the error of `build` in a world of `ranks`, and its message.
-fn refused(ranks: usize, build: impl Fn(&World) -> Result<DeviceMesh> + Sync) -> (MeshError, String) {
+fn refused(
+    ranks: usize,
+    build: impl Fn(&World) -> Result<DeviceMesh> + Sync,
+) -> (MeshError, String) {
     let mut errors = on(ranks, |world| Ok(build(world).unwrap_err()));
-    let Error::Mesh(error) = errors.swap_remove(0) else { panic!("no error of a mesh") };
+    let Error::Mesh(error) = errors.swap_remove(0) else {
+        panic!("no error of a mesh")
+    };
     let message = error.to_string();
     (error, message)
 }
@@ -23,14 +31,19 @@ fn refused(ranks: usize, build: impl Fn(&World) -> Result<DeviceMesh> + Sync) ->
 /// Returns the ranks of the caller's group along each dimension, and its rank in each.
 fn groups(mesh: &DeviceMesh) -> Vec<(Vec<usize>, usize)> {
     let groups = (0..mesh.ndim()).map(|dim| mesh.communicator(dim).unwrap().group().clone());
-    groups.map(|group| (group.ranks().to_vec(), group.rank())).collect()
+    groups
+        .map(|group| (group.ranks().to_vec(), group.rank()))
+        .collect()
 }
 
 #[test]
 fn ranks_are_row_major_and_groups_follow_coordinates() {
     let seen = on(8, |world| {
         let mesh = DeviceMesh::new(world, [2, 4], ["dp", "tp"])?;
-        assert_eq!((mesh.shape(), mesh.ndim(), mesh.size(), mesh.size_of(1)), (&[2, 4][..], 2, 8, 4));
+        assert_eq!(
+            (mesh.shape(), mesh.ndim(), mesh.size(), mesh.size_of(1)),
+            (&[2, 4][..], 2, 8, 4)
+        );
         assert_eq!((mesh.dim("tp")?, mesh.rank()), (1, world.rank()));
         Ok((mesh.coordinate().unwrap().to_vec(), groups(&mesh)))
     });
@@ -47,7 +60,9 @@ fn ranks_are_row_major_and_groups_follow_coordinates() {
 
 #[test]
 fn three_dims_give_each_rank_three_groups() {
-    let seen = on(8, |world| Ok(groups(&DeviceMesh::new(world, [2, 2, 2], ["a", "b", "c"])?)));
+    let seen = on(8, |world| {
+        Ok(groups(&DeviceMesh::new(world, [2, 2, 2], ["a", "b", "c"])?))
+    });
     assert_eq!(seen[5], [(vec![1, 5], 1), (vec![5, 7], 0), (vec![4, 5], 1)]);
 }
 
@@ -55,11 +70,25 @@ fn three_dims_give_each_rank_three_groups() {
 fn explicit_ranks_may_lie_anywhere() {
     let seen = on(4, |world| {
         let mesh = DeviceMesh::from_ranks(world, [3, 1, 2, 0], [2, 2], ["x", "y"])?;
-        Ok((mesh.coordinate().unwrap().to_vec(), groups(&mesh), mesh.to_string()))
+        Ok((
+            mesh.coordinate().unwrap().to_vec(),
+            groups(&mesh),
+            mesh.to_string(),
+        ))
     });
     let text = "DeviceMesh(x=2, y=2; ranks [3, 1, 2, 0])".to_string();
-    assert_eq!(seen[3], (vec![0, 0], vec![(vec![3, 2], 0), (vec![3, 1], 0)], text.clone()));
-    assert_eq!(seen[0], (vec![1, 1], vec![(vec![1, 0], 1), (vec![2, 0], 1)], text));
+    assert_eq!(
+        seen[3],
+        (
+            vec![0, 0],
+            vec![(vec![3, 2], 0), (vec![3, 1], 0)],
+            text.clone()
+        )
+    );
+    assert_eq!(
+        seen[0],
+        (vec![1, 1], vec![(vec![1, 0], 1), (vec![2, 0], 1)], text)
+    );
 }
 
 #[test]
@@ -72,10 +101,21 @@ fn a_rank_outside_has_no_coordinate_and_no_communicator() {
         }
         assert_eq!((mesh.coordinate(), mesh.rank()), (None, 2));
         let error = mesh.communicator(0).unwrap_err();
-        assert!(matches!(error, Error::Mesh(MeshError::NotAMember { rank: 2, .. })), "{error:?}");
-        assert!(error.to_string().contains("rank 2 is not in DeviceMesh(dp=2; ranks 0..2)"), "{error}");
+        assert!(
+            matches!(error, Error::Mesh(MeshError::NotAMember { rank: 2, .. })),
+            "{error:?}"
+        );
+        assert!(
+            error
+                .to_string()
+                .contains("rank 2 is not in DeviceMesh(dp=2; ranks 0..2)"),
+            "{error}"
+        );
         let two = DeviceMesh::new(world, [1, 2], ["dp", "tp"])?;
-        assert!(matches!(two.slice("tp"), Err(Error::Mesh(MeshError::NotAMember { .. }))));
+        assert!(matches!(
+            two.slice("tp"),
+            Err(Error::Mesh(MeshError::NotAMember { .. }))
+        ));
         Ok(())
     });
 }
@@ -86,7 +126,10 @@ fn slices_share_communicators() {
         let mesh = DeviceMesh::new(world, [2, 2, 2], ["pp", "dp", "tp"])?;
         let coordinate = mesh.coordinate().unwrap().to_vec();
         let slice = mesh.slice(["pp", "tp"])?;
-        assert_eq!((slice.names(), slice.shape()), (&["pp".to_string(), "tp".to_string()][..], &[2, 2][..]));
+        assert_eq!(
+            (slice.names(), slice.shape()),
+            (&["pp".to_string(), "tp".to_string()][..], &[2, 2][..])
+        );
         assert_eq!(slice.coordinate().unwrap(), [coordinate[0], coordinate[2]]);
         let base = 2 * coordinate[1];
         assert_eq!(slice.ranks(), [base, base + 1, base + 4, base + 5]);
@@ -96,8 +139,14 @@ fn slices_share_communicators() {
         // A slice of a slice, and the concatenation of slices.
         let tp = slice.slice("tp")?;
         assert_eq!(tp, mesh.slice("tp")?);
-        assert_eq!((tp.root(), mesh.root(), mesh.slice(["pp", "dp", "tp"])?), (&mesh, &mesh, mesh.clone()));
-        assert_eq!(mesh.slice("dp")?.concatenate(&[&tp])?, mesh.slice(["dp", "tp"])?);
+        assert_eq!(
+            (tp.root(), mesh.root(), mesh.slice(["pp", "dp", "tp"])?),
+            (&mesh, &mesh, mesh.clone())
+        );
+        assert_eq!(
+            mesh.slice("dp")?.concatenate(&[&tp])?,
+            mesh.slice(["dp", "tp"])?
+        );
         Ok(())
     });
 }
@@ -112,14 +161,26 @@ fn flattening_makes_one_dim_of_several() {
         let base = 2 * coordinate[1];
         assert_eq!(
             (flat.names(), flat.ranks()),
-            (&["dp_tp".to_string()][..], &[base, base + 1, base + 4, base + 5][..])
+            (
+                &["dp_tp".to_string()][..],
+                &[base, base + 1, base + 4, base + 5][..]
+            )
         );
-        assert_eq!(groups(&flat), [(flat.ranks().to_vec(), 2 * coordinate[0] + coordinate[2])]);
+        assert_eq!(
+            groups(&flat),
+            [(flat.ranks().to_vec(), 2 * coordinate[0] + coordinate[2])]
+        );
         assert_eq!((flat.root(), flat.slice_index()), (&mesh, coordinate[1]));
         // Next to the dimension between them, in the order of the first dimension of each.
         let both = mesh.slice(["dp_tp", "cp"])?;
-        assert_eq!(both.to_string(), "DeviceMesh(dp_tp=4, cp=2; ranks [0, 2, 1, 3, 4, 6, 5, 7])");
-        assert_eq!(both.coordinate().unwrap(), [2 * coordinate[0] + coordinate[2], coordinate[1]]);
+        assert_eq!(
+            both.to_string(),
+            "DeviceMesh(dp_tp=4, cp=2; ranks [0, 2, 1, 3, 4, 6, 5, 7])"
+        );
+        assert_eq!(
+            both.coordinate().unwrap(),
+            [2 * coordinate[0] + coordinate[2], coordinate[1]]
+        );
         for (dim, (ranks, place)) in groups(&both).into_iter().enumerate() {
             assert_eq!(ranks[place], mesh.rank());
             assert_eq!(place, both.coordinate().unwrap()[dim]);
@@ -128,7 +189,10 @@ fn flattening_makes_one_dim_of_several() {
         mesh.flatten(["dp", "cp"])?;
         let joined = mesh.slice(["dp_cp", "tp"])?;
         assert_eq!(joined.to_string(), "DeviceMesh(dp_cp=4, tp=2; ranks 0..8)");
-        assert_eq!(joined.coordinate().unwrap(), [2 * coordinate[0] + coordinate[1], coordinate[2]]);
+        assert_eq!(
+            joined.coordinate().unwrap(),
+            [2 * coordinate[0] + coordinate[1], coordinate[2]]
+        );
         assert_eq!(joined.unflatten("dp_cp", [2, 2], ["dp", "cp"])?, mesh);
         Ok(())
     });
@@ -138,12 +202,19 @@ fn flattening_makes_one_dim_of_several() {
 fn unflattening_keeps_the_communicators_of_other_dimensions() {
     on(4, |world| {
         let plain = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
-        let groups = [plain.communicator(0)?.clone(), plain.communicator(1)?.duplicate("separate")];
+        let groups = [
+            plain.communicator(0)?.clone(),
+            plain.communicator(1)?.duplicate("separate"),
+        ];
         let mesh = DeviceMesh::from_groups(world, groups, [0, 1, 2, 3], [2, 2], ["dp", "tp"])?;
         for (mesh, joins_dims) in [(plain, true), (mesh, false)] {
             let split = mesh.unflatten("dp", [2, 1], ["outer", "inner"])?;
             assert!(split.communicator(0)?.is_same(mesh.communicator(0)?));
-            assert!(split.communicator(1)?.is_same(&world.group(&[world.rank()])?));
+            assert!(
+                split
+                    .communicator(1)?
+                    .is_same(&world.group(&[world.rank()])?)
+            );
             assert!(split.communicator(2)?.is_same(mesh.communicator(1)?));
             assert_eq!(split.joins_dims(), joins_dims);
         }
@@ -158,25 +229,43 @@ fn a_flattened_name_is_found_again_with_its_one_communicator() {
         let stage = mesh.slice(["dp", "cp"])?;
         let unknown = |found: Result<DeviceMesh>| {
             let error = found.unwrap_err();
-            assert!(matches!(error, Error::Mesh(MeshError::UnknownName { .. })), "{error:?}");
+            assert!(
+                matches!(error, Error::Mesh(MeshError::UnknownName { .. })),
+                "{error:?}"
+            );
             error.to_string()
         };
         unknown(mesh.slice("dp_cp"));
         let flat = stage.flatten(["dp", "cp"])?;
         // On the root, on the slice, on a clone, and flattened a second time.
-        for again in
-            [mesh.slice("dp_cp"), stage.slice("dp_cp"), mesh.clone().slice("dp_cp"), mesh.flatten(["dp", "cp"])]
-        {
+        for again in [
+            mesh.slice("dp_cp"),
+            stage.slice("dp_cp"),
+            mesh.clone().slice("dp_cp"),
+            mesh.flatten(["dp", "cp"]),
+        ] {
             let again = again?;
             assert_eq!(again, flat);
             assert!(again.communicator(0)?.is_same(flat.communicator(0)?));
         }
         assert_eq!(flat.slice("dp_cp")?, flat);
-        assert_eq!(mesh.slice(["pp", "dp_cp"])?.to_string(), "DeviceMesh(pp=2, dp_cp=4; ranks 0..8)");
-        assert_eq!(mesh.slice("pp")?.concatenate(&[&flat])?, mesh.slice(["pp", "dp_cp"])?);
-        assert_eq!(flat.concatenate(&[&mesh.slice("pp")?])?, mesh.slice(["pp", "dp_cp"])?);
+        assert_eq!(
+            mesh.slice(["pp", "dp_cp"])?.to_string(),
+            "DeviceMesh(pp=2, dp_cp=4; ranks 0..8)"
+        );
+        assert_eq!(
+            mesh.slice("pp")?.concatenate(&[&flat])?,
+            mesh.slice(["pp", "dp_cp"])?
+        );
+        assert_eq!(
+            flat.concatenate(&[&mesh.slice("pp")?])?,
+            mesh.slice(["pp", "dp_cp"])?
+        );
         // A slice without cp cannot have it, and lists the names that it has.
-        assert!(unknown(mesh.slice(["pp", "dp"])?.slice("dp_cp")).contains(r#"Use one of ["pp", "dp"]"#));
+        assert!(
+            unknown(mesh.slice(["pp", "dp"])?.slice("dp_cp"))
+                .contains(r#"Use one of ["pp", "dp"]"#)
+        );
         assert!(unknown(mesh.slice("tp")).contains(r#"Use one of ["pp", "dp", "cp", "dp_cp"]"#));
         // Flattening one dimension returns its slice. Another name is another slice of the same group.
         assert_eq!(mesh.flatten("dp")?, mesh.slice("dp")?);
@@ -193,7 +282,10 @@ fn a_slice_of_a_slice_has_the_index_of_the_slice() {
         let mesh = DeviceMesh::new(world, [2, 3, 2], ["a", "b", "c"])?;
         let coordinate = mesh.coordinate().unwrap();
         for names in [["a", "c"], ["b", "c"]] {
-            assert_eq!(mesh.slice(names)?.slice("c")?.slice_index(), 3 * coordinate[0] + coordinate[1]);
+            assert_eq!(
+                mesh.slice(names)?.slice("c")?.slice_index(),
+                3 * coordinate[0] + coordinate[1]
+            );
         }
         Ok(())
     });
@@ -203,7 +295,10 @@ fn a_slice_of_a_slice_has_the_index_of_the_slice() {
 fn a_mesh_is_drawn_as_a_grid() {
     let drawn = on(13, |world| {
         let mesh = |ranks: Vec<usize>, shape: &[usize], names: &[&str]| {
-            Ok::<_, Error>(format!("{:#}", DeviceMesh::from_ranks(world, ranks, shape, names)?))
+            Ok::<_, Error>(format!(
+                "{:#}",
+                DeviceMesh::from_ranks(world, ranks, shape, names)?
+            ))
         };
         Ok([
             mesh((0..3).collect(), &[3], &["tp"])?,
@@ -250,20 +345,35 @@ fn equality_and_hash_cover_ranks_shape_names_and_root() {
             hasher.finish()
         };
         let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
-        assert_eq!(mesh.to_string(), "DeviceMesh(replicate=2, shard=2; ranks 0..4)");
+        assert_eq!(
+            mesh.to_string(),
+            "DeviceMesh(replicate=2, shard=2; ranks 0..4)"
+        );
         let same = DeviceMesh::from_ranks(world, [0, 1, 2, 3], [2, 2], ["replicate", "shard"])?;
         assert_eq!((&mesh, hash(&mesh)), (&same, hash(&same)));
-        assert_ne!(mesh, DeviceMesh::new(world, [4, 1], ["replicate", "shard"])?);
+        assert_ne!(
+            mesh,
+            DeviceMesh::new(world, [4, 1], ["replicate", "shard"])?
+        );
         assert_ne!(mesh, DeviceMesh::new(world, [2, 2], ["replicate", "tp"])?);
-        assert_ne!(mesh, DeviceMesh::from_ranks(world, [1, 0, 2, 3], [2, 2], ["replicate", "shard"])?);
+        assert_ne!(
+            mesh,
+            DeviceMesh::from_ranks(world, [1, 0, 2, 3], [2, 2], ["replicate", "shard"])?
+        );
         let slice = mesh.slice("shard")?;
         let alone = DeviceMesh::from_ranks(world, slice.ranks(), [2], "shard")?;
-        assert_eq!((&slice, hash(&slice)), (&same.slice("shard")?, hash(&same.slice("shard")?)));
+        assert_eq!(
+            (&slice, hash(&slice)),
+            (&same.slice("shard")?, hash(&same.slice("shard")?))
+        );
         assert_ne!((&slice, hash(&slice)), (&alone, hash(&alone)));
         assert!(slice.congruent(&alone));
         // One mesh was created from a slice, the other from ranks. Random numbers drawn on them differ on all
         // slices except the first.
-        let (made, first) = (slice.unflatten("shard", [2], "shard")?, slice.slice_index() == 0);
+        let (made, first) = (
+            slice.unflatten("shard", [2], "shard")?,
+            slice.slice_index() == 0,
+        );
         assert_eq!(made == alone, first);
         Ok(())
     });

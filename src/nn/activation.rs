@@ -2,9 +2,9 @@
 
 use burn::nn::Identity;
 use burn::nn::activation::{
-    Activation, Celu, Elu, Gelu, HardShrink, HardSigmoid, HardSwish, Hardtanh, LeakyRelu, LogSigmoid, Mish, PRelu,
-    Relu, Relu6, Selu, Shrink, SiLU, Sigmoid, SoftShrink, Softplus, Softsign, Tanh, Tanhshrink, Threshold,
-    ThresholdedRelu,
+    Activation, Celu, Elu, Gelu, HardShrink, HardSigmoid, HardSwish, Hardtanh, LeakyRelu,
+    LogSigmoid, Mish, PRelu, Relu, Relu6, Selu, Shrink, SiLU, Sigmoid, SoftShrink, Softplus,
+    Softsign, Tanh, Tanhshrink, Threshold, ThresholdedRelu,
 };
 
 use super::{DTensorForward, apply_style};

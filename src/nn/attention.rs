@@ -35,7 +35,13 @@ impl MhaInput {
 
     /// Creates an input with query `[batch, seq_1, d_model]`, and key and value `[batch, seq_2, d_model]`.
     pub fn new(query: DTensor<3>, key: DTensor<3>, value: DTensor<3>) -> Self {
-        Self { query, key, value, mask_pad: None, mask_attn: None }
+        Self {
+            query,
+            key,
+            value,
+            mask_pad: None,
+            mask_attn: None,
+        }
     }
 
     /// Sets the padding mask `[batch, seq_2]`, which is true for keys to ignore.
@@ -52,8 +58,16 @@ impl MhaInput {
         self
     }
 
-    pub(super) fn with_masks(self, mask_pad: Option<DTensor<2, Bool>>, mask_attn: Option<DTensor<3, Bool>>) -> Self {
-        Self { mask_pad, mask_attn, ..self }
+    pub(super) fn with_masks(
+        self,
+        mask_pad: Option<DTensor<2, Bool>>,
+        mask_attn: Option<DTensor<3, Bool>>,
+    ) -> Self {
+        Self {
+            mask_pad,
+            mask_attn,
+            ..self
+        }
     }
 }
 
@@ -75,16 +89,32 @@ impl DTensorForward<MhaInput> for MultiHeadAttention {
     type Output = MhaOutput;
 
     fn forward_dtensor(&self, input: MhaInput) -> MhaOutput {
-        check_batches("multi-head attention", &[&input.query, &input.key, &input.value]);
+        check_batches(
+            "multi-head attention",
+            &[&input.query, &input.key, &input.value],
+        );
         let heads = |x, layer| project(x, layer, self.n_heads);
         let (query, key) = (heads(input.query, &self.query), heads(input.key, &self.key));
         let value = heads(input.value, &self.value);
-        let scores = query.matmul(key.transpose()).div_scalar((self.d_k as f32).sqrt());
-        let masks = [input.mask_pad.map(of_keys), input.mask_attn.map(|mask| mask.unsqueeze_dim(1))];
-        let scores = masks.into_iter().flatten().fold(scores, |scores, mask| scores.mask_fill(mask, self.min_float));
-        let weights = if self.quiet_softmax { quiet_softmax(scores, 3) } else { softmax(scores, 3) };
+        let scores = query
+            .matmul(key.transpose())
+            .div_scalar((self.d_k as f32).sqrt());
+        let masks = [
+            input.mask_pad.map(of_keys),
+            input.mask_attn.map(|mask| mask.unsqueeze_dim(1)),
+        ];
+        let scores = masks.into_iter().flatten().fold(scores, |scores, mask| {
+            scores.mask_fill(mask, self.min_float)
+        });
+        let weights = if self.quiet_softmax {
+            quiet_softmax(scores, 3)
+        } else {
+            softmax(scores, 3)
+        };
         let weights = self.dropout.forward_dtensor(weights);
-        let context = self.output.forward_dtensor(join(weights.clone().matmul(value)));
+        let context = self
+            .output
+            .forward_dtensor(join(weights.clone().matmul(value)));
         MhaOutput { weights, context }
     }
 }
@@ -93,9 +123,17 @@ impl DTensorForward<MhaInput> for MultiHeadAttention {
 /// would broadcast a batch of 1, which burn's layers refuse.
 #[track_caller]
 pub(super) fn check_batches(operator: &'static str, inputs: &[&DTensor<3>]) {
-    if inputs.iter().any(|input| input.dims()[0] != inputs[0].dims()[0]) {
+    if inputs
+        .iter()
+        .any(|input| input.dims()[0] != inputs[0].dims()[0])
+    {
         let shapes: Vec<Shape> = inputs.iter().map(|input| input.shape()).collect();
-        operand_error(operator, &shapes, "the batches differ. Pass a query, keys and values of equal batches").unwind();
+        operand_error(
+            operator,
+            &shapes,
+            "the batches differ. Pass a query, keys and values of equal batches",
+        )
+        .unwind();
     }
 }
 
@@ -104,7 +142,8 @@ pub(super) fn project(x: DTensor<3>, layer: &Linear, heads: usize) -> DTensor<4>
     let y = layer.forward_dtensor(x);
     let [batch, seq, width] = y.dims();
     check_heads(&y, layer, heads).or_unwind();
-    y.reshape([batch, seq, heads, width / heads]).swap_dims(1, 2)
+    y.reshape([batch, seq, heads, width / heads])
+        .swap_dims(1, 2)
 }
 
 /// Reshapes a mask of keys `[batch, seq]` so that it broadcasts to the scores of all heads and queries.
@@ -121,12 +160,30 @@ pub(super) fn join(x: DTensor<4>) -> DTensor<3> {
 
 /// Checks that ranks that shard the features of `y` hold complete heads.
 fn check_heads(y: &DTensor<3>, layer: &Linear, heads: usize) -> Result<()> {
-    let shardings = y.placements().iter().enumerate().filter(|(_, placement)| **placement == Placement::Shard(2));
+    let shardings = y
+        .placements()
+        .iter()
+        .enumerate()
+        .filter(|(_, placement)| **placement == Placement::Shard(2));
     let shardings: Vec<usize> = shardings.map(|(dim, _)| dim).collect();
-    let (size, len) = (shardings.iter().map(|&dim| y.mesh().size_of(dim)).product(), y.dims()[2]);
+    let (size, len) = (
+        shardings.iter().map(|&dim| y.mesh().size_of(dim)).product(),
+        y.dims()[2],
+    );
     if heads.is_multiple_of(size) {
         return Ok(());
     }
-    let mesh_dim = shardings.iter().map(|&dim| &*y.mesh().names()[dim]).collect::<Vec<_>>().join("`, `");
-    Err(ParallelError::Heads { param: path(&layer.weight), heads, len, size, mesh_dim }.into())
+    let mesh_dim = shardings
+        .iter()
+        .map(|&dim| &*y.mesh().names()[dim])
+        .collect::<Vec<_>>()
+        .join("`, `");
+    Err(ParallelError::Heads {
+        param: path(&layer.weight),
+        heads,
+        len,
+        size,
+        mesh_dim,
+    }
+    .into())
 }

@@ -59,11 +59,17 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
                 let statistics = |state: &RunningState<Tensor<1>>| {
                     DTensor::replicated_on(state.value().to_device(&device), &mesh).or_unwind()
                 };
-                let (mean, variance) = (statistics(&self.running_mean), statistics(&self.running_var));
+                let (mean, variance) = (
+                    statistics(&self.running_mean),
+                    statistics(&self.running_var),
+                );
                 return module::batch_norm(x, gamma, beta, mean, variance, self.epsilon);
             }
-            let BatchNormTrainOutput { output, mean, variance } =
-                module::batch_norm_train(x, gamma, beta, self.epsilon);
+            let BatchNormTrainOutput {
+                output,
+                mean,
+                variance,
+            } = module::batch_norm_train(x, gamma, beta, self.epsilon);
             let [mean, variance] = of_all_channels(mean, variance).or_unwind();
             follow(&self.running_mean, mean, self.momentum);
             follow(&self.running_var, variance, self.momentum);
@@ -75,7 +81,11 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
 /// Returns both statistics for all channels. If each rank normalized only some of the channels, this takes one
 /// all-gather for both.
 fn of_all_channels(mean: DTensor<1>, variance: DTensor<1>) -> Result<[Tensor<1>; 2]> {
-    if mean.placements().iter().all(|placement| placement.is_replicate()) {
+    if mean
+        .placements()
+        .iter()
+        .all(|placement| placement.is_replicate())
+    {
         return Ok([mean.to_local(), variance.to_local()]);
     }
     let both = DTensor::stack::<2>(vec![mean, variance], 0).full_tensor()?;
@@ -86,5 +96,9 @@ fn of_all_channels(mean: DTensor<1>, variance: DTensor<1>) -> Result<[Tensor<1>;
 fn follow(state: &RunningState<Tensor<1>>, batch: Tensor<1>, momentum: f64) {
     let old = state.value_sync().to_device(&batch.device());
     let batch = batch.cast(old.dtype());
-    state.update(old.mul_scalar(1.0 - momentum).add(batch.mul_scalar(momentum)).detach());
+    state.update(
+        old.mul_scalar(1.0 - momentum)
+            .add(batch.mul_scalar(momentum))
+            .detach(),
+    );
 }

@@ -3,7 +3,9 @@
 //! A rank may hold a shard of the batch or of the image, of the output channels (weight and bias `S(0)`), or of the
 //! input channels (weight `S(1)`, bias `R`). In the last case the ranks' partial results are summed.
 
-use burn::nn::conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, DeformConv2d};
+use burn::nn::conv::{
+    Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, DeformConv2d,
+};
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, DeformConvOptions};
 
 use super::padding::Padding;
@@ -70,7 +72,10 @@ transposed! {
 impl DTensorForward<(DTensor<4>, DTensor<4>, Option<DTensor<4>>)> for DeformConv2d {
     type Output = DTensor<4>;
 
-    fn forward_dtensor(&self, (x, offset, mask): (DTensor<4>, DTensor<4>, Option<DTensor<4>>)) -> DTensor<4> {
+    fn forward_dtensor(
+        &self,
+        (x, offset, mask): (DTensor<4>, DTensor<4>, Option<DTensor<4>>),
+    ) -> DTensor<4> {
         let [_, _, height, width] = x.dims();
         let padding = self.padding.pairs([height, width], self.kernel_size, self.stride).map(|(before, behind)| {
             if before != behind {
@@ -79,8 +84,13 @@ impl DTensorForward<(DTensor<4>, DTensor<4>, Option<DTensor<4>>)> for DeformConv
             }
             before
         });
-        let options =
-            DeformConvOptions::new(self.stride, padding, self.dilation, self.weight_groups, self.offset_groups);
+        let options = DeformConvOptions::new(
+            self.stride,
+            padding,
+            self.dilation,
+            self.weight_groups,
+            self.offset_groups,
+        );
         apply_style(&self.weight, x, |x, weight| {
             let bias = read_with(&weight, self.bias.as_ref());
             module::deform_conv2d(x, offset, weight, mask, bias, options)

@@ -47,10 +47,28 @@ impl CrossAttention {
     /// # Panics
     /// If `n_heads_kv` does not divide `n_heads`.
     pub fn new(config: &CrossAttentionConfig, device: &Device) -> Self {
-        let CrossAttentionConfig { d_model, d_context, n_heads, n_heads_kv, d_head, .. } = *config;
-        assert_eq!(n_heads % n_heads_kv, 0, "n_heads {n_heads} must be divisible by n_heads_kv {n_heads_kv}");
-        let initializer = Initializer::KaimingUniform { gain: 1.0 / (d_head as f64).sqrt(), fan_out_only: false };
-        let linear = |d_in, d_out| LinearConfig::new(d_in, d_out).with_initializer(initializer.clone()).init(device);
+        let CrossAttentionConfig {
+            d_model,
+            d_context,
+            n_heads,
+            n_heads_kv,
+            d_head,
+            ..
+        } = *config;
+        assert_eq!(
+            n_heads % n_heads_kv,
+            0,
+            "n_heads {n_heads} must be divisible by n_heads_kv {n_heads_kv}"
+        );
+        let initializer = Initializer::KaimingUniform {
+            gain: 1.0 / (d_head as f64).sqrt(),
+            fan_out_only: false,
+        };
+        let linear = |d_in, d_out| {
+            LinearConfig::new(d_in, d_out)
+                .with_initializer(initializer.clone())
+                .init(device)
+        };
         Self {
             query: linear(d_model, n_heads * d_head),
             key: linear(d_context, n_heads_kv * d_head),
@@ -80,12 +98,19 @@ impl DTensorForward<(DTensor<3>, DTensor<3>, Option<DTensor<2, Bool>>)> for Cros
         let query = project(query, &self.query, self.n_heads);
         let key = repeat_heads(project(context.clone(), &self.key, self.n_heads_kv), groups);
         let value = repeat_heads(project(context, &self.value, self.n_heads_kv), groups);
-        let scores = query.matmul(key.transpose()).div_scalar((self.d_head as f32).sqrt());
+        let scores = query
+            .matmul(key.transpose())
+            .div_scalar((self.d_head as f32).sqrt());
         let scores = match mask {
             Some(mask) => scores.mask_fill(of_keys(mask), self.min_float),
             None => scores,
         };
-        let weights = if self.quiet_softmax { quiet_softmax(scores, 3) } else { softmax(scores, 3) };
-        self.output.forward_dtensor(join(self.dropout.forward_dtensor(weights).matmul(value)))
+        let weights = if self.quiet_softmax {
+            quiet_softmax(scores, 3)
+        } else {
+            softmax(scores, 3)
+        };
+        self.output
+            .forward_dtensor(join(self.dropout.forward_dtensor(weights).matmul(value)))
     }
 }

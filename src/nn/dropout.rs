@@ -68,6 +68,10 @@ pub fn dropout<const D: usize>(x: Tensor<D>, prob: f64) -> Tensor<D> {
         return x;
     }
     let keep = 1.0 - prob;
-    let mask = random::tensor(x.shape(), Distribution::Bernoulli(keep), (&x.device(), x.dtype()));
+    let mask = random::tensor(
+        x.shape(),
+        Distribution::Bernoulli(keep),
+        (&x.device(), x.dtype()),
+    );
     x * mask.mul_scalar(1.0 / keep)
 }

@@ -11,6 +11,8 @@ impl DTensorForward<DTensor<2, Int>> for Embedding {
     type Output = DTensor<3>;
 
     fn forward_dtensor(&self, indices: DTensor<2, Int>) -> DTensor<3> {
-        apply_style(&self.weight, indices, |indices, weight| module::embedding(weight, indices))
+        apply_style(&self.weight, indices, |indices, weight| {
+            module::embedding(weight, indices)
+        })
     }
 }

@@ -61,11 +61,29 @@ impl GroupedQueryAttentionConfig {
     /// # Panics
     /// If `n_heads` does not divide `d_model`, or `n_heads_kv` does not divide `n_heads`.
     pub fn init(&self, device: &Device) -> GroupedQueryAttention {
-        let Self { d_model, n_heads, n_heads_kv, bias, causal } = *self;
-        assert_eq!(d_model % n_heads, 0, "n_heads {n_heads} must divide d_model {d_model}");
-        assert_eq!(n_heads % n_heads_kv, 0, "n_heads_kv {n_heads_kv} must divide n_heads {n_heads}");
+        let Self {
+            d_model,
+            n_heads,
+            n_heads_kv,
+            bias,
+            causal,
+        } = *self;
+        assert_eq!(
+            d_model % n_heads,
+            0,
+            "n_heads {n_heads} must divide d_model {d_model}"
+        );
+        assert_eq!(
+            n_heads % n_heads_kv,
+            0,
+            "n_heads_kv {n_heads_kv} must divide n_heads {n_heads}"
+        );
         let d_kv = d_model / n_heads * n_heads_kv;
-        let linear = |d_output| LinearConfig::new(d_model, d_output).with_bias(bias).init(device);
+        let linear = |d_output| {
+            LinearConfig::new(d_model, d_output)
+                .with_bias(bias)
+                .init(device)
+        };
         GroupedQueryAttention {
             query: linear(d_model),
             key: linear(d_kv),
@@ -100,8 +118,12 @@ impl DTensorForward<DTensor<3>> for GroupedQueryAttention {
         let query = turn(project(x.clone(), &self.query, self.n_heads));
         let key = repeat_heads(turn(project(x.clone(), &self.key, self.n_heads_kv)), groups);
         let value = repeat_heads(project(x, &self.value, self.n_heads_kv), groups);
-        let options = AttentionModuleOptions { is_causal: self.causal, ..Default::default() };
-        self.output.forward_dtensor(join(attention(query, key, value, None, None, options)))
+        let options = AttentionModuleOptions {
+            is_causal: self.causal,
+            ..Default::default()
+        };
+        self.output
+            .forward_dtensor(join(attention(query, key, value, None, None, options)))
     }
 }
 
@@ -111,6 +133,8 @@ pub(super) fn repeat_heads(x: DTensor<4>, times: usize) -> DTensor<4> {
         return x;
     }
     let [batch, heads, seq, width] = x.dims();
-    let repeated = x.unsqueeze_dim::<5>(2).expand([batch, heads, times, seq, width]);
+    let repeated = x
+        .unsqueeze_dim::<5>(2)
+        .expand([batch, heads, times, seq, width]);
     repeated.reshape([batch, heads * times, seq, width])
 }

@@ -33,10 +33,20 @@ use crate::placement::Placement;
 #[track_caller]
 pub fn local_heads<const D: usize>(x: &DTensor<D>, heads: usize) -> usize {
     let last = D - 1;
-    let is_uneven = x.layout().shard_order(last).iter().any(|&mesh_dim| x.layout().uneven_sizes(mesh_dim).is_some());
-    let shardings = x.placements().iter().zip(x.mesh().shape()).zip(x.mesh().names());
+    let is_uneven = x
+        .layout()
+        .shard_order(last)
+        .iter()
+        .any(|&mesh_dim| x.layout().uneven_sizes(mesh_dim).is_some());
+    let shardings = x
+        .placements()
+        .iter()
+        .zip(x.mesh().shape())
+        .zip(x.mesh().names());
     let shardings = shardings.filter(|((placement, _), _)| **placement == Placement::Shard(last));
-    let (sizes, names): (Vec<_>, Vec<_>) = shardings.map(|((_, &size), name)| (size, format!("`{name}`"))).unzip();
+    let (sizes, names): (Vec<_>, Vec<_>) = shardings
+        .map(|((_, &size), name)| (size, format!("`{name}`")))
+        .unzip();
     let (ranks, features) = (sizes.iter().product::<usize>(), x.dims()[last]);
     if heads == 0 || !heads.is_multiple_of(ranks) || !features.is_multiple_of(heads) || is_uneven {
         let why = format!(
@@ -45,7 +55,11 @@ pub fn local_heads<const D: usize>(x: &DTensor<D>, heads: usize) -> usize {
              by the number of heads, and shard them evenly",
             names.join(" and ")
         );
-        let error = DTensorError::Operands { operator: "local_heads", shapes: vec![x.dims().to_vec()], why };
+        let error = DTensorError::Operands {
+            operator: "local_heads",
+            shapes: vec![x.dims().to_vec()],
+            why,
+        };
         Err(error).or_unwind()
     }
     heads / ranks

@@ -186,7 +186,10 @@ pub fn apply_style<const D: usize, const P: usize, const O: usize, K: Kind>(
 ) -> DTensor<O> {
     let _inside = watch::entered(|| module_path(param));
     let (styles, value) = (layer_styles(param), read(param, x.mesh()));
-    let y = forward(x.pinned_each(styles.and_then(|styles| styles.input.as_ref())), value);
+    let y = forward(
+        x.pinned_each(styles.and_then(|styles| styles.input.as_ref())),
+        value,
+    );
     match styles.and_then(|styles| styles.output.as_ref()) {
         Some(wanted) => y.redistribute_each(wanted).or_unwind(),
         None => y,

@@ -24,7 +24,10 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LayerNorm {
                 // The layer's epsilon is private in burn, so a clone of the layer computes with the given parameters.
                 let mut layer = self.clone();
                 layer.gamma = Param::initialized(layer.gamma.id, gamma);
-                layer.beta = layer.beta.zip(beta).map(|(own, beta)| Param::initialized(own.id, beta));
+                layer.beta = layer
+                    .beta
+                    .zip(beta)
+                    .map(|(own, beta)| Param::initialized(own.id, beta));
                 layer.forward(x)
             })
         })
@@ -36,7 +39,9 @@ impl<const D: usize> DTensorForward<DTensor<D>> for RmsNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        apply_style(&self.gamma, x, |x, gamma| module::rms_norm(x, gamma, self.epsilon))
+        apply_style(&self.gamma, x, |x, gamma| {
+            module::rms_norm(x, gamma, self.epsilon)
+        })
     }
 }
 
@@ -45,7 +50,12 @@ impl<const D: usize> DTensorForward<DTensor<D>> for GroupNorm {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        grouped(x, self.num_groups, self.gamma.as_ref().zip(self.beta.as_ref()), self.epsilon)
+        grouped(
+            x,
+            self.num_groups,
+            self.gamma.as_ref().zip(self.beta.as_ref()),
+            self.epsilon,
+        )
     }
 }
 
@@ -55,10 +65,18 @@ impl<const D: usize> DTensorForward<DTensor<D>> for InstanceNorm {
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         if D < 2 || x.dims()[1] != self.num_channels {
-            let why = format!("the layer has {} channels. Pass an input with as many", self.num_channels);
+            let why = format!(
+                "the layer has {} channels. Pass an input with as many",
+                self.num_channels
+            );
             operand_error("instance_norm", &[x.shape()], why).unwind();
         }
-        grouped(x, self.num_channels, self.gamma.as_ref().zip(self.beta.as_ref()), self.epsilon)
+        grouped(
+            x,
+            self.num_channels,
+            self.gamma.as_ref().zip(self.beta.as_ref()),
+            self.epsilon,
+        )
     }
 }
 
@@ -88,8 +106,12 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LocalResponseNorm {
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         if D < 3 {
-            operand_error("local_response_norm", &[x.shape()], "the input needs dimensions after its channels")
-                .unwind();
+            operand_error(
+                "local_response_norm",
+                &[x.shape()],
+                "the input needs dimensions after its channels",
+            )
+            .unwind();
         }
         apply(&LOCAL_RESPONSE, x, |x, _| self.forward(x))
     }
@@ -106,7 +128,12 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Normalization {
             Self::Instance(norm) => norm.forward_dtensor(x),
             Self::Layer(norm) => norm.forward_dtensor(x),
             Self::Rms(norm) => norm.forward_dtensor(x),
-            _ => operand_error("normalization", &[x.shape()], "this layer has no forward over DTensors").unwind(),
+            _ => operand_error(
+                "normalization",
+                &[x.shape()],
+                "this layer has no forward over DTensors",
+            )
+            .unwind(),
         }
     }
 }

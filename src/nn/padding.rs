@@ -17,7 +17,11 @@ pub(super) trait Padding<const N: usize> {
 fn same<const N: usize>(lens: [usize; N], kernel: [usize; N], stride: [usize; N]) -> [Pair; N] {
     std::array::from_fn(|at| {
         let needed = lens[at].div_ceil(stride[at]).saturating_sub(1) * stride[at] + kernel[at];
-        let total = if lens[at] == 0 { 0 } else { needed.saturating_sub(lens[at]) };
+        let total = if lens[at] == 0 {
+            0
+        } else {
+            needed.saturating_sub(lens[at])
+        };
         (total / 2, total - total / 2)
     })
 }

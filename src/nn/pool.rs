@@ -1,7 +1,8 @@
 //! Forward of burn-nn's pooling layers over DTensors.
 
 use burn::nn::pool::{
-    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d,
+    AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AvgPool1d, AvgPool2d, MaxPool1d,
+    MaxPool2d,
 };
 use burn::tensor::ops::{AvgPoolOptions, MaxPoolOptions};
 
@@ -51,8 +52,16 @@ pools! {
     AdaptiveAvgPool3d[5](pool, x) => module::adaptive_avg_pool3d(x, pool.output_size),
 }
 
-fn max<const N: usize>(kernel: [usize; N], stride: [usize; N], dilation: [usize; N], ceil: bool) -> MaxPoolOptions<N> {
-    MaxPoolOptions::new(kernel).with_stride(stride).with_dilation(dilation).with_ceil_mode(ceil)
+fn max<const N: usize>(
+    kernel: [usize; N],
+    stride: [usize; N],
+    dilation: [usize; N],
+    ceil: bool,
+) -> MaxPoolOptions<N> {
+    MaxPoolOptions::new(kernel)
+        .with_stride(stride)
+        .with_dilation(dilation)
+        .with_ceil_mode(ceil)
 }
 
 fn average<const N: usize>(
@@ -62,5 +71,7 @@ fn average<const N: usize>(
     ceil: bool,
 ) -> AvgPoolOptions<N> {
     let options = AvgPoolOptions::new(kernel).with_stride(stride);
-    options.with_count_include_pad(count_include_pad).with_ceil_mode(ceil)
+    options
+        .with_count_include_pad(count_include_pad)
+        .with_ceil_mode(ceil)
 }

@@ -11,7 +11,8 @@ use crate::dtensor::ops::{EinsumRule, apply, operand_error};
 /// grows along the one before.
 const ROTARY: EinsumRule = EinsumRule::new("rotary encoding", "..sD -> ..sD");
 /// Sharding rule of the positional encoding, which adds a value that depends on the position in the sequence.
-const POSITIONAL: EinsumRule = EinsumRule::new("positional encoding", "bsd -> bsd").with_partial_rules(SHIFT);
+const POSITIONAL: EinsumRule =
+    EinsumRule::new("positional encoding", "bsd -> bsd").with_partial_rules(SHIFT);
 
 /// A shard of a sequence is rotated by its positions in the full sequence.
 impl<const D: usize> DTensorForward<DTensor<D>> for RotaryEncoding {
@@ -21,10 +22,14 @@ impl<const D: usize> DTensorForward<DTensor<D>> for RotaryEncoding {
         // Burn clamps a slice of the table that ends after it, and a rank whose shard fits would not fail.
         let ([longest, width, _], dims) = (self.freq_complex.dims(), x.dims());
         if !matches!(dims[..], [.., seq, last] if seq <= longest && last == width) {
-            let why = format!("the layer encodes at most {longest} tokens of width {width}. Pass `[.., seq, {width}]`");
+            let why = format!(
+                "the layer encodes at most {longest} tokens of width {width}. Pass `[.., seq, {width}]`"
+            );
             operand_error("rotary encoding", &[x.shape()], why).unwind();
         }
-        apply(&ROTARY, x, |x, op| self.apply(x, op.input_range(0, D - 2).start))
+        apply(&ROTARY, x, |x, op| {
+            self.apply(x, op.input_range(0, D - 2).start)
+        })
     }
 }
 

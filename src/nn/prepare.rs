@@ -83,9 +83,16 @@ pub fn apply_io_layouts<M: Module, I: ModuleTensors, O: ModuleTensors>(
         Some(layouts) => (&*layouts.path, &layouts.inputs[..], &layouts.outputs[..]),
         None => ("", &[][..], &[][..]),
     };
-    let side = |what, edges| IoSide { module: module_path, mesh: mesh.as_ref(), what, edges };
+    let side = |what, edges| IoSide {
+        module: module_path,
+        mesh: mesh.as_ref(),
+        what,
+        edges,
+    };
     let inputs = side("input", ins).bring(inputs).or_unwind();
-    side("output", outs).bring(forward(module, inputs)).or_unwind()
+    side("output", outs)
+        .bring(forward(module, inputs))
+        .or_unwind()
 }
 
 /// Runs [`apply_io_layouts`] and returns this rank's local tensors of the outputs, for a block inside an ordinary
@@ -148,22 +155,43 @@ impl IoSide<'_> {
         let (given, prepared) = (tensors.count(), self.edges.len());
         if prepared > 0 && given != prepared {
             let (module, what) = (self.module.into(), self.what);
-            return Err(ParallelError::Count { module, what, given, prepared }.into());
+            return Err(ParallelError::Count {
+                module,
+                what,
+                given,
+                prepared,
+            }
+            .into());
         }
         tensors.bring(&self, &mut 0)
     }
 
     /// Converts a plain local tensor to a DTensor on the module's mesh, with the declared placements.
-    fn enter<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> Result<DTensor<D, K>> {
-        let mesh = self.mesh.ok_or(ParallelError::NoMesh { what: self.what, at })?;
-        let declared = |mesh_dim: usize| self.edges.get(at).and_then(|edge| edge.declared[mesh_dim]);
-        let placements: Vec<_> =
-            (0..mesh.ndim()).map(|mesh_dim| declared(mesh_dim).unwrap_or(Placement::Replicate)).collect();
+    fn enter<const D: usize, K: Kind>(
+        &self,
+        at: usize,
+        local: Tensor<D, K>,
+    ) -> Result<DTensor<D, K>> {
+        let mesh = self.mesh.ok_or(ParallelError::NoMesh {
+            what: self.what,
+            at,
+        })?;
+        let declared =
+            |mesh_dim: usize| self.edges.get(at).and_then(|edge| edge.declared[mesh_dim]);
+        let placements: Vec<_> = (0..mesh.ndim())
+            .map(|mesh_dim| declared(mesh_dim).unwrap_or(Placement::Replicate))
+            .collect();
         DTensor::from_local(local, mesh, &placements)
     }
 
-    fn bring_one<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Result<DTensor<D, K>> {
-        let (Some(edge), Some(mesh)) = (self.edges.get(at), self.mesh) else { return Ok(tensor) };
+    fn bring_one<const D: usize, K: Kind>(
+        &self,
+        at: usize,
+        tensor: DTensor<D, K>,
+    ) -> Result<DTensor<D, K>> {
+        let (Some(edge), Some(mesh)) = (self.edges.get(at), self.mesh) else {
+            return Ok(tensor);
+        };
         if !mesh.congruent(tensor.mesh()) {
             let (left, right) = (mesh.to_string(), tensor.mesh().to_string());
             return Err(DTensorError::MeshMismatch { left, right }.into());
@@ -173,7 +201,9 @@ impl IoSide<'_> {
             .iter()
             .zip(tensor.placements())
             .position(|(declared, own)| declared.is_some_and(|declared| declared != *own));
-        if let Some((mesh_dim, declared)) = other.and_then(|mesh_dim| Some((mesh_dim, edge.declared[mesh_dim]?))) {
+        if let Some((mesh_dim, declared)) =
+            other.and_then(|mesh_dim| Some((mesh_dim, edge.declared[mesh_dim]?)))
+        {
             return Err(ParallelError::Layout {
                 module: self.module.into(),
                 what: self.what,
@@ -249,7 +279,9 @@ impl<T: ModuleTensors> ModuleTensors for Vec<T> {
     }
 
     fn bring(self, side: &IoSide<'_>, at: &mut usize) -> Result<Self::Global> {
-        self.into_iter().map(|tensor| tensor.bring(side, at)).collect()
+        self.into_iter()
+            .map(|tensor| tensor.bring(side, at))
+            .collect()
     }
 
     fn local(global: Self::Global) -> Self::Local {

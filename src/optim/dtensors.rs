@@ -4,7 +4,9 @@ use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::optim::{Adafactor, DynOptimizer, DynState, Lamb, LearningRate, Muon, Optimizer, StateSink, StateSource};
+use burn::optim::{
+    Adafactor, DynOptimizer, DynState, Lamb, LearningRate, Muon, Optimizer, StateSink, StateSource,
+};
 use burn::tensor::Tensor;
 
 use super::state::{ParameterState, StateFields, describe, layout_error};
@@ -65,9 +67,17 @@ struct ParamState {
 impl DTensorOptimizer {
     /// Creates the optimizer from a burn optimizer, as the `build` method of its configuration returns it.
     pub fn new<O: Optimizer>(optimizer: O) -> Self {
-        let is_full =
-            [TypeId::of::<Lamb>(), TypeId::of::<Adafactor>(), TypeId::of::<Muon>()].contains(&TypeId::of::<O>());
-        Self { optimizer: Arc::new(optimizer), is_full, states: BTreeMap::new() }
+        let is_full = [
+            TypeId::of::<Lamb>(),
+            TypeId::of::<Adafactor>(),
+            TypeId::of::<Muon>(),
+        ]
+        .contains(&TypeId::of::<O>());
+        Self {
+            optimizer: Arc::new(optimizer),
+            is_full,
+            states: BTreeMap::new(),
+        }
     }
 
     /// Gathers the full parameter and gradient before each step, for a custom optimizer that does not work element
@@ -104,29 +114,59 @@ impl DTensorOptimizer {
             [&param, &grad].map(|tensor| tensor.local().clone().inner())
         };
         let state = self.states.remove(path).map(|kept| kept.state);
-        let (stepped, state) = self.optimizer.step_dyn(D, lr, tensor.into_bridge(), grad.into_bridge(), state);
+        let (stepped, state) =
+            self.optimizer
+                .step_dyn(D, lr, tensor.into_bridge(), grad.into_bridge(), state);
         if let Some(state) = state {
-            self.states.insert(path.into(), ParamState { spec: spec.clone(), state });
+            self.states.insert(
+                path.into(),
+                ParamState {
+                    spec: spec.clone(),
+                    state,
+                },
+            );
         }
         let mut stepped = Tensor::from_bridge(stepped);
         if self.is_full {
-            stepped = DTensor::distribute_computed(stepped, spec.mesh(), spec.layout().clone())?.to_local();
+            stepped = DTensor::distribute_computed(stepped, spec.mesh(), spec.layout().clone())?
+                .to_local();
         }
-        Ok(DTensor::from_parts(stored_like(param.local(), stepped), spec))
+        Ok(DTensor::from_parts(
+            stored_like(param.local(), stepped),
+            spec,
+        ))
     }
 
-    fn check<const D: usize>(&self, path: &str, param: &DTensor<D>, grad: &DTensor<D>) -> Result<(), OptimError> {
-        for (what, layout) in [("the value", param.layout()), ("the gradient", grad.layout())] {
+    fn check<const D: usize>(
+        &self,
+        path: &str,
+        param: &DTensor<D>,
+        grad: &DTensor<D>,
+    ) -> Result<(), OptimError> {
+        for (what, layout) in [
+            ("the value", param.layout()),
+            ("the gradient", grad.layout()),
+        ] {
             if layout.has_partial() {
-                return Err(OptimError::Partial { path: path.into(), what, layout: layout.to_string() });
+                return Err(OptimError::Partial {
+                    path: path.into(),
+                    what,
+                    layout: layout.to_string(),
+                });
             }
         }
         if grad.spec() != param.spec() {
             let (gradient, param) = (describe(grad.spec()), describe(param.spec()));
-            return Err(OptimError::Gradient { path: path.into(), gradient, param });
+            return Err(OptimError::Gradient {
+                path: path.into(),
+                gradient,
+                param,
+            });
         }
         match self.states.get(path) {
-            Some(ParamState { spec, .. }) if spec != param.spec() => Err(layout_error(path, spec, param.spec())),
+            Some(ParamState { spec, .. }) if spec != param.spec() => {
+                Err(layout_error(path, spec, param.spec()))
+            }
             _ => Ok(()),
         }
     }
@@ -139,10 +179,14 @@ impl DTensorOptimizer {
     /// [`with_full_parameters`](Self::with_full_parameters).
     pub fn state(&self) -> Result<OptimizerState> {
         let of = |(path, kept): (&String, &ParamState)| {
-            let state = ParameterState::new(path, &kept.spec, self.flat(&kept.state), self.is_full)?;
+            let state =
+                ParameterState::new(path, &kept.spec, self.flat(&kept.state), self.is_full)?;
             Ok((path.clone(), state))
         };
-        Ok(OptimizerState { params: self.states.iter().map(of).collect::<Result<_>>()?, stateless: BTreeMap::new() })
+        Ok(OptimizerState {
+            params: self.states.iter().map(of).collect::<Result<_>>()?,
+            stateless: BTreeMap::new(),
+        })
     }
 
     /// Replaces the optimizer's state with `state`.
@@ -157,7 +201,10 @@ impl DTensorOptimizer {
     /// [`Error::Comm`](crate::Error::Comm) if a collective fails. On an error the optimizer keeps its state.
     pub fn load(&mut self, state: OptimizerState) -> Result<()> {
         let load = |(path, state): (String, ParameterState)| {
-            let kept = ParamState { spec: state.spec.clone(), state: self.loaded(&path, state)? };
+            let kept = ParamState {
+                spec: state.spec.clone(),
+                state: self.loaded(&path, state)?,
+            };
             Ok((path, kept))
         };
         self.states = state.params.into_iter().map(load).collect::<Result<_>>()?;
@@ -170,15 +217,28 @@ impl DTensorOptimizer {
             true => {
                 let full = |(field, tensor): (String, DynDTensor)| Ok((field, tensor.full_data()?));
                 let tensors = state.tensors.into_iter().map(full).collect::<Result<_>>()?;
-                StateSink { tensors, scalars: state.scalars.into_iter().collect() }
+                StateSink {
+                    tensors,
+                    scalars: state.scalars.into_iter().collect(),
+                }
             }
             false => state.into_parts(path)?,
         };
         let fields = StateFields::of(&given);
         let mut source = StateSource::new(given.scalars.into_iter().collect());
-        given.tensors.into_iter().for_each(|(field, data)| source.insert_tensor(field, data));
-        let loaded = self.optimizer.state_unflatten(spec.shape().num_dims(), "", &mut source, spec.mesh().device());
-        let found = loaded.as_ref().map(|loaded| StateFields::of(&self.flat(loaded)));
+        given
+            .tensors
+            .into_iter()
+            .for_each(|(field, data)| source.insert_tensor(field, data));
+        let loaded = self.optimizer.state_unflatten(
+            spec.shape().num_dims(),
+            "",
+            &mut source,
+            spec.mesh().device(),
+        );
+        let found = loaded
+            .as_ref()
+            .map(|loaded| StateFields::of(&self.flat(loaded)));
         fields.check_loaded(path, found.as_ref())?;
         Ok(loaded.expect("`check_loaded` rejects a missing state"))
     }

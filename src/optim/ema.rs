@@ -47,10 +47,17 @@ pub fn ema<M: Module>(average: M, model: &M, decay: f64) -> Result<M> {
     let (own, values) = (StoredValues::of(&average)?, StoredValues::of(model)?);
     let paths = own.0.keys().chain(values.0.keys());
     for path in paths {
-        let [was, is] = [&own, &values].map(|values| values.0.get(path).map(|(laid_out, _)| laid_out));
+        let [was, is] =
+            [&own, &values].map(|values| values.0.get(path).map(|(laid_out, _)| laid_out));
         if was != is {
-            let [average, model] = [was, is].map(|laid_out| laid_out.map_or("nothing", |text| text).to_owned());
-            return Err(OptimError::Average { path: path.clone(), average, model }.into());
+            let [average, model] =
+                [was, is].map(|laid_out| laid_out.map_or("nothing", |text| text).to_owned());
+            return Err(OptimError::Average {
+                path: path.clone(),
+                average,
+                model,
+            }
+            .into());
         }
     }
     drop(own);
@@ -64,10 +71,18 @@ impl StoredValues {
     fn of<M: Module>(model: &M) -> Result<Self> {
         let walk = walk_with_paths(model);
         check_not_replaced(model, &walk)?;
-        let mut visit = Visit { found: BTreeMap::new() };
+        let mut visit = Visit {
+            found: BTreeMap::new(),
+        };
         visit_tensors(model, &mut visit);
-        for Visited { param, base, path, .. } in walk.distributed {
-            let stored = visit.found.get_mut(&path.expect("the walk records paths")).expect("it was visited");
+        for Visited {
+            param, base, path, ..
+        } in walk.distributed
+        {
+            let stored = visit
+                .found
+                .get_mut(&path.expect("the walk records paths"))
+                .expect("it was visited");
             stored.0 = describe(&param.spec(base.dtype()));
         }
         Ok(Self(visit.found))
@@ -82,7 +97,8 @@ impl TensorVisitor for Visit {
     fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
         let value = param.base().inner();
         let laid_out = format!("{:?} {}", value.dims(), value.dtype().name());
-        self.found.insert(path.join(), (laid_out, value.into_dispatch()));
+        self.found
+            .insert(path.join(), (laid_out, value.into_dispatch()));
     }
 }
 
@@ -92,11 +108,20 @@ struct Average {
 }
 
 impl TensorMapper for Average {
-    fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (_, value) = self.values.0.remove(&path.join()).expect("`ema` has compared the paths");
+    fn float<const D: usize>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
+        let (_, value) = self
+            .values
+            .0
+            .remove(&path.join())
+            .expect("`ema` has compared the paths");
         let value = Tensor::<D>::from_dispatch(value);
         param.map(|was| {
-            let average = was.clone().inner().mul_scalar(self.decay) + value.mul_scalar(1.0 - self.decay);
+            let average =
+                was.clone().inner().mul_scalar(self.decay) + value.mul_scalar(1.0 - self.decay);
             stored_like(&was, average)
         })
     }

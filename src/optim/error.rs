@@ -7,7 +7,9 @@ use burn::tensor::DType;
 #[non_exhaustive]
 pub enum OptimError {
     /// A parameter or gradient has a partial placement.
-    #[error("{what} of `{path}` is {layout}, which is partial. `redistribute` it to Replicate or Shard first")]
+    #[error(
+        "{what} of `{path}` is {layout}, which is partial. `redistribute` it to Replicate or Shard first"
+    )]
     Partial {
         /// Path of the parameter.
         path: String,
@@ -17,7 +19,9 @@ pub enum OptimError {
         layout: String,
     },
     /// The layout of a gradient differs from that of its parameter.
-    #[error("the gradient of `{path}` is {gradient}, but the parameter is {param}. `redistribute` the gradient")]
+    #[error(
+        "the gradient of `{path}` is {gradient}, but the parameter is {param}. `redistribute` the gradient"
+    )]
     Gradient {
         /// Path of the parameter.
         path: String,
@@ -137,10 +141,17 @@ pub enum OptimError {
 
 impl OptimError {
     pub(super) fn no_parameter<'a>(name: &str, paths: impl Iterator<Item = &'a String>) -> Self {
-        Self::NoParameter { name: name.into(), paths: paths.take(8).cloned().collect() }
+        Self::NoParameter {
+            name: name.into(),
+            paths: paths.take(8).cloned().collect(),
+        }
     }
 
     pub(super) fn element_type(name: String, found: DType, loaded: DType) -> Self {
-        Self::ElementType { name, found: found.name().into(), loaded: loaded.name().into() }
+        Self::ElementType {
+            name,
+            found: found.name().into(),
+            loaded: loaded.name().into(),
+        }
     }
 }

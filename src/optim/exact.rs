@@ -2,8 +2,8 @@
 
 use burn::grad_clipping::GradientClipping;
 use burn::optim::{
-    AdaGrad, AdaGradConfig, Adam, AdamConfig, AdamW, AdamWConfig, Adan, AdanConfig, Lion, LionConfig, Optimizer,
-    RmsProp, RmsPropConfig, Sgd, SgdConfig,
+    AdaGrad, AdaGradConfig, Adam, AdamConfig, AdamW, AdamWConfig, Adan, AdanConfig, Lion,
+    LionConfig, Optimizer, RmsProp, RmsPropConfig, Sgd, SgdConfig,
 };
 
 /// An optimizer, or the configuration of one, that works element by element. Its step of a shard is bitwise equal

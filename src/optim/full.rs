@@ -30,8 +30,14 @@ impl OptimizerState {
     /// # Errors
     /// [`Error::Comm`](crate::Error::Comm) if a collective fails.
     pub fn full(&self) -> Result<FullOptimizerState> {
-        let tensors = self.tensors().map(|(name, tensor)| Ok((name, tensor.full_data()?))).collect::<Result<_>>()?;
-        Ok(FullOptimizerState { tensors, scalars: self.scalars().collect() })
+        let tensors = self
+            .tensors()
+            .map(|(name, tensor)| Ok((name, tensor.full_data()?)))
+            .collect::<Result<_>>()?;
+        Ok(FullOptimizerState {
+            tensors,
+            scalars: self.scalars().collect(),
+        })
     }
 }
 
@@ -46,7 +52,9 @@ impl FullOptimizerState {
             Tensor::new(name, dtype, shape, None, bytes)
         });
         let writer = Writer::new(tensors.collect());
-        let writer = self.scalars.iter().fold(writer, |writer, (name, scalar)| writer.with_scalar(name, *scalar));
+        let writer = self.scalars.iter().fold(writer, |writer, (name, scalar)| {
+            writer.with_scalar(name, *scalar)
+        });
         writer.into_bytes().map_err(Error::other)
     }
 
@@ -57,11 +65,18 @@ impl FullOptimizerState {
     pub fn from_bytes(bytes: Bytes) -> Result<Self> {
         let reader = Reader::from_bytes(bytes).map_err(Error::other)?;
         let scalars = reader.scalars().clone();
-        let tensors = reader.into_tensors().map_err(Error::other)?.into_iter().map(|tensor| {
-            let (name, dtype, shape, _, bytes) = tensor.into_parts().map_err(Error::other)?;
-            Ok((name, TensorData::from_bytes(bytes, shape, dtype)))
-        });
-        Ok(Self { tensors: tensors.collect::<Result<_>>()?, scalars })
+        let tensors = reader
+            .into_tensors()
+            .map_err(Error::other)?
+            .into_iter()
+            .map(|tensor| {
+                let (name, dtype, shape, _, bytes) = tensor.into_parts().map_err(Error::other)?;
+                Ok((name, TensorData::from_bytes(bytes, shape, dtype)))
+            });
+        Ok(Self {
+            tensors: tensors.collect::<Result<_>>()?,
+            scalars,
+        })
     }
 
     /// Distributes the state like the parameters. `specs` are the parameters' specs by path. Local: each rank takes
@@ -71,17 +86,28 @@ impl FullOptimizerState {
     ///
     /// # Errors
     /// [`OptimError::NoParameter`](super::OptimError::NoParameter) for a name that does not begin with a path of `specs`.
-    pub fn distribute(&self, specs: impl IntoIterator<Item = (String, Arc<DTensorSpec>)>) -> Result<OptimizerState> {
+    pub fn distribute(
+        &self,
+        specs: impl IntoIterator<Item = (String, Arc<DTensorSpec>)>,
+    ) -> Result<OptimizerState> {
         let specs: BTreeMap<_, _> = specs.into_iter().collect();
-        let described = self.tensors.iter().map(|(name, data)| (name.as_str(), data.shape(), data.dtype()));
+        let described = self
+            .tensors
+            .iter()
+            .map(|(name, data)| (name.as_str(), data.shape(), data.dtype()));
         let targets = OptimizerState::targets(&specs, described)?;
         let tensors = self.tensors.iter().map(|(name, data)| {
             let target = &targets[name];
-            let tensor = DynDTensor::from_full_data(data.clone(), target.mesh(), target.layout().clone())?;
+            let tensor =
+                DynDTensor::from_full_data(data.clone(), target.mesh(), target.layout().clone())?;
             Ok((name.clone(), tensor))
         });
         let tensors: Vec<_> = tensors.collect::<Result<_>>()?;
-        Ok(OptimizerState::from_parts(&specs, tensors, self.scalars.clone())?)
+        Ok(OptimizerState::from_parts(
+            &specs,
+            tensors,
+            self.scalars.clone(),
+        )?)
     }
 }
 
@@ -100,11 +126,20 @@ mod tests {
             let mesh = DeviceMesh::new(world, [1], ["shard"])?;
             let data = TensorData::from([1.0f32]);
             let layout = Layout::new(mesh.shape(), &[Placement::Shard(0)])?;
-            let spec = DTensorSpec::new(&mesh, layout, data.shape().clone(), data.dtype())?.shared();
-            let paths: Vec<_> = (0..params).map(|at| format!("blocks.{at}.weight")).collect();
+            let spec =
+                DTensorSpec::new(&mesh, layout, data.shape().clone(), data.dtype())?.shared();
+            let paths: Vec<_> = (0..params)
+                .map(|at| format!("blocks.{at}.weight"))
+                .collect();
             let field = |path: &String, field: &str| format!("{path}.momentum.{field}");
-            let tensors = paths.iter().map(|path| (field(path, "moment_1"), data.clone())).collect();
-            let scalars = paths.iter().map(|path| (field(path, "time"), Scalar::from(3usize))).collect();
+            let tensors = paths
+                .iter()
+                .map(|path| (field(path, "moment_1"), data.clone()))
+                .collect();
+            let scalars = paths
+                .iter()
+                .map(|path| (field(path, "time"), Scalar::from(3usize)))
+                .collect();
             let full = FullOptimizerState { tensors, scalars };
             let since = |before| LOOKUPS.get() - before;
             let before = LOOKUPS.get();
@@ -113,7 +148,10 @@ mod tests {
             let before = LOOKUPS.get();
             for path in &paths {
                 assert!(state.tensor::<1>(&field(path, "moment_1")).is_some());
-                assert_eq!(state.scalar(&field(path, "time")), Some(Scalar::from(3usize)));
+                assert_eq!(
+                    state.scalar(&field(path, "time")),
+                    Some(Scalar::from(3usize))
+                );
             }
             let read = since(before);
             assert_eq!(state.full()?, full);
@@ -125,7 +163,10 @@ mod tests {
     #[test]
     fn lookups_grow_with_the_number_of_parameters_and_not_with_its_square() {
         let [few, many] = [25, 100].map(lookups);
-        assert!(few.iter().all(|&few| few >= 2 * 25), "every name is looked up: {few:?}");
+        assert!(
+            few.iter().all(|&few| few >= 2 * 25),
+            "every name is looked up: {few:?}"
+        );
         assert_eq!(many, few.map(|few| 4 * few));
     }
 }

@@ -28,7 +28,10 @@ const RANK: &str = "__rank";
 /// # Errors
 /// Like [`optimizer_state`].
 pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTensorSpec>>> {
-    Ok(parameters(model)?.into_iter().map(|(path, ModelParameter { spec, .. })| (path, spec)).collect())
+    Ok(parameters(model)?
+        .into_iter()
+        .map(|(path, ModelParameter { spec, .. })| (path, spec))
+        .collect())
 }
 
 /// Returns a copy of the state that burn's `optim` has for the parameters of a distributed `model`, by path. It
@@ -59,7 +62,12 @@ pub(crate) fn recorded_state<M: Module>(
     }
     for (path, ModelParameter { id, spec, .. }) in parameters {
         match states.remove(&id) {
-            Some((_, sink)) => _ = state.params.insert(path.clone(), ParameterState::new(&path, &spec, sink, false)?),
+            Some((_, sink)) => {
+                _ = state.params.insert(
+                    path.clone(),
+                    ParameterState::new(&path, &spec, sink, false)?,
+                )
+            }
             None => _ = state.stateless.insert(path, spec),
         }
     }
@@ -80,11 +88,18 @@ pub fn load_optimizer_state<M: Module>(
     state: OptimizerState,
 ) -> Result<ModuleOptimizer> {
     let parameters = parameters(model)?;
-    let replaced = parameters.iter().filter(|(path, param)| param.is_distributed || state.params.contains_key(*path));
-    let mut record = OptimizerRecord::of(|| optim.into_bytes(), replaced.map(|(_, param)| param.id).collect())?;
+    let replaced = parameters
+        .iter()
+        .filter(|(path, param)| param.is_distributed || state.params.contains_key(*path));
+    let mut record = OptimizerRecord::of(
+        || optim.into_bytes(),
+        replaced.map(|(_, param)| param.id).collect(),
+    )?;
     let mut given = Vec::new();
     for (path, state) in state.params {
-        let param = parameters.get(&path).ok_or_else(|| OptimError::no_parameter(&path, parameters.keys()))?;
+        let param = parameters
+            .get(&path)
+            .ok_or_else(|| OptimError::no_parameter(&path, parameters.keys()))?;
         let ModelParameter { id, spec, .. } = param;
         if state.spec != *spec {
             return Err(layout_error(&path, &state.spec, spec).into());
@@ -92,11 +107,15 @@ pub fn load_optimizer_state<M: Module>(
         let state = state.into_parts(&path)?;
         given.push((path.clone(), *id, StateFields::of(&state)));
         record.paths.insert(id.to_string(), path);
-        record.states.insert(*id, (Scalar::from(spec.shape().num_dims()), state));
+        record
+            .states
+            .insert(*id, (Scalar::from(spec.shape().num_dims()), state));
     }
     let (optim, loaded) = record.load_into(optim)?;
     // burn silently ignores state that it cannot read.
-    given.iter().try_for_each(|(path, id, fields)| fields.check_loaded(path, loaded.get(id)))?;
+    given
+        .iter()
+        .try_for_each(|(path, id, fields)| fields.check_loaded(path, loaded.get(id)))?;
     Ok(optim)
 }
 
@@ -112,19 +131,53 @@ struct ModelParameter {
 fn parameters<M: Module>(model: &M) -> Result<BTreeMap<String, ModelParameter>> {
     let walk = walk_with_paths(model);
     check_not_replaced(model, &walk)?;
-    let Some(first) = walk.distributed.first() else { return Ok(BTreeMap::new()) };
+    let Some(first) = walk.distributed.first() else {
+        return Ok(BTreeMap::new());
+    };
     let mesh = first.param.info().spec.mesh().clone();
     let replicate = Layout::replicate(mesh.shape())?;
-    let others = ModelScan::of(model).params.into_iter().filter(|found| found.distributed.is_none()).map(|found| {
-        let spec = DTensorSpec::new(&mesh, replicate.clone(), found.shape.clone().into(), found.dtype)?.shared();
-        Ok((found.path(), ModelParameter { id: found.id.val(), spec, is_distributed: false }))
-    });
+    let others = ModelScan::of(model)
+        .params
+        .into_iter()
+        .filter(|found| found.distributed.is_none())
+        .map(|found| {
+            let spec = DTensorSpec::new(
+                &mesh,
+                replicate.clone(),
+                found.shape.clone().into(),
+                found.dtype,
+            )?
+            .shared();
+            Ok((
+                found.path(),
+                ModelParameter {
+                    id: found.id.val(),
+                    spec,
+                    is_distributed: false,
+                },
+            ))
+        });
     let mut parameters: BTreeMap<_, _> = others.collect::<Result<_>>()?;
-    parameters.extend(walk.distributed.into_iter().map(|Visited { id, param, base, path, .. }| {
-        let spec = param.spec(base.dtype());
-        let path = path.expect("the walk records paths");
-        (path, ModelParameter { id: id.val(), spec, is_distributed: true })
-    }));
+    parameters.extend(walk.distributed.into_iter().map(
+        |Visited {
+             id,
+             param,
+             base,
+             path,
+             ..
+         }| {
+            let spec = param.spec(base.dtype());
+            let path = path.expect("the walk records paths");
+            (
+                path,
+                ModelParameter {
+                    id: id.val(),
+                    spec,
+                    is_distributed: true,
+                },
+            )
+        },
+    ));
     Ok(parameters)
 }
 
@@ -139,9 +192,18 @@ struct OptimizerRecord {
 
 impl OptimizerRecord {
     /// Returns the states of all parameters apart from `except`. `record` asks the optimizer for its record, on this thread.
-    fn of(record: impl FnOnce() -> Result<Bytes, RecordError>, except: BTreeSet<u64>) -> Result<Self> {
-        let (bytes, exchange) = StateExchange::Take { except, taken: States::new() }.during(record);
-        let StateExchange::Take { except, taken } = exchange else { unreachable!("an exchange stays of its kind") };
+    fn of(
+        record: impl FnOnce() -> Result<Bytes, RecordError>,
+        except: BTreeSet<u64>,
+    ) -> Result<Self> {
+        let (bytes, exchange) = StateExchange::Take {
+            except,
+            taken: States::new(),
+        }
+        .during(record);
+        let StateExchange::Take { except, taken } = exchange else {
+            unreachable!("an exchange stays of its kind")
+        };
         let reader = Reader::from_bytes(bytes?).map_err(Error::other)?;
         let paths = reader.metadata().clone();
         let mut states: BTreeMap<u64, (Scalar, StateSink)> = BTreeMap::new();
@@ -153,42 +215,81 @@ impl OptimizerRecord {
         for (name, dims) in ranks {
             states.insert(split(&name)?.0, (dims, StateSink::default()));
         }
-        let unknown = |name: &str| Error::other(format!("burn's optimizer record has no parameter for `{name}`"));
+        let unknown = |name: &str| {
+            Error::other(format!(
+                "burn's optimizer record has no parameter for `{name}`"
+            ))
+        };
         for (name, scalar) in scalars {
             let (id, field) = split(&name)?;
-            states.get_mut(&id).ok_or_else(|| unknown(&name))?.1.scalars.push((field, scalar));
+            states
+                .get_mut(&id)
+                .ok_or_else(|| unknown(&name))?
+                .1
+                .scalars
+                .push((field, scalar));
         }
         for tensor in reader.into_tensors().map_err(Error::other)? {
             let (name, dtype, shape, _, bytes) = tensor.into_parts().map_err(Error::other)?;
             let (id, field) = split(&name)?;
             let state = states.get_mut(&id).ok_or_else(|| unknown(&name))?;
-            state.1.tensors.push((field, TensorData::from_bytes(bytes, shape, dtype)));
+            state
+                .1
+                .tensors
+                .push((field, TensorData::from_bytes(bytes, shape, dtype)));
         }
         for (id, fields) in taken {
-            states.get_mut(&id).ok_or_else(|| unknown(&id.to_string()))?.1 = fields;
+            states
+                .get_mut(&id)
+                .ok_or_else(|| unknown(&id.to_string()))?
+                .1 = fields;
         }
         states.retain(|id, _| !except.contains(id));
         Ok(Self { states, paths })
     }
 
     /// Returns the optimizer with these states, and the fields that it has made of them.
-    fn load_into(mut self, optim: ModuleOptimizer) -> Result<(ModuleOptimizer, BTreeMap<u64, StateFields>)> {
-        let nothing = self.states.iter().map(|(id, (dims, _))| (*id, (*dims, StateSink::default()))).collect();
-        let nothing = Self { states: nothing, paths: self.paths.clone() }.into_bytes()?;
-        let (probed, exchange) = StateExchange::Probe(BTreeSet::new()).during(|| optim.clone().from_bytes(nothing));
+    fn load_into(
+        mut self,
+        optim: ModuleOptimizer,
+    ) -> Result<(ModuleOptimizer, BTreeMap<u64, StateFields>)> {
+        let nothing = self
+            .states
+            .iter()
+            .map(|(id, (dims, _))| (*id, (*dims, StateSink::default())))
+            .collect();
+        let nothing = Self {
+            states: nothing,
+            paths: self.paths.clone(),
+        }
+        .into_bytes()?;
+        let (probed, exchange) =
+            StateExchange::Probe(BTreeSet::new()).during(|| optim.clone().from_bytes(nothing));
         probed?;
-        let StateExchange::Probe(ids) = exchange else { unreachable!("an exchange stays of its kind") };
-        let given = ids.iter().filter_map(|id| Some((*id, std::mem::take(&mut self.states.get_mut(id)?.1)))).collect();
+        let StateExchange::Probe(ids) = exchange else {
+            unreachable!("an exchange stays of its kind")
+        };
+        let given = ids
+            .iter()
+            .filter_map(|id| Some((*id, std::mem::take(&mut self.states.get_mut(id)?.1))))
+            .collect();
         let by_bytes = self.states.len() > ids.len();
         let bytes = self.into_bytes()?;
-        let (optim, exchange) =
-            StateExchange::Give { given, loaded: BTreeMap::new() }.during(|| optim.from_bytes(bytes));
+        let (optim, exchange) = StateExchange::Give {
+            given,
+            loaded: BTreeMap::new(),
+        }
+        .during(|| optim.from_bytes(bytes));
         let (optim, StateExchange::Give { mut loaded, .. }) = (optim?, exchange) else {
             unreachable!("an exchange stays of its kind")
         };
         if by_bytes {
             let others = Self::of(|| optim.into_bytes(), ids)?.states;
-            loaded.extend(others.iter().map(|(id, (_, state))| (*id, StateFields::of(state))));
+            loaded.extend(
+                others
+                    .iter()
+                    .map(|(id, (_, state))| (*id, StateFields::of(state))),
+            );
         }
         Ok((optim, loaded))
     }
@@ -203,18 +304,33 @@ impl OptimizerRecord {
                 let (bytes, shape, dtype) = data.into_parts();
                 Tensor::new(name(&field), dtype, shape, Some(id), bytes)
             }));
-            scalars.extend(state.scalars.into_iter().map(|(field, scalar)| (name(&field), scalar)));
+            scalars.extend(
+                state
+                    .scalars
+                    .into_iter()
+                    .map(|(field, scalar)| (name(&field), scalar)),
+            );
         }
-        let writer =
-            scalars.iter().fold(Writer::new(tensors), |writer, (name, scalar)| writer.with_scalar(name, *scalar));
-        let writer = self.paths.iter().fold(writer, |writer, (id, path)| writer.with_metadata(id, path));
+        let writer = scalars
+            .iter()
+            .fold(Writer::new(tensors), |writer, (name, scalar)| {
+                writer.with_scalar(name, *scalar)
+            });
+        let writer = self
+            .paths
+            .iter()
+            .fold(writer, |writer, (id, path)| writer.with_metadata(id, path));
         writer.into_bytes().map_err(Error::other)
     }
 }
 
 /// Splits a name in burn's record into parameter id and field.
 fn split(name: &str) -> Result<(u64, String)> {
-    let id = name.split('.').next().expect("`split` yields at least one item");
-    let field = field(name, id).ok_or_else(|| Error::other(format!("`{name}` is not a name in burn's record")))?;
+    let id = name
+        .split('.')
+        .next()
+        .expect("`split` yields at least one item");
+    let field = field(name, id)
+        .ok_or_else(|| Error::other(format!("`{name}` is not a name in burn's record")))?;
     Ok((id.parse()?, field.to_owned()))
 }

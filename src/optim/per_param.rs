@@ -13,7 +13,8 @@ use crate::dtensor::DTensorSpec;
 use crate::error::OrUnwind;
 
 /// Adds a parameter's group, with the optimizer of the group it comes from, to burn's optimizer.
-type AddGroup = dyn Fn(ModuleOptimizer, ParamGroup, Option<Arc<DTensorSpec>>) -> ModuleOptimizer + Send + Sync;
+type AddGroup =
+    dyn Fn(ModuleOptimizer, ParamGroup, Option<Arc<DTensorSpec>>) -> ModuleOptimizer + Send + Sync;
 
 /// A group whose gradients are clipped by norm.
 #[derive(Clone)]
@@ -25,9 +26,20 @@ pub(super) struct ClippedGroup {
 impl ClippedGroup {
     pub(super) fn new<O: Optimizer>(optimizer: O, max_norm: f32) -> Self {
         let add = move |optim: ModuleOptimizer, params, spec| {
-            optim.with_group(params, ClippedOnShards { optimizer: optimizer.clone(), max_norm, spec }, None)
+            optim.with_group(
+                params,
+                ClippedOnShards {
+                    optimizer: optimizer.clone(),
+                    max_norm,
+                    spec,
+                },
+                None,
+            )
         };
-        Self { max_norm, add: Arc::new(add) }
+        Self {
+            max_norm,
+            add: Arc::new(add),
+        }
     }
 
     /// Adds a group of one parameter with this spec, `None` if it is not distributed.
@@ -87,11 +99,22 @@ impl Optimizer for MuonOnShards {
         grad: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
-        let Stages { velocity, orthogonal, apply } = &self.stages;
+        let Stages {
+            velocity,
+            orthogonal,
+            apply,
+        } = &self.stages;
         let (velocity, state) = velocity.step(lr, param.clone(), grad, state);
         let part = Tensor::<2>::from_dispatch(velocity.into_dispatch());
         let spec = self.spec.as_ref().map(|spec| spec.in_dtype(part.dtype()));
-        let matrix = MuonMatrix { id: self.id, path: self.path.clone(), spec, part, lr, muon: orthogonal.clone() };
+        let matrix = MuonMatrix {
+            id: self.id,
+            path: self.path.clone(),
+            spec,
+            part,
+            lr,
+            muon: orthogonal.clone(),
+        };
         let (_, update) = orthogonalized(vec![matrix], &[]).or_unwind().remove(0);
         let update = Tensor::<D>::from_dispatch(update.into_dispatch());
         (apply.step(lr, param, update, None).0, state)

@@ -27,11 +27,16 @@ impl<O: Optimizer> Optimizer for Realigned<O> {
             0 => Tensor::zeros(param.shape(), (&param.device(), param.dtype())),
             _ => param,
         };
-        let (param, state) = self.0.step(lr, param, grad, state.map(|RealignedState(state)| state));
+        let (param, state) = self
+            .0
+            .step(lr, param, grad, state.map(|RealignedState(state)| state));
         (param, state.map(RealignedState))
     }
 
-    fn to_device<const D: usize>(RealignedState(state): Self::State<D>, device: &Device) -> Self::State<D> {
+    fn to_device<const D: usize>(
+        RealignedState(state): Self::State<D>,
+        device: &Device,
+    ) -> Self::State<D> {
         RealignedState(O::to_device(state, device))
     }
 }
@@ -58,7 +63,9 @@ impl<S: RecordState> RecordState for RealignedState<S> {
             return Some(Self(state));
         }
         let mut source = StateSource::new(sink.scalars.into_iter().collect());
-        sink.tensors.into_iter().for_each(|(name, data)| source.insert_tensor(name, aligned(data)));
+        sink.tensors
+            .into_iter()
+            .for_each(|(name, data)| source.insert_tensor(name, aligned(data)));
         S::state_unflatten(prefix, &mut source, device).map(Self)
     }
 }

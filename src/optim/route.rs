@@ -31,8 +31,14 @@ pub(super) struct Route {
 impl Route {
     pub(super) fn of(spec: &DTensorSpec) -> Result<Self> {
         let mesh = spec.mesh().clone();
-        let axes = cutting(spec).map(|dim| Ok((dim, mesh.communicator(dim)?.clone()))).collect::<Result<_>>()?;
-        Ok(Self { axes, mesh, dtype: spec.dtype() })
+        let axes = cutting(spec)
+            .map(|dim| Ok((dim, mesh.communicator(dim)?.clone())))
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            axes,
+            mesh,
+            dtype: spec.dtype(),
+        })
     }
 
     /// Returns true if this is the route of a parameter with the given spec.
@@ -89,7 +95,10 @@ impl Route {
         if let Some((dim, _)) = self.axes.get(axis) {
             coordinate[*dim] = place;
         }
-        let places = (0..axis).rev().map(|axis| 0..self.size(axis)).multi_cartesian_product();
+        let places = (0..axis)
+            .rev()
+            .map(|axis| 0..self.size(axis))
+            .multi_cartesian_product();
         places.map(move |places| {
             let mut coordinate = coordinate.clone();
             for ((dim, _), place) in self.axes[..axis].iter().rev().zip(places) {
@@ -101,11 +110,15 @@ impl Route {
 
     /// Returns the region of the full tensor of each shard, in the order of [`sources`](Self::sources).
     pub(super) fn regions(&self, spec: &DTensorSpec) -> Vec<Vec<Range<usize>>> {
-        self.sources(self.axes(), 0).map(|coordinate| spec.layout().local_slices(spec.shape(), &coordinate)).collect()
+        self.sources(self.axes(), 0)
+            .map(|coordinate| spec.layout().local_slices(spec.shape(), &coordinate))
+            .collect()
     }
 
     fn coordinate(&self) -> &[usize] {
-        self.mesh.coordinate().expect("a rank holds parameters only of meshes that contain it")
+        self.mesh
+            .coordinate()
+            .expect("a rank holds parameters only of meshes that contain it")
     }
 }
 

@@ -60,12 +60,22 @@ pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
     let optimizer = Realigned(optimizer);
     let optim = ModuleOptimizer::from(optimizer.clone());
     let (optim, clip) = match clipping {
-        Some(GradientClipping::Norm(max_norm)) => (optim, Some(ClippedGroup::new(optimizer, max_norm))),
+        Some(GradientClipping::Norm(max_norm)) => {
+            (optim, Some(ClippedGroup::new(optimizer, max_norm)))
+        }
         Some(by_value) => (optim.with_grad_clipping(by_value), None),
         None => (optim, None),
     };
-    let groups = vec![OptimizerGroup { params: ParamGroup::all(), clip, muon: None }];
-    ShardedOptimizer { optim, groups, allows_empty_steps: false }
+    let groups = vec![OptimizerGroup {
+        params: ParamGroup::all(),
+        clip,
+        muon: None,
+    }];
+    ShardedOptimizer {
+        optim,
+        groups,
+        allows_empty_steps: false,
+    }
 }
 
 /// burn's [`ModuleOptimizer`] for a distributed model, built by [`sharded`].
@@ -96,11 +106,17 @@ impl ShardedOptimizer {
         let (optimizer, clipping) = optimizer.build();
         let optimizer = Realigned(optimizer);
         let (by_value, clip) = match clipping {
-            Some(GradientClipping::Norm(max_norm)) => (None, Some(ClippedGroup::new(optimizer.clone(), max_norm))),
+            Some(GradientClipping::Norm(max_norm)) => {
+                (None, Some(ClippedGroup::new(optimizer.clone(), max_norm)))
+            }
             by_value => (by_value, None),
         };
         self.optim = self.optim.with_group(params.clone(), optimizer, by_value);
-        self.groups.push(OptimizerGroup { params, clip, muon: None });
+        self.groups.push(OptimizerGroup {
+            params,
+            clip,
+            muon: None,
+        });
         self
     }
 
@@ -117,8 +133,14 @@ impl ShardedOptimizer {
     #[must_use]
     pub fn with_muon(mut self, matrices: ParamGroup, config: MuonConfig) -> Self {
         let stages = Stages::of(&config);
-        self.optim = self.optim.with_group(matrices.clone(), stages.velocity.clone(), None);
-        self.groups.push(OptimizerGroup { params: matrices, clip: None, muon: Some(stages) });
+        self.optim = self
+            .optim
+            .with_group(matrices.clone(), stages.velocity.clone(), None);
+        self.groups.push(OptimizerGroup {
+            params: matrices,
+            clip: None,
+            muon: Some(stages),
+        });
         self
     }
 
@@ -157,29 +179,57 @@ impl ShardedOptimizer {
         if !self.allows_empty_steps {
             check_any(&model, &grads)?;
         }
-        if self.groups.iter().all(|group| group.muon.is_none() && group.clip.is_none()) {
+        if self
+            .groups
+            .iter()
+            .all(|group| group.muon.is_none() && group.clip.is_none())
+        {
             return Ok(self.optim.step(lr, model, grads));
         }
         let (members, units) = self.members(&model, Some(&grads))?;
         let bound = |member: &GroupParam| {
-            Some((member.id, (self.groups[member.group].clip.as_ref()?.max_norm, member.spec.clone())))
+            Some((
+                member.id,
+                (
+                    self.groups[member.group].clip.as_ref()?.max_norm,
+                    member.spec.clone(),
+                ),
+            ))
         };
-        clip_each(&model, &mut grads, &members.iter().filter_map(bound).collect(), &units)?;
+        clip_each(
+            &model,
+            &mut grads,
+            &members.iter().filter_map(bound).collect(),
+            &units,
+        )?;
         let mut of_muon = GradientsParams::new();
-        let steps = members.into_iter().filter(|member| self.groups[member.group].muon.is_some());
+        let steps = members
+            .into_iter()
+            .filter(|member| self.groups[member.group].muon.is_some());
         let steps: HashMap<_, _> = steps.map(|member| (member.id, member)).collect();
         for id in steps.keys() {
-            let grad = grads.remove::<2>(*id).expect("`members` contains only parameters with gradients");
+            let grad = grads
+                .remove::<2>(*id)
+                .expect("`members` contains only parameters with gradients");
             of_muon.register(*id, grad);
         }
         // The parameters of this copy become the output of momentum. The model itself is not stepped.
         let moved = self.optim.step(lr.clone(), model.clone(), of_muon);
-        let mut matrices = Matrices { groups: &self.groups, members: steps, lr: &lr, found: Vec::new() };
+        let mut matrices = Matrices {
+            groups: &self.groups,
+            members: steps,
+            lr: &lr,
+            found: Vec::new(),
+        };
         moved.visit(&mut matrices);
         let matrices = matrices.found;
         drop(moved);
         let (of_group, matrices): (Vec<_>, Vec<_>) = matrices.into_iter().unzip();
-        let of_group: HashMap<_, _> = matrices.iter().map(|matrix| matrix.id).zip(of_group).collect();
+        let of_group: HashMap<_, _> = matrices
+            .iter()
+            .map(|matrix| matrix.id)
+            .zip(of_group)
+            .collect();
         let mut steps: BTreeMap<usize, GradientsParams> = BTreeMap::new();
         for (id, step) in orthogonalized(matrices, &units)? {
             steps.entry(of_group[&id]).or_default().register(id, step);
@@ -238,13 +288,30 @@ impl ShardedOptimizer {
         // A group that is added drops the state of its parameters.
         let record = self.optim.to_record();
         let mut optim = self.optim;
-        for GroupParam { id, path, group, spec } in members {
+        for GroupParam {
+            id,
+            path,
+            group,
+            spec,
+        } in members
+        {
             let params = ParamGroup::from_path(path.clone());
             optim = match &self.groups[group] {
-                OptimizerGroup { muon: Some(stages), .. } => {
-                    optim.with_group(params, MuonOnShards { stages: stages.clone(), id, path: path.into(), spec }, None)
-                }
-                OptimizerGroup { clip: Some(clip), .. } => clip.add(optim, params, spec),
+                OptimizerGroup {
+                    muon: Some(stages), ..
+                } => optim.with_group(
+                    params,
+                    MuonOnShards {
+                        stages: stages.clone(),
+                        id,
+                        path: path.into(),
+                        spec,
+                    },
+                    None,
+                ),
+                OptimizerGroup {
+                    clip: Some(clip), ..
+                } => clip.add(optim, params, spec),
                 OptimizerGroup { .. } => optim,
             };
         }
@@ -260,10 +327,21 @@ impl ShardedOptimizer {
     ) -> Result<(Vec<GroupParam>, Vec<Arc<Unit>>)> {
         let walk = walk(model);
         check_not_replaced(model, &walk)?;
-        let units = walk.distributed.iter().map(|visited| visited.param.unit.clone()).unique_by(Arc::as_ptr).collect();
+        let units = walk
+            .distributed
+            .iter()
+            .map(|visited| visited.param.unit.clone())
+            .unique_by(Arc::as_ptr)
+            .collect();
         let spec = |visited: Visited| (visited.id, visited.param.spec(visited.base.dtype()));
         let specs = walk.distributed.into_iter().map(spec).collect();
-        let mut members = Members { groups: &self.groups, grads, specs, found: Vec::new(), fault: None };
+        let mut members = Members {
+            groups: &self.groups,
+            grads,
+            specs,
+            found: Vec::new(),
+            fault: None,
+        };
         visit_tensors(model, &mut members);
         match members.fault {
             Some(fault) => Err(fault.into()),
@@ -322,17 +400,29 @@ struct Members<'a> {
 
 impl TensorVisitor for Members<'_> {
     fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-        if self.grads.is_some_and(|grads| grads.get::<D>(param.id).is_none()) {
+        if self
+            .grads
+            .is_some_and(|grads| grads.get::<D>(param.id).is_none())
+        {
             return;
         }
         let (id, path) = (param.id, path.join());
-        let group = self.groups.iter().rposition(|group| group.params.matches(&id, Some(&path)));
+        let group = self
+            .groups
+            .iter()
+            .rposition(|group| group.params.matches(&id, Some(&path)));
         let group = group.expect("the first group matches all parameters");
         let OptimizerGroup { clip, muon, .. } = &self.groups[group];
         if muon.is_some() && D != 2 {
-            self.fault.get_or_insert(OptimError::NotAMatrix { path, dims: D });
+            self.fault
+                .get_or_insert(OptimError::NotAMatrix { path, dims: D });
         } else if muon.is_some() || clip.is_some() {
-            self.found.push(GroupParam { id, path, group, spec: self.specs.get(&id).cloned() });
+            self.found.push(GroupParam {
+                id,
+                path,
+                group,
+                spec: self.specs.get(&id).cloned(),
+            });
         }
     }
 }
@@ -344,12 +434,24 @@ impl TensorVisitor for Members<'_> {
 /// # Errors
 /// [`OptimError::NoGradients`].
 fn check_any<M: Module>(model: &M, grads: &GradientsParams) -> Result<(), OptimError> {
-    let mut search = TrainedParams { grads, first: None, trained: 0, has_grad: false };
+    let mut search = TrainedParams {
+        grads,
+        first: None,
+        trained: 0,
+        has_grad: false,
+    };
     visit_tensors(model, &mut search);
     match search {
-        TrainedParams { first: Some(path), trained, has_grad: false, .. } => {
-            Err(OptimError::NoGradients { path, trained, grads: grads.len() })
-        }
+        TrainedParams {
+            first: Some(path),
+            trained,
+            has_grad: false,
+            ..
+        } => Err(OptimError::NoGradients {
+            path,
+            trained,
+            grads: grads.len(),
+        }),
         _ => Ok(()),
     }
 }
@@ -383,11 +485,31 @@ struct Matrices<'a> {
 
 impl ModuleVisitor for Matrices<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let Some(GroupParam { id, path, group, spec }) = self.members.remove(&param.id) else { return };
+        let Some(GroupParam {
+            id,
+            path,
+            group,
+            spec,
+        }) = self.members.remove(&param.id)
+        else {
+            return;
+        };
         let lr = self.lr.lr_from_param(id, Some(&path));
-        let Stages { orthogonal: muon, .. } = self.groups[group].muon.clone().expect("a group of Muon");
+        let Stages {
+            orthogonal: muon, ..
+        } = self.groups[group].muon.clone().expect("a group of Muon");
         let part = Tensor::<2>::from_dispatch(param.base().inner().into_dispatch());
         let spec = spec.map(|spec| spec.in_dtype(part.dtype()));
-        self.found.push((group, MuonMatrix { id, path: path.into(), spec, part, lr, muon }));
+        self.found.push((
+            group,
+            MuonMatrix {
+                id,
+                path: path.into(),
+                spec,
+                part,
+                lr,
+                muon,
+            },
+        ));
     }
 }

@@ -37,33 +37,51 @@ impl OptimizerState {
     }
 
     /// Returns the spec of every parameter of the model by path, and its state, if it has any.
-    pub(crate) fn parameters(&self) -> impl Iterator<Item = (&str, &DTensorSpec, Option<&ParameterState>)> {
-        let stateless = self.stateless.iter().map(|(path, spec)| (path.as_str(), &**spec, None));
-        self.params.iter().map(|(path, state)| (path.as_str(), &*state.spec, Some(state))).chain(stateless)
+    pub(crate) fn parameters(
+        &self,
+    ) -> impl Iterator<Item = (&str, &DTensorSpec, Option<&ParameterState>)> {
+        let stateless = self
+            .stateless
+            .iter()
+            .map(|(path, spec)| (path.as_str(), &**spec, None));
+        self.params
+            .iter()
+            .map(|(path, state)| (path.as_str(), &*state.spec, Some(state)))
+            .chain(stateless)
     }
 
     /// Returns every tensor with its name, in the same order on all ranks.
     pub fn tensors(&self) -> impl Iterator<Item = (String, &DynDTensor)> {
-        self.params
-            .iter()
-            .flat_map(|(path, state)| state.tensors.iter().map(move |(field, tensor)| (join(path, field), tensor)))
+        self.params.iter().flat_map(|(path, state)| {
+            state
+                .tensors
+                .iter()
+                .map(move |(field, tensor)| (join(path, field), tensor))
+        })
     }
 
     /// Returns every number with its name, such as the number of steps.
     pub fn scalars(&self) -> impl Iterator<Item = (String, Scalar)> {
-        self.params
-            .iter()
-            .flat_map(|(path, state)| state.scalars.iter().map(move |(field, scalar)| (join(path, field), *scalar)))
+        self.params.iter().flat_map(|(path, state)| {
+            state
+                .scalars
+                .iter()
+                .map(move |(field, scalar)| (join(path, field), *scalar))
+        })
     }
 
     /// Returns the tensor with this name; `None` if it does not exist or does not have `D` dimensions.
     pub fn tensor<const D: usize>(&self, name: &str) -> Option<DTensor<D>> {
-        owners(&self.params, name).find_map(|(_, state, field)| state.tensors.get(field))?.dtensor()
+        owners(&self.params, name)
+            .find_map(|(_, state, field)| state.tensors.get(field))?
+            .dtensor()
     }
 
     /// Returns the number with this name.
     pub fn scalar(&self, name: &str) -> Option<Scalar> {
-        owners(&self.params, name).find_map(|(_, state, field)| state.scalars.get(field)).copied()
+        owners(&self.params, name)
+            .find_map(|(_, state, field)| state.scalars.get(field))
+            .copied()
     }
 
     /// Redistributes the state to the layouts of `specs`, the specs of the parameters by path, on the same mesh or
@@ -78,9 +96,16 @@ impl OptimizerState {
     /// # Errors
     /// [`OptimError::NoParameter`] for state of a path that `specs` does not contain, [`OptimError::Layout`] for a
     /// parameter of another shape, and [`Error::Comm`](crate::Error::Comm) if a collective fails.
-    pub fn redistribute(self, specs: impl IntoIterator<Item = (String, Arc<DTensorSpec>)>) -> Result<Self> {
+    pub fn redistribute(
+        self,
+        specs: impl IntoIterator<Item = (String, Arc<DTensorSpec>)>,
+    ) -> Result<Self> {
         let specs: BTreeMap<_, _> = specs.into_iter().collect();
-        let find = |path: &String| specs.get(path).ok_or_else(|| OptimError::no_parameter(path, specs.keys()));
+        let find = |path: &String| {
+            specs
+                .get(path)
+                .ok_or_else(|| OptimError::no_parameter(path, specs.keys()))
+        };
         // Check all parameters before anything is sent.
         for (path, state) in &self.params {
             if state.spec.shape() != find(path)?.shape() {
@@ -93,7 +118,11 @@ impl OptimizerState {
                 let layout = layout_of(tensor.spec().shape(), spec)?;
                 Ok((field, tensor.redistribute_onto(spec.mesh(), &layout)?))
             });
-            let state = ParameterState { spec: spec.clone(), tensors: tensors.collect::<Result<_>>()?, ..state };
+            let state = ParameterState {
+                spec: spec.clone(),
+                tensors: tensors.collect::<Result<_>>()?,
+                ..state
+            };
             Ok((path, state))
         });
         let params = moved.collect::<Result<_>>()?;
@@ -111,7 +140,9 @@ impl OptimizerState {
     ) -> Result<BTreeMap<String, Arc<DTensorSpec>>> {
         let target = |(name, shape, dtype): (&str, &Shape, DType)| {
             let (_, param, _) = owner(params, name)?;
-            let spec = DTensorSpec::new(param.mesh(), layout_of(shape, param)?, shape.clone(), dtype)?.shared();
+            let spec =
+                DTensorSpec::new(param.mesh(), layout_of(shape, param)?, shape.clone(), dtype)?
+                    .shared();
             Ok((name.to_owned(), spec))
         };
         tensors.into_iter().map(target).collect()
@@ -130,19 +161,28 @@ impl OptimizerState {
         let mut states = BTreeMap::new();
         for (name, tensor) in tensors {
             let (path, spec, field) = owner(params, &name)?;
-            state_of(&mut states, path, spec).tensors.insert(field.to_owned(), tensor);
+            state_of(&mut states, path, spec)
+                .tensors
+                .insert(field.to_owned(), tensor);
         }
         for (name, scalar) in scalars {
             let (path, spec, field) = owner(params, &name)?;
-            state_of(&mut states, path, spec).scalars.insert(field.to_owned(), scalar);
+            state_of(&mut states, path, spec)
+                .scalars
+                .insert(field.to_owned(), scalar);
         }
         Ok(Self::of(states, params))
     }
 
     /// Creates the state of some of the parameters with the specs `specs` by path.
-    fn of(params: BTreeMap<String, ParameterState>, specs: &BTreeMap<String, Arc<DTensorSpec>>) -> Self {
+    fn of(
+        params: BTreeMap<String, ParameterState>,
+        specs: &BTreeMap<String, Arc<DTensorSpec>>,
+    ) -> Self {
         let others = specs.iter().filter(|(path, _)| !params.contains_key(*path));
-        let stateless = others.map(|(path, spec)| (path.clone(), spec.clone())).collect();
+        let stateless = others
+            .map(|(path, spec)| (path.clone(), spec.clone()))
+            .collect();
         Self { params, stateless }
     }
 }
@@ -153,14 +193,23 @@ fn state_of<'a>(
     path: &str,
     spec: &Arc<DTensorSpec>,
 ) -> &'a mut ParameterState {
-    let nothing = || ParameterState { spec: spec.clone(), tensors: BTreeMap::new(), scalars: BTreeMap::new() };
+    let nothing = || ParameterState {
+        spec: spec.clone(),
+        tensors: BTreeMap::new(),
+        scalars: BTreeMap::new(),
+    };
     states.entry(path.to_owned()).or_insert_with(nothing)
 }
 
 impl ParameterState {
     /// Creates the state of a parameter from burn's flattened state. If `full` is true, `sink` is the state of the
     /// full parameter, otherwise that of this rank's shard.
-    pub(super) fn new(path: &str, spec: &Arc<DTensorSpec>, sink: StateSink, full: bool) -> Result<Self> {
+    pub(super) fn new(
+        path: &str,
+        spec: &Arc<DTensorSpec>,
+        sink: StateSink,
+        full: bool,
+    ) -> Result<Self> {
         let tensors = sink.tensors.into_iter().map(|(field, data)| {
             let tensor = if full || is_unsharded(spec) {
                 shard_of(data, spec)?
@@ -168,7 +217,12 @@ impl ParameterState {
                 DynDTensor::from_local_data(data, spec)
             } else {
                 let (found, expected) = (data.shape().to_vec(), spec.local_shape().to_vec());
-                return Err(OptimError::Shape { name: join(path, &field), found, expected }.into());
+                return Err(OptimError::Shape {
+                    name: join(path, &field),
+                    found,
+                    expected,
+                }
+                .into());
             };
             Ok((field, tensor))
         });
@@ -184,7 +238,11 @@ impl ParameterState {
     /// # Errors
     /// [`OptimError::Shape`] if the parameter is sharded and a tensor is not laid out like it.
     pub(super) fn into_parts(self, path: &str) -> Result<StateSink, OptimError> {
-        let Self { spec: param, tensors, scalars } = self;
+        let Self {
+            spec: param,
+            tensors,
+            scalars,
+        } = self;
         let part = |(field, tensor): (String, DynDTensor)| {
             let spec = tensor.spec();
             let laid_out = spec.layout() == param.layout() && spec.shape() == param.shape();
@@ -192,10 +250,17 @@ impl ParameterState {
                 return Ok((field, tensor.into_local_data()));
             }
             let (found, expected) = (spec.local_shape().to_vec(), param.local_shape().to_vec());
-            Err(OptimError::Shape { name: join(path, &field), found, expected })
+            Err(OptimError::Shape {
+                name: join(path, &field),
+                found,
+                expected,
+            })
         };
         let tensors = tensors.into_iter().map(part).collect::<Result<_, _>>()?;
-        Ok(StateSink { tensors, scalars: scalars.into_iter().collect() })
+        Ok(StateSink {
+            tensors,
+            scalars: scalars.into_iter().collect(),
+        })
     }
 }
 
@@ -205,8 +270,14 @@ pub(super) struct StateFields(BTreeMap<String, Option<DType>>);
 
 impl StateFields {
     pub(super) fn of(StateSink { tensors, scalars }: &StateSink) -> Self {
-        let tensors = tensors.iter().map(|(field, data)| (field.clone(), Some(data.dtype())));
-        Self(tensors.chain(scalars.iter().map(|(field, _)| (field.clone(), None))).collect())
+        let tensors = tensors
+            .iter()
+            .map(|(field, data)| (field.clone(), Some(data.dtype())));
+        Self(
+            tensors
+                .chain(scalars.iter().map(|(field, _)| (field.clone(), None)))
+                .collect(),
+        )
     }
 
     /// Checks that an optimizer has loaded all of these fields of the parameter at `path` unchanged. `loaded` are those of its
@@ -225,9 +296,16 @@ impl StateFields {
             return Ok(());
         }
         let without = |a: &BTreeMap<String, _>, b: &BTreeMap<String, _>| {
-            a.keys().filter(|field| !b.contains_key(*field)).cloned().collect()
+            a.keys()
+                .filter(|field| !b.contains_key(*field))
+                .cloned()
+                .collect()
         };
-        Err(OptimError::Foreign { path: path.into(), missing: without(found, &self.0), extra: without(&self.0, found) })
+        Err(OptimError::Foreign {
+            path: path.into(),
+            missing: without(found, &self.0),
+            extra: without(&self.0, found),
+        })
     }
 }
 
@@ -240,21 +318,37 @@ fn shard_of(data: TensorData, param: &DTensorSpec) -> Result<DynDTensor> {
 /// Returns the layout of a state tensor of this shape: that of its parameter if the shapes are equal, otherwise
 /// replicated (invariant 2).
 fn layout_of(shape: &Shape, param: &DTensorSpec) -> Result<Layout> {
-    Ok(if shape == param.shape() { param.layout().clone() } else { Layout::replicate(param.mesh().shape())? })
+    Ok(if shape == param.shape() {
+        param.layout().clone()
+    } else {
+        Layout::replicate(param.mesh().shape())?
+    })
 }
 
 /// Returns true if every rank holds the full parameter. An optimizer of local tensors then steps full parameters.
 fn is_unsharded(spec: &DTensorSpec) -> bool {
-    spec.placements().iter().all(|placement| placement.is_replicate())
+    spec.placements()
+        .iter()
+        .all(|placement| placement.is_replicate())
 }
 
 pub(super) fn layout_error(path: &str, state: &DTensorSpec, param: &DTensorSpec) -> OptimError {
-    OptimError::Layout { path: path.into(), state: describe(state), param: describe(param) }
+    OptimError::Layout {
+        path: path.into(),
+        state: describe(state),
+        param: describe(param),
+    }
 }
 
 /// Describes a spec in an error text.
 pub(super) fn describe(spec: &DTensorSpec) -> String {
-    format!("{:?} {} as {} on {}", spec.shape().to_vec(), spec.dtype().name(), spec.layout(), spec.mesh())
+    format!(
+        "{:?} {} as {} on {}",
+        spec.shape().to_vec(),
+        spec.dtype().name(),
+        spec.layout(),
+        spec.mesh()
+    )
 }
 
 pub(super) fn join(path: &str, field: &str) -> String {
@@ -285,7 +379,9 @@ fn owner<'a, 'n, T>(
     params: &'a BTreeMap<String, T>,
     name: &'n str,
 ) -> Result<(&'a String, &'a T, &'n str), OptimError> {
-    owners(params, name).next().ok_or_else(|| OptimError::no_parameter(name, params.keys()))
+    owners(params, name)
+        .next()
+        .ok_or_else(|| OptimError::no_parameter(name, params.keys()))
 }
 
 #[cfg(test)]

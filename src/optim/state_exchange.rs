@@ -29,11 +29,17 @@ pub(super) type States = BTreeMap<u64, StateSink>;
 /// An exchange of states by their parameters' ids.
 pub(super) enum StateExchange {
     /// From the optimizer, of all parameters apart from `except`.
-    Take { except: BTreeSet<u64>, taken: States },
+    Take {
+        except: BTreeSet<u64>,
+        taken: States,
+    },
     /// The parameters whose states take part.
     Probe(BTreeSet<u64>),
     /// To the optimizer. `loaded` has the fields that it made of them.
-    Give { given: States, loaded: BTreeMap<u64, StateFields> },
+    Give {
+        given: States,
+        loaded: BTreeMap<u64, StateFields>,
+    },
 }
 
 impl StateExchange {
@@ -91,7 +97,9 @@ pub(super) fn give<S: RecordState>(id: &str, device: &Device) -> Option<Option<S
     Some(given.and_then(|StateSink { tensors, scalars }| {
         let source = |tensors: Vec<(String, TensorData)>| {
             let mut source = StateSource::new(scalars.iter().cloned().collect());
-            tensors.into_iter().for_each(|(field, data)| source.insert_tensor(field, aligned(data)));
+            tensors
+                .into_iter()
+                .for_each(|(field, data)| source.insert_tensor(field, aligned(data)));
             source
         };
         // The fields of a state can be read only with copies of their values.
@@ -114,15 +122,26 @@ fn fields(state: &impl RecordState) -> StateSink {
 /// Returns tensors with these names, dtypes and numbers of dimensions.
 fn without_elements(tensors: &[(String, TensorData)]) -> Vec<(String, TensorData)> {
     let empty = |data: &TensorData| {
-        TensorData::from_bytes(Bytes::from_elems::<u64>(Vec::new()), vec![0; data.shape().num_dims()], data.dtype())
+        TensorData::from_bytes(
+            Bytes::from_elems::<u64>(Vec::new()),
+            vec![0; data.shape().num_dims()],
+            data.dtype(),
+        )
     };
-    tensors.iter().map(|(field, data)| (field.clone(), empty(data))).collect()
+    tensors
+        .iter()
+        .map(|(field, data)| (field.clone(), empty(data)))
+        .collect()
 }
 
 /// Returns the data with bytes that are aligned for every element type, if it has no elements.
 pub(super) fn aligned(data: TensorData) -> TensorData {
     match data.num_elements() {
-        0 => TensorData::from_bytes(Bytes::from_elems::<u64>(Vec::new()), data.shape().clone(), data.dtype()),
+        0 => TensorData::from_bytes(
+            Bytes::from_elems::<u64>(Vec::new()),
+            data.shape().clone(),
+            data.dtype(),
+        ),
         _ => data,
     }
 }

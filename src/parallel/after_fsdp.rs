@@ -16,7 +16,8 @@ use itertools::Itertools;
 
 use crate::Result;
 use crate::param::{
-    DistributedParameter, ShardAssignment, TpPlacement, UnitName, UnitParam, combine, data_spec, make_units,
+    DistributedParameter, ShardAssignment, TpPlacement, UnitName, UnitParam, combine, data_spec,
+    make_units,
 };
 use crate::placement::ShardSizes;
 
@@ -40,46 +41,73 @@ pub(super) struct TpAfterFsdp {
 /// # Errors
 /// [`ParamError::Meshes`](crate::param::ParamError::Meshes) unless the meshes are slices of one, along different dimensions.
 pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssignment>> {
-    let params = params.into_iter().map(|TpAfterFsdp { path, module, before, parallel }| {
-        let info = before.info();
-        let mesh = &before.unit.data().mesh;
-        let shape = parallel.spec.local_shape().to_vec();
-        // Chunks are recomputed for this rank's tensor-parallel shard.
-        let sharding = info.sharding().map(|(dim, sizes)| match sizes {
-            ShardSizes::Chunked(_) => (dim, ShardSizes::Chunked(shape[dim])),
-            ShardSizes::Uneven(_) => (dim, sizes),
-        });
-        let over_data = data_spec(mesh, sharding.as_ref(), &shape, parallel.spec.dtype())?.shared();
-        let data_specs = vec![parallel.spec.clone(), over_data];
-        let spec = combine(mesh, sharding.as_ref(), &parallel.spec)?.shared();
-        let param = UnitParam {
-            path: path.into(),
-            depth: info.depth,
-            sharding_dim: mesh.sharding_dim(&spec),
-            spec,
-            parallel: Some(parallel),
-            compute: info.compute,
-        };
-        Ok(((before, data_specs), (module, param)))
-    });
+    let params = params.into_iter().map(
+        |TpAfterFsdp {
+             path,
+             module,
+             before,
+             parallel,
+         }| {
+            let info = before.info();
+            let mesh = &before.unit.data().mesh;
+            let shape = parallel.spec.local_shape().to_vec();
+            // Chunks are recomputed for this rank's tensor-parallel shard.
+            let sharding = info.sharding().map(|(dim, sizes)| match sizes {
+                ShardSizes::Chunked(_) => (dim, ShardSizes::Chunked(shape[dim])),
+                ShardSizes::Uneven(_) => (dim, sizes),
+            });
+            let over_data =
+                data_spec(mesh, sharding.as_ref(), &shape, parallel.spec.dtype())?.shared();
+            let data_specs = vec![parallel.spec.clone(), over_data];
+            let spec = combine(mesh, sharding.as_ref(), &parallel.spec)?.shared();
+            let param = UnitParam {
+                path: path.into(),
+                depth: info.depth,
+                sharding_dim: mesh.sharding_dim(&spec),
+                spec,
+                parallel: Some(parallel),
+                compute: info.compute,
+            };
+            Ok(((before, data_specs), (module, param)))
+        },
+    );
     let params: Vec<_> = params.collect::<Result<_>>()?;
-    let units = params.into_iter().enumerate().into_group_map_by(|(_, ((before, _), _))| Arc::as_ptr(&before.unit));
+    let units = params
+        .into_iter()
+        .enumerate()
+        .into_group_map_by(|(_, ((before, _), _))| Arc::as_ptr(&before.unit));
     let mut attachments = Vec::new();
     for params in units.into_values() {
         // Grouped by the unit and not by its module, because several calls may have made several units of one
         // module.
         let unit = &params[0].1.0.0.unit;
         let (unit, data, was_group) = (unit.clone(), unit.data.clone(), unit.is_group());
-        let (before, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) =
-            params.into_iter().map(|(at, (before, param))| ((at, before), param)).unzip();
-        let keys = UnitName::again(was_group, &modules).into_iter().map(|path| (path, ()));
+        let (before, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) = params
+            .into_iter()
+            .map(|(at, (before, param))| ((at, before), param))
+            .unzip();
+        let keys = UnitName::again(was_group, &modules)
+            .into_iter()
+            .map(|path| (path, ()));
         let made = make_units(keys.zip(params).collect(), |_, ()| data.clone())?;
         made.iter().for_each(|param| param.unit.join(&unit));
         for ((at, (before, data_specs)), param) in before.into_iter().zip(made) {
             let gathered = Some(before);
-            attachments.push((at, ShardAssignment { param, gathered, data_specs, copies: None, again: true }));
+            attachments.push((
+                at,
+                ShardAssignment {
+                    param,
+                    gathered,
+                    data_specs,
+                    copies: None,
+                    again: true,
+                },
+            ));
         }
     }
     attachments.sort_by_key(|(at, _)| *at);
-    Ok(attachments.into_iter().map(|(_, attachment)| attachment).collect())
+    Ok(attachments
+        .into_iter()
+        .map(|(_, attachment)| attachment)
+        .collect())
 }

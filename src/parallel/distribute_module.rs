@@ -71,11 +71,17 @@ pub fn distribute_module<M: Module, S: Into<Styles>>(
         let param = found.path();
         let Styles(styles) = partition(&param, &found.global_shape()).into();
         if styles.len() != mesh.ndim() {
-            return Err(ParallelError::Styles { param, given: styles.len(), mesh: mesh.to_string() }.into());
+            return Err(ParallelError::Styles {
+                param,
+                given: styles.len(),
+                mesh: mesh.to_string(),
+            }
+            .into());
         }
         let named = mesh.names().iter().zip(styles);
-        plan = named
-            .fold(plan, |plan, (name, style)| plan.with_mesh_dim_plan(name, Plan::new().with_style(&param, style)));
+        plan = named.fold(plan, |plan, (name, style)| {
+            plan.with_mesh_dim_plan(name, Plan::new().with_style(&param, style))
+        });
     }
     parallelize(module, mesh, plan)
 }
@@ -133,7 +139,11 @@ impl<I, O> InputOutputFns<I, O> {
         I: Fn(X, &DeviceMesh) -> Result<A>,
         O: Fn(B, &DeviceMesh) -> Result<Y>,
     {
-        Self { mesh: mesh.clone(), input, output }
+        Self {
+            mesh: mesh.clone(),
+            input,
+            output,
+        }
     }
 
     /// Converts the inputs, runs `forward` of `module`, and converts its outputs.
@@ -143,7 +153,12 @@ impl<I, O> InputOutputFns<I, O> {
     ///
     /// # Errors
     /// Those of the functions.
-    pub fn forward<M, X, A, B, Y>(&self, module: &M, x: X, forward: impl FnOnce(&M, A) -> B) -> Result<Y>
+    pub fn forward<M, X, A, B, Y>(
+        &self,
+        module: &M,
+        x: X,
+        forward: impl FnOnce(&M, A) -> B,
+    ) -> Result<Y>
     where
         I: Fn(X, &DeviceMesh) -> Result<A>,
         O: Fn(B, &DeviceMesh) -> Result<Y>,

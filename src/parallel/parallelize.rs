@@ -13,8 +13,8 @@ use crate::Result;
 use crate::dtensor::{DTensorSpec, MeshDims};
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    ModelScan, ShardAssignment, TpPlacement, UnitParam, attach_drawn, attach_shards, check_specs, make_units,
-    own_buffers, sync_buffers,
+    ModelScan, ShardAssignment, TpPlacement, UnitParam, attach_drawn, attach_shards, check_specs,
+    make_units, own_buffers, sync_buffers,
 };
 use crate::placement::Layout;
 
@@ -85,28 +85,73 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     let planned = resolve(&plan, inventory, mesh)?;
     let (mut sharded, mut is_sharded) = (Vec::new(), HashSet::new());
     let params = planned.into_iter().map(|param| {
-        let ParallelizedParam { path, shape, dtype, sharded: before, styles, placements, modules, unit, depth } = param;
+        let ParallelizedParam {
+            path,
+            shape,
+            dtype,
+            sharded: before,
+            styles,
+            placements,
+            modules,
+            unit,
+            depth,
+        } = param;
         let layout = Layout::new(mesh.shape(), &placements)?;
         let spec = DTensorSpec::new(mesh, layout, shape.into(), dtype)?.shared();
         let layer = Arc::new(LayerStyles::new(styles, modules));
-        let parallel = TpPlacement { spec: spec.clone(), layer, data_dims: MeshDims::new() };
+        let parallel = TpPlacement {
+            spec: spec.clone(),
+            layer,
+            data_dims: MeshDims::new(),
+        };
         if let Some((before, module)) = before {
             is_sharded.insert(path.clone());
-            sharded.push(TpAfterFsdp { path: path.clone(), module, before, parallel: parallel.clone() });
+            sharded.push(TpAfterFsdp {
+                path: path.clone(),
+                module,
+                before,
+                parallel: parallel.clone(),
+            });
         }
         let (path, parallel) = (path.into(), Some(parallel));
-        Ok(((unit, ()), UnitParam { path, depth, spec, sharding_dim: None, parallel, compute: None }))
+        Ok((
+            (unit, ()),
+            UnitParam {
+                path,
+                depth,
+                spec,
+                sharding_dim: None,
+                parallel,
+                compute: None,
+            },
+        ))
     });
     let params = make_units(params.collect::<Result<_>>()?, |_, ()| None)?;
     // Parameters that were sharded before are already initialized and have their own units.
-    let params: Vec<_> = params.into_iter().filter(|param| !is_sharded.contains(&*param.info().path)).collect();
+    let params: Vec<_> = params
+        .into_iter()
+        .filter(|param| !is_sharded.contains(&*param.info().path))
+        .collect();
     let again = apply_after_fsdp(sharded)?;
-    check_specs(params.iter().chain(again.iter().map(|attachment| &attachment.param)), "parallelize")?;
-    let attached = params.iter().chain(again.iter().map(|attachment| &attachment.param));
+    check_specs(
+        params
+            .iter()
+            .chain(again.iter().map(|attachment| &attachment.param)),
+        "parallelize",
+    )?;
+    let attached = params
+        .iter()
+        .chain(again.iter().map(|attachment| &attachment.param));
     let units: Vec<_> = attached.map(|param| param.unit.clone()).collect();
     let attachments = params.into_iter().map(|param| {
         let data_specs = vec![param.info().spec.clone()];
-        ShardAssignment { param, gathered: None, data_specs, copies: None, again: false }
+        ShardAssignment {
+            param,
+            gathered: None,
+            data_specs,
+            copies: None,
+            again: false,
+        }
     });
     let all = mesh.all()?;
     if !again.is_empty() {
@@ -114,6 +159,10 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     }
     let model = attach_drawn(model, attachments, mesh, lazy, "parallelize")?;
     // Data-parallel ranks are in different slices, so their collectives come after the slices' turns.
-    let model = if again.is_empty() { model } else { attach_shards(model, again, true, "parallelize, sharded")? };
+    let model = if again.is_empty() {
+        model
+    } else {
+        attach_shards(model, again, true, "parallelize, sharded")?
+    };
     own_buffers(model, &units, &all, "parallelize")
 }

@@ -51,7 +51,11 @@ impl Plan {
     /// parameter, the last one given is used, so add general patterns before specific ones.
     #[must_use]
     pub fn with_style(mut self, pattern: impl Into<String>, style: impl Into<Style>) -> Self {
-        self.styles.push(PatternEntry { mesh_dim: None, pattern: pattern.into(), given: style.into() });
+        self.styles.push(PatternEntry {
+            mesh_dim: None,
+            pattern: pattern.into(),
+            given: style.into(),
+        });
         self
     }
 
@@ -63,7 +67,11 @@ impl Plan {
     /// [`redistribute`](crate::dtensor::DTensor::redistribute).
     #[must_use]
     pub fn with_io(mut self, pattern: impl Into<String>, module: PrepareModuleInputOutput) -> Self {
-        self.modules.push(PatternEntry { mesh_dim: None, pattern: pattern.into(), given: module });
+        self.modules.push(PatternEntry {
+            mesh_dim: None,
+            pattern: pattern.into(),
+            given: module,
+        });
         self
     }
 
@@ -81,10 +89,14 @@ impl Plan {
     /// ```
     #[must_use]
     pub fn with_mesh_dim_plan(mut self, mesh_dim: impl Into<String>, plan: Self) -> Self {
-        fn named<T>(entries: Vec<PatternEntry<T>>, name: &str) -> impl Iterator<Item = PatternEntry<T>> {
-            entries
-                .into_iter()
-                .map(move |entry| PatternEntry { mesh_dim: entry.mesh_dim.or_else(|| Some(name.into())), ..entry })
+        fn named<T>(
+            entries: Vec<PatternEntry<T>>,
+            name: &str,
+        ) -> impl Iterator<Item = PatternEntry<T>> {
+            entries.into_iter().map(move |entry| PatternEntry {
+                mesh_dim: entry.mesh_dim.or_else(|| Some(name.into())),
+                ..entry
+            })
         }
         let name = mesh_dim.into();
         self.styles.extend(named(plan.styles, &name));

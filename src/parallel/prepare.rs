@@ -45,8 +45,15 @@ impl PrepareModuleInputOutput {
     /// Adds the next input, with the placement that it has and the one that the module needs. Declare either no
     /// inputs or as many as the module's forward takes.
     #[must_use]
-    pub fn with_input(mut self, declared: impl Into<Option<Placement>>, desired: impl Into<Option<Placement>>) -> Self {
-        self.inputs.push(IoLayout { declared: declared.into(), desired: desired.into() });
+    pub fn with_input(
+        mut self,
+        declared: impl Into<Option<Placement>>,
+        desired: impl Into<Option<Placement>>,
+    ) -> Self {
+        self.inputs.push(IoLayout {
+            declared: declared.into(),
+            desired: desired.into(),
+        });
         self
     }
 
@@ -57,7 +64,10 @@ impl PrepareModuleInputOutput {
         declared: impl Into<Option<Placement>>,
         desired: impl Into<Option<Placement>>,
     ) -> Self {
-        self.outputs.push(IoLayout { declared: declared.into(), desired: desired.into() });
+        self.outputs.push(IoLayout {
+            declared: declared.into(),
+            desired: desired.into(),
+        });
         self
     }
 }
@@ -77,10 +87,17 @@ impl ModuleIoLayouts {
     /// nothing for a dimension.
     pub(crate) fn new(path: String, dims: &[Option<&PrepareModuleInputOutput>]) -> Self {
         let edges = |of: fn(&PrepareModuleInputOutput) -> &[IoLayout<Option<Placement>>]| {
-            let count = dims.iter().flatten().map(|dim| of(dim).len()).max().unwrap_or(0);
+            let count = dims
+                .iter()
+                .flatten()
+                .map(|dim| of(dim).len())
+                .max()
+                .unwrap_or(0);
             let edge = |at: usize| {
                 let said = |dim: &Option<&PrepareModuleInputOutput>| {
-                    dim.and_then(|dim| of(dim).get(at)).cloned().unwrap_or_default()
+                    dim.and_then(|dim| of(dim).get(at))
+                        .cloned()
+                        .unwrap_or_default()
                 };
                 let said: Vec<_> = dims.iter().map(said).collect();
                 IoLayout {
@@ -91,6 +108,10 @@ impl ModuleIoLayouts {
             (0..count).map(edge).collect()
         };
         let (inputs, outputs) = (edges(|dim| &dim.inputs), edges(|dim| &dim.outputs));
-        Self { path, inputs, outputs }
+        Self {
+            path,
+            inputs,
+            outputs,
+        }
     }
 }

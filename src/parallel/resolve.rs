@@ -40,7 +40,11 @@ pub(super) struct ParallelizedParam {
 }
 
 /// Checks the plan, and decides the style and placement of every parameter.
-pub(super) fn resolve(plan: &Plan, inventory: ModelScan, mesh: &DeviceMesh) -> Result<Vec<ParallelizedParam>> {
+pub(super) fn resolve(
+    plan: &Plan,
+    inventory: ModelScan,
+    mesh: &DeviceMesh,
+) -> Result<Vec<ParallelizedParam>> {
     let styles = Entries::parse(&plan.styles, mesh)?;
     let modules = Entries::parse(&plan.modules, mesh)?;
     let units = PathPattern::parse_all(&plan.units)?;
@@ -49,13 +53,22 @@ pub(super) fn resolve(plan: &Plan, inventory: ModelScan, mesh: &DeviceMesh) -> R
     let is_of_part = |pattern: &&PathPattern| !pattern.matches("");
     let present = inventory.modules();
     let all = [present.clone(), inventory.paths()].concat();
-    check_patterns(styles.patterns().filter(is_of_part), "module or parameter", &all)?;
+    check_patterns(
+        styles.patterns().filter(is_of_part),
+        "module or parameter",
+        &all,
+    )?;
     check_patterns(modules.patterns().filter(is_of_part), "module", &present)?;
     check_patterns(&units, "module", &present)?;
     inventory.check(|_| false)?;
     inventory.check_not_adapted()?;
     inventory.check_devices(mesh, |_| false, |_| false)?;
-    let resolver = Resolver { styles, modules, units, mesh };
+    let resolver = Resolver {
+        styles,
+        modules,
+        units,
+        mesh,
+    };
     let mut prepared = HashMap::new();
     let planned = |found| Ok(resolver.planned(found, &mut prepared)?);
     inventory.params.into_iter().map(planned).collect()
@@ -67,12 +80,21 @@ struct Entries<'a, T>(Vec<Vec<(PathPattern, &'a T)>>);
 impl<'a, T> Entries<'a, T> {
     fn parse(entries: &'a [PatternEntry<T>], mesh: &DeviceMesh) -> Result<Self> {
         let mut by_dim: Vec<_> = (0..mesh.ndim()).map(|_| Vec::new()).collect();
-        for PatternEntry { mesh_dim, pattern, given } in entries {
+        for PatternEntry {
+            mesh_dim,
+            pattern,
+            given,
+        } in entries
+        {
             let dim = match mesh_dim {
                 Some(name) => mesh.dim(name)?,
                 None if mesh.ndim() == 1 => 0,
                 None => {
-                    return Err(ParallelError::MeshDims { pattern: pattern.clone(), mesh: mesh.to_string() }.into());
+                    return Err(ParallelError::MeshDims {
+                        pattern: pattern.clone(),
+                        mesh: mesh.to_string(),
+                    }
+                    .into());
                 }
             };
             by_dim[dim].push((PathPattern::parse(pattern)?, given));
@@ -106,22 +128,34 @@ impl Resolver<'_> {
             }
             Some(param) => match found.module(param) {
                 Some(module) => Some((param.clone(), module)),
-                None => return Err(ParallelError::PartOfUnit { param: path, unit: param.unit.label().to_string() }),
+                None => {
+                    return Err(ParallelError::PartOfUnit {
+                        param: path,
+                        unit: param.unit.label().to_string(),
+                    });
+                }
             },
         };
         let shape = match &sharded {
             None => found.shape.clone(),
             Some((param, _)) => param.info().shape().to_vec(),
         };
-        let styled = (0..self.mesh.ndim()).map(|mesh_dim| self.style(&found, &path, &shape, mesh_dim));
-        let (styles, placements): (Vec<_>, Placements) =
-            styled.collect::<Result<Vec<_>, ParallelError>>()?.into_iter().unzip();
+        let styled =
+            (0..self.mesh.ndim()).map(|mesh_dim| self.style(&found, &path, &shape, mesh_dim));
+        let (styles, placements): (Vec<_>, Placements) = styled
+            .collect::<Result<Vec<_>, ParallelError>>()?
+            .into_iter()
+            .unzip();
         self.check(&found, &path, &shape, &styles, &placements)?;
         if let Some((param, _)) = &sharded
             && let Some((dim, ShardSizes::Uneven(_))) = param.info().sharding()
             && let Some((mesh_dim, _)) = self.cutting(&placements, dim).find(|(_, size)| *size > 1)
         {
-            return Err(ParallelError::Lengths { param: path, dim, mesh_dim: self.mesh.names()[mesh_dim].clone() });
+            return Err(ParallelError::Lengths {
+                param: path,
+                dim,
+                mesh_dim: self.mesh.names()[mesh_dim].clone(),
+            });
         }
         let modules = (1..=found.path.len()).filter_map(|above| {
             let module = found.ancestor(above);
@@ -129,7 +163,11 @@ impl Resolver<'_> {
                 return Some((above, known.clone()));
             }
             let dims = self.modules.0.iter().map(|entries| {
-                entries.iter().rev().find(|(pattern, _)| pattern.matches(&module)).map(|(_, given)| *given)
+                entries
+                    .iter()
+                    .rev()
+                    .find(|(pattern, _)| pattern.matches(&module))
+                    .map(|(_, given)| *given)
             });
             let dims = dims.collect_vec();
             dims.iter().any(Option::is_some).then(|| {
@@ -141,7 +179,17 @@ impl Resolver<'_> {
         let modules = modules.collect();
         let is_unit = |module: &str| self.units.iter().any(|unit| unit.matches(module));
         let (unit, depth) = found.unit(|module| is_unit(module).then(|| UnitName::of(module)));
-        Ok(ParallelizedParam { path, shape, dtype: found.dtype, sharded, styles, placements, modules, unit, depth })
+        Ok(ParallelizedParam {
+            path,
+            shape,
+            dtype: found.dtype,
+            sharded,
+            styles,
+            placements,
+            modules,
+            unit,
+            depth,
+        })
     }
 
     /// Returns the style and placement of the parameter on a mesh dimension, from the last entry of the plan that
@@ -154,35 +202,53 @@ impl Resolver<'_> {
         mesh_dim: usize,
     ) -> Result<(Style, Placement), ParallelError> {
         // Number of path components between the parameter and the module that the pattern matches.
-        let above =
-            |pattern: &PathPattern| (0..=found.path.len()).find(|&above| pattern.matches(&found.ancestor(above)));
+        let above = |pattern: &PathPattern| {
+            (0..=found.path.len()).find(|&above| pattern.matches(&found.ancestor(above)))
+        };
         let entries = self.styles.0[mesh_dim].iter().rev();
-        let taken = entries.into_iter().find_map(|(pattern, style)| Some((pattern, *style, above(pattern)?)));
+        let taken = entries
+            .into_iter()
+            .find_map(|(pattern, style)| Some((pattern, *style, above(pattern)?)));
         let Some((pattern, style, above)) = taken else {
             return Ok((Style::placed(Placement::Replicate), Placement::Replicate));
         };
         let name = found.path.last().expect("a parameter has a name");
         let container = found.container(0);
-        let param = LayerParam { layer: container.and_then(Container::struct_name).unwrap_or_default(), name, shape };
-        let layer = container.filter(|_| above <= 1).and_then(Container::layer);
-        let placement = style.placement(param, layer).ok_or_else(|| ParallelError::UnknownLayer {
-            pattern: pattern.text().into(),
-            style: style.to_string(),
-            layer: found
-                .container(above.saturating_sub(1))
+        let param = LayerParam {
+            layer: container
                 .and_then(Container::struct_name)
-                .unwrap_or("collection")
-                .into(),
-            param: path.into(),
-            mesh_dim: self.mesh.names()[mesh_dim].clone(),
-        })?;
+                .unwrap_or_default(),
+            name,
+            shape,
+        };
+        let layer = container.filter(|_| above <= 1).and_then(Container::layer);
+        let placement =
+            style
+                .placement(param, layer)
+                .ok_or_else(|| ParallelError::UnknownLayer {
+                    pattern: pattern.text().into(),
+                    style: style.to_string(),
+                    layer: found
+                        .container(above.saturating_sub(1))
+                        .and_then(Container::struct_name)
+                        .unwrap_or("collection")
+                        .into(),
+                    param: path.into(),
+                    mesh_dim: self.mesh.names()[mesh_dim].clone(),
+                })?;
         Ok((*style, placement))
     }
 
     /// Returns the mesh dimensions that shard dimension `dim`, with their sizes.
-    fn cutting<'a>(&'a self, placements: &'a [Placement], dim: usize) -> impl Iterator<Item = (usize, usize)> + 'a {
-        let shardings =
-            placements.iter().enumerate().filter(move |(_, placement)| **placement == Placement::Shard(dim));
+    fn cutting<'a>(
+        &'a self,
+        placements: &'a [Placement],
+        dim: usize,
+    ) -> impl Iterator<Item = (usize, usize)> + 'a {
+        let shardings = placements
+            .iter()
+            .enumerate()
+            .filter(move |(_, placement)| **placement == Placement::Shard(dim));
         shardings.map(|(mesh_dim, _)| (mesh_dim, self.mesh.size_of(mesh_dim)))
     }
 
@@ -202,17 +268,34 @@ impl Resolver<'_> {
                 Placement::Shard(dim) if dim < shape.len() => dim,
                 _ => {
                     let mesh_dim = self.mesh.names()[at].clone();
-                    return Err(ParallelError::Placement { param, shape: shape.to_vec(), placement, mesh_dim });
+                    return Err(ParallelError::Placement {
+                        param,
+                        shape: shape.to_vec(),
+                        placement,
+                        mesh_dim,
+                    });
                 }
             };
             // All mesh dimensions that shard it divide it together.
-            let size = self.cutting(placements, dim).map(|(_, size)| size).product();
-            let mesh_dim = self.cutting(placements, dim).map(|(mesh_dim, _)| &self.mesh.names()[mesh_dim]).join("`, `");
+            let size = self
+                .cutting(placements, dim)
+                .map(|(_, size)| size)
+                .product();
+            let mesh_dim = self
+                .cutting(placements, dim)
+                .map(|(mesh_dim, _)| &self.mesh.names()[mesh_dim])
+                .join("`, `");
             let len = shape[dim];
             if let Some(heads) = style.heads()
                 && (heads == 0 || !heads.is_multiple_of(size) || !len.is_multiple_of(heads))
             {
-                return Err(ParallelError::Heads { param, heads, len, size, mesh_dim });
+                return Err(ParallelError::Heads {
+                    param,
+                    heads,
+                    len,
+                    size,
+                    mesh_dim,
+                });
             }
             // Their forward splits the features into heads, and a rank needs complete heads.
             let attention = found.container(1).and_then(|module| match module.layer() {
@@ -220,7 +303,14 @@ impl Resolver<'_> {
                 _ => module.is_own(CROSS_ATTENTION).then_some(CROSS_ATTENTION),
             });
             if let Some(layer) = attention.filter(|_| !len.is_multiple_of(size)) {
-                return Err(ParallelError::Uneven { param, layer, dim, len, size, mesh_dim });
+                return Err(ParallelError::Uneven {
+                    param,
+                    layer,
+                    dim,
+                    len,
+                    size,
+                    mesh_dim,
+                });
             }
         }
         Ok(())

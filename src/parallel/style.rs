@@ -67,9 +67,24 @@ struct Split {
 const SPLITS: [Split; 3] = {
     use Placement::{Replicate, Shard};
     [
-        Split { layer: BurnLayer::Linear, param: "weight", colwise: Shard(1), rowwise: Shard(0) },
-        Split { layer: BurnLayer::Linear, param: "bias", colwise: Shard(0), rowwise: Replicate },
-        Split { layer: BurnLayer::Embedding, param: "weight", colwise: Shard(1), rowwise: Shard(0) },
+        Split {
+            layer: BurnLayer::Linear,
+            param: "weight",
+            colwise: Shard(1),
+            rowwise: Shard(0),
+        },
+        Split {
+            layer: BurnLayer::Linear,
+            param: "bias",
+            colwise: Shard(0),
+            rowwise: Replicate,
+        },
+        Split {
+            layer: BurnLayer::Embedding,
+            param: "weight",
+            colwise: Shard(1),
+            rowwise: Shard(0),
+        },
     ]
 };
 
@@ -77,7 +92,12 @@ impl Style {
     /// Splits the output features: each rank computes some of them. The layer needs its full input and leaves its
     /// output sharded along the last dimension.
     pub const fn colwise() -> Self {
-        Self { params: Params::Colwise, input: Some(Placement::Replicate), output: None, heads: None }
+        Self {
+            params: Params::Colwise,
+            input: Some(Placement::Replicate),
+            output: None,
+            heads: None,
+        }
     }
 
     /// Splits the input features, or an embedding's vocabulary: each rank computes a partial output, and the
@@ -85,7 +105,12 @@ impl Style {
     ///
     /// `.with_output(Shard(1))` scatters the sum over the sequence: sequence parallelism.
     pub const fn rowwise() -> Self {
-        Self { params: Params::Rowwise, input: None, output: Some(Placement::Replicate), heads: None }
+        Self {
+            params: Params::Rowwise,
+            input: None,
+            output: Some(Placement::Replicate),
+            heads: None,
+        }
     }
 
     /// Replicates the parameters and splits the sequence: activations `[batch, seq, ..]` are `S(1)`.
@@ -96,7 +121,12 @@ impl Style {
 
     /// Gives the parameters this placement, and leaves activations as they are.
     pub const fn placed(placement: Placement) -> Self {
-        Self { params: Params::Placed(placement), input: None, output: None, heads: None }
+        Self {
+            params: Params::Placed(placement),
+            input: None,
+            output: None,
+            heads: None,
+        }
     }
 
     /// Places the parameters of user-defined layers by a function. `place` is called for every parameter that the
@@ -117,8 +147,16 @@ impl Style {
     ///
     /// Error messages call the style `name`. [`apply_style`](crate::nn::apply_style) runs the layer's forward and
     /// redistributes activations to the style's input and output placements.
-    pub const fn custom(name: &'static str, place: fn(LayerParam<'_>) -> Option<Placement>) -> Self {
-        Self { params: Params::Custom(name, place), input: None, output: None, heads: None }
+    pub const fn custom(
+        name: &'static str,
+        place: fn(LayerParam<'_>) -> Option<Placement>,
+    ) -> Self {
+        Self {
+            params: Params::Custom(name, place),
+            input: None,
+            output: None,
+            heads: None,
+        }
     }
 
     /// Redistributes the layer's input to this placement. If a rank's shard would be empty, such as that of one
@@ -161,8 +199,14 @@ impl Style {
 
     /// Returns the placement of `param`, or `None` if the style does not support the layer. `layer` is the layer of
     /// burn that the plan names, itself or by the parameter: a module around a layer has no known columns and rows.
-    pub(super) fn placement(&self, param: LayerParam<'_>, layer: Option<BurnLayer>) -> Option<Placement> {
-        let split = SPLITS.iter().find(|split| Some(split.layer) == layer && split.param == param.name);
+    pub(super) fn placement(
+        &self,
+        param: LayerParam<'_>,
+        layer: Option<BurnLayer>,
+    ) -> Option<Placement> {
+        let split = SPLITS
+            .iter()
+            .find(|split| Some(split.layer) == layer && split.param == param.name);
         match self.params {
             Params::Placed(placement) => Some(placement),
             Params::Colwise => split.map(|split| split.colwise),
@@ -194,13 +238,23 @@ impl LayerStyles {
             wanted.iter().any(Option::is_some).then_some(wanted)
         };
         let (input, output) = (wanted(Style::input), wanted(Style::output));
-        Self { styles: styles.into(), input, output, modules }
+        Self {
+            styles: styles.into(),
+            input,
+            output,
+            modules,
+        }
     }
 
     /// Returns the record of a parameter, or `None` without tensor-parallel placements.
     pub(super) fn of(param: &DistributedParameter) -> Option<&Self> {
         let parallel = param.info().parallel.as_ref()?;
-        Some(parallel.layer.downcast_ref().expect("`parallelize` attaches the layer's styles"))
+        Some(
+            parallel
+                .layer
+                .downcast_ref()
+                .expect("`parallelize` attaches the layer's styles"),
+        )
     }
 }
 
@@ -221,11 +275,29 @@ pub(crate) struct Prepared {
 pub(crate) fn prepared_of<M: Module>(module: &M) -> Prepared {
     let distributed = walk(module).distributed;
     // Every parameter carries the layouts of all modules around it, so the first one is as good as any other.
-    let first = distributed.iter().find_map(|found| Some((found, LayerStyles::of(&found.param)?)));
-    let Some((found, layer)) = first else { return Prepared { mesh: None, layouts: None } };
-    let own = layer.modules.iter().find(|(above, _)| *above == found.depth);
-    let mesh = found.param.info().parallel.as_ref().map(|parallel| parallel.spec.mesh().clone());
-    Prepared { mesh, layouts: own.map(|(_, layouts)| layouts.clone()) }
+    let first = distributed
+        .iter()
+        .find_map(|found| Some((found, LayerStyles::of(&found.param)?)));
+    let Some((found, layer)) = first else {
+        return Prepared {
+            mesh: None,
+            layouts: None,
+        };
+    };
+    let own = layer
+        .modules
+        .iter()
+        .find(|(above, _)| *above == found.depth);
+    let mesh = found
+        .param
+        .info()
+        .parallel
+        .as_ref()
+        .map(|parallel| parallel.spec.mesh().clone());
+    Prepared {
+        mesh,
+        layouts: own.map(|(_, layouts)| layouts.clone()),
+    }
 }
 
 /// The styles of a parameter.

@@ -49,11 +49,21 @@ pub(crate) fn attach_shards<M: Module>(
     label: &'static str,
 ) -> Result<M> {
     let queue = attachments.into_iter().collect();
-    let mut attach = Attach { queue, leaves: HashMap::new(), inside: String::new(), one_by_one, label, failed: None };
+    let mut attach = Attach {
+        queue,
+        leaves: HashMap::new(),
+        inside: String::new(),
+        one_by_one,
+        label,
+        failed: None,
+    };
     let model = copying(|| model.apply_reparameterization(&mut attach));
     match (attach.failed, attach.queue.pop_front()) {
         (Some(error), _) => Err(error),
-        (None, Some(next)) => Err(ParamError::ParamNotVisited { param: next.param.info().path.to_string() }.into()),
+        (None, Some(next)) => Err(ParamError::ParamNotVisited {
+            param: next.param.info().path.to_string(),
+        }
+        .into()),
         (None, None) => Ok(model),
     }
 }
@@ -81,7 +91,10 @@ impl Reparameterizer for &mut Attach {
             return (param, None);
         }
         let path = format!("{}{path}", self.inside);
-        let Some(next) = self.queue.pop_front_if(|next| *next.param.info().path == *path) else {
+        let Some(next) = self
+            .queue
+            .pop_front_if(|next| *next.param.info().path == *path)
+        else {
             return (self.own_leaf(param), None);
         };
         match self.shard(&next, param.clone()) {
@@ -123,36 +136,70 @@ impl Attach {
         })
     }
 
-    fn shard<const D: usize>(&self, next: &ShardAssignment, param: Param<Tensor<D>>) -> Result<Param<Tensor<D>>> {
+    fn shard<const D: usize>(
+        &self,
+        next: &ShardAssignment,
+        param: Param<Tensor<D>>,
+    ) -> Result<Param<Tensor<D>>> {
         if next.data_specs.is_empty() {
             let (part, require_grad) = (param.base().detach(), param.is_require_grad());
             return Ok(param.map(|_| part.set_require_grad(require_grad)));
         }
         let device = param.lazy_device();
-        let mut held = next.gathered.as_ref().map(|before| stored(before, param.base())).transpose()?;
-        let is_copy = next.copies.as_ref().is_some_and(|copies| copies.group().rank() > 0);
+        let mut held = next
+            .gathered
+            .as_ref()
+            .map(|before| stored(before, param.base()))
+            .transpose()?;
+        let is_copy = next
+            .copies
+            .as_ref()
+            .is_some_and(|copies| copies.group().rank() > 0);
         for data_spec in next.data_specs.iter().filter(|_| !is_copy) {
             let first = vec![0; data_spec.coordinate().len()];
             // Reading a lazy parameter draws its values, so only the rank that provides the values reads it.
             let is_first = *data_spec.coordinate() == *first;
-            let full = held.take().filter(|_| is_first).or_else(|| is_first.then(|| param.base().inner()));
+            let full = held
+                .take()
+                .filter(|_| is_first)
+                .or_else(|| is_first.then(|| param.base().inner()));
             held = Some(self.part(full, data_spec, &first, next)?);
         }
         if let (Some(copies), Some(data_spec)) = (&next.copies, next.data_specs.last()) {
-            let metas = vec![TensorMeta { shape: data_spec.local_shape(), dtype: data_spec.dtype() }];
+            let metas = vec![TensorMeta {
+                shape: data_spec.local_shape(),
+                dtype: data_spec.dtype(),
+            }];
             let part = held.take().map(|part| vec![part.into_dispatch()]);
             held = Some(copies.broadcast(self.call(next), part, metas, 0).single()?);
         }
         let is_offloaded = next.param.unit.offloaded().is_some();
-        let home = if is_offloaded { memory::host() } else { next.data_specs[0].mesh().device().clone() };
-        let shard = held.expect("the value was sharded here or received from another rank").to_device(&home);
+        let home = if is_offloaded {
+            memory::host()
+        } else {
+            next.data_specs[0].mesh().device().clone()
+        };
+        let shard = held
+            .expect("the value was sharded here or received from another rank")
+            .to_device(&home);
         // Data of a GPU that is moved to the host is read later, and keeps its memory there.
-        let shard = if is_offloaded { Tensor::from_dispatch(own(shard.into_dispatch())) } else { shard };
+        let shard = if is_offloaded {
+            Tensor::from_dispatch(own(shard.into_dispatch()))
+        } else {
+            shard
+        };
 
-        let shard = associate(shard, Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy());
+        let shard = associate(
+            shard,
+            Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy(),
+        );
         // A parameter that is still lazy must not be initialized only to be replaced: that would draw random numbers.
         // Loading a value keeps the parameter's id, mappers and training state.
-        let param = if param.is_initialized() { param } else { undrawn(param) };
+        let param = if param.is_initialized() {
+            param
+        } else {
+            undrawn(param)
+        };
         let require_grad = param.is_require_grad();
         Ok(param.map(|_| shard.set_require_grad(require_grad)))
     }
@@ -209,7 +256,11 @@ pub(crate) fn attach_drawn<M: Module>(
 ) -> Result<M> {
     let root = mesh.root();
     let all = mesh.world().group(root.ranks())?;
-    let lazy = if root.size() == 1 { lazy } else { all.any(Call::new(format!("{label}, lazy parameters")), lazy)? };
+    let lazy = if root.size() == 1 {
+        lazy
+    } else {
+        all.any(Call::new(format!("{label}, lazy parameters")), lazy)?
+    };
     let attach = || attach_shards(model, attachments, lazy, label);
     let slices = root.size() / mesh.size();
     if !lazy || slices == 1 {

@@ -30,7 +30,11 @@ pub(super) struct Like {
 
 impl Like {
     pub(super) fn of(tensor: &DispatchTensor) -> Self {
-        Self { shape: tensor.shape(), dtype: tensor.dtype(), device: tensor.device().inner() }
+        Self {
+            shape: tensor.shape(),
+            dtype: tensor.dtype(),
+            device: tensor.device().inner(),
+        }
     }
 
     pub(super) fn zeros(&self) -> DispatchTensor {
@@ -55,7 +59,12 @@ impl GraphOp for RootPostBackward {
             pass.progress.flush(step.depth());
             reduce(pass, pass.passes.order.flush(), step);
             pass.passes.padding.forget();
-            give(pass.passes.reducer.reduce_postponed(step.backward(), &pass.reductions), step);
+            give(
+                pass.passes
+                    .reducer
+                    .reduce_postponed(step.backward(), &pass.reductions),
+                step,
+            );
             give(pass.passes.reducer.finish(step.backward()), step);
             ran("RootPostBackward", Some(pass), step);
         }
@@ -65,7 +74,10 @@ impl GraphOp for RootPostBackward {
 /// Issues the reductions of `due` one after the other. Completed gradients of earlier reductions are registered on
 /// the shards' leaves.
 pub(super) fn reduce(pass: &UnitPass, due: Vec<Weak<UnitPass>>, step: &mut BackwardStep<'_>) {
-    give(pass.passes.reduce(due, context::backward(step.backward())), step);
+    give(
+        pass.passes.reduce(due, context::backward(step.backward())),
+        step,
+    );
 }
 
 /// Registers gradients on their leaves. While a checkpointed block is recomputed, they are kept for the graph around
@@ -120,12 +132,20 @@ pub(super) struct PostBackward {
 impl PostBackward {
     /// Creates a link to this tracked input, or to an earlier token or nothing if `input` is `None`. `last` makes the
     /// link the unit's token.
-    pub(super) fn new(pass: &Arc<UnitPass>, input: Option<(&DispatchTensor, &TrackedInput)>, last: bool) -> Arc<Self> {
+    pub(super) fn new(
+        pass: &Arc<UnitPass>,
+        input: Option<(&DispatchTensor, &TrackedInput)>,
+        last: bool,
+    ) -> Arc<Self> {
         let input = input.map(|(tensor, input)| {
             pass.add_input(autodiff::node_id(tensor.clone()));
             (input.clone(), Like::of(tensor))
         });
-        Arc::new(Self { pass: pass.clone(), input, last })
+        Arc::new(Self {
+            pass: pass.clone(),
+            input,
+            last,
+        })
     }
 }
 
@@ -150,7 +170,11 @@ impl GraphOp for PostBackward {
             self.pass.gather_around();
             step.give(1, || like.zeros());
         }
-        ran(if self.last { "PostBackward" } else { "Link" }, Some(&self.pass), step);
+        ran(
+            if self.last { "PostBackward" } else { "Link" },
+            Some(&self.pass),
+            step,
+        );
     }
 }
 
@@ -174,13 +198,22 @@ impl UnshardedParamNode {
         value: DispatchTensor,
         partial: Option<MeshDims>,
     ) -> Arc<Self> {
-        Arc::new(Self { pass, position, retain, value: Mutex::new(Some(value)), partial })
+        Arc::new(Self {
+            pass,
+            position,
+            retain,
+            value: Mutex::new(Some(value)),
+            partial,
+        })
     }
 }
 
 impl GraphOp for UnshardedParamNode {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.value.lock().take().expect("a graph node is created only once")
+        self.value
+            .lock()
+            .take()
+            .expect("a graph node is created only once")
     }
 
     fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
@@ -196,7 +229,8 @@ impl GraphOp for UnshardedParamNode {
         progress(&self.pass, step);
         let grad = step.take();
         if self.pass.passes.padding.is_reached(step.node()) {
-            self.pass.collect(self.position, self.partial.as_deref(), grad);
+            self.pass
+                .collect(self.position, self.partial.as_deref(), grad);
         }
         ran("UnshardedParamNode", Some(&self.pass), step);
     }
@@ -214,7 +248,10 @@ pub(super) struct UnitInput {
 
 impl GraphOp for UnitInput {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        cast(parents[0].clone(), self.pass.buffer.unit().precision().inputs)
+        cast(
+            parents[0].clone(),
+            self.pass.buffer.unit().precision().inputs,
+        )
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
@@ -238,7 +275,10 @@ pub(super) struct PreBackward {
 
 impl GraphOp for PreBackward {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        let dtype = self.pass.as_ref().and_then(|pass| pass.buffer.unit().precision().outputs);
+        let dtype = self
+            .pass
+            .as_ref()
+            .and_then(|pass| pass.buffer.unit().precision().outputs);
         persistent_copy(cast(parents[0].clone(), dtype))
     }
 
@@ -316,7 +356,11 @@ pub(super) fn sweep<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
         }
         // Backward consumes the leaf, so the pass gets another one first.
         let next = own_leaf(&leaf);
-        drop(autodiff::binary(leaf.clone(), next.clone(), Arc::new(Sweep)));
+        drop(autodiff::binary(
+            leaf.clone(),
+            next.clone(),
+            Arc::new(Sweep),
+        ));
         passes.hang(&pass, next);
         drop(Tensor::<1>::from_dispatch(autodiff::unary(leaf, Arc::new(Sweep))).backward());
     }
@@ -338,7 +382,10 @@ pub(super) struct Progress {
 
 impl Default for Progress {
     fn default() -> Self {
-        Self { shallowest: AtomicUsize::new(usize::MAX), ended: AtomicBool::new(false) }
+        Self {
+            shallowest: AtomicUsize::new(usize::MAX),
+            ended: AtomicBool::new(false),
+        }
     }
 }
 
@@ -346,7 +393,10 @@ impl Progress {
     /// Records that a node which depends on the pass's `PostBackward` node runs.
     pub(super) fn node(&self, depth: usize) {
         if cfg!(debug_assertions) {
-            assert!(!self.ended.load(Relaxed), "rule 2: a node of depth {depth} runs after its unit's `PostBackward`");
+            assert!(
+                !self.ended.load(Relaxed),
+                "rule 2: a node of depth {depth} runs after its unit's `PostBackward`"
+            );
             self.shallowest.fetch_min(depth, Relaxed);
         }
     }
@@ -359,13 +409,22 @@ impl Progress {
                 depth < shallowest,
                 "rule 2: `PostBackward` is at depth {depth}, but a node of its unit is at depth {shallowest}"
             );
-            assert!(!self.ended.swap(true, Relaxed), "rule 3: a unit's `PostBackward` runs twice");
+            assert!(
+                !self.ended.swap(true, Relaxed),
+                "rule 3: a unit's `PostBackward` runs twice"
+            );
         }
     }
 
     /// Records that the pass's [`RootPostBackward`](super::backward_nodes::RootPostBackward) runs.
     pub(super) fn flush(&self, depth: usize) {
-        debug_assert_eq!(depth, 1, "rule 6: `PostBackward` nodes at this depth may not have run");
-        debug_assert!(self.ended.load(Relaxed), "rule 6: a unit's gradients are flushed before its `PostBackward` ran");
+        debug_assert_eq!(
+            depth, 1,
+            "rule 6: `PostBackward` nodes at this depth may not have run"
+        );
+        debug_assert!(
+            self.ended.load(Relaxed),
+            "rule 6: a unit's gradients are flushed before its `PostBackward` ran"
+        );
     }
 }

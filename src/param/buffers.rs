@@ -44,18 +44,32 @@ pub(super) struct BufferOwner {
 ///   head.weight                 steps                       belongs to stem.norm.gamma
 /// ```
 pub(super) fn homes<M: Module>(model: &M) -> Vec<BufferOwner> {
-    let ModelScan { params, buffers, .. } = ModelScan::of(model);
+    let ModelScan {
+        params, buffers, ..
+    } = ModelScan::of(model);
     // For each module path that contains parameters at any depth: the first of them that is distributed, if any.
     let mut first: HashMap<&[String], Option<&DistributedParameter>> = HashMap::new();
-    for ScannedParam { path, distributed, .. } in &params {
+    for ScannedParam {
+        path, distributed, ..
+    } in &params
+    {
         for depth in 0..path.len() {
             let first = first.entry(&path[..depth]).or_default();
             *first = first.or(distributed.as_ref());
         }
     }
     let home = |Buffer { path, running }: Buffer| {
-        let param = (0..path.len()).rev().find_map(|depth| first.get(&path[..depth])).copied().flatten()?.clone();
-        Some(BufferOwner { path: path.join("."), running, param })
+        let param = (0..path.len())
+            .rev()
+            .find_map(|depth| first.get(&path[..depth]))
+            .copied()
+            .flatten()?
+            .clone();
+        Some(BufferOwner {
+            path: path.join("."),
+            running,
+            param,
+        })
     };
     buffers.into_iter().filter_map(home).collect()
 }
@@ -123,11 +137,19 @@ pub fn sync_buffers<M: Module>(model: &M) -> Result<()> {
     let settled = settled(model);
     for Together { data, paths } in together(homes(&settled)) {
         let values = read(&settled, &paths, true);
-        let call = Call { model: Some(data.model_of_all()), ..Call::new("sync_buffers") };
+        let call = Call {
+            model: Some(data.model_of_all()),
+            ..Call::new("sync_buffers")
+        };
         let values = match data.buffer_sync {
             BufferSync::FirstRank => {
-                let (first, metas) = (data.all.group().rank() == 0, values.iter().map(meta).collect());
-                data.all.broadcast(call, first.then_some(values), metas, 0).wait()?
+                let (first, metas) = (
+                    data.all.group().rank() == 0,
+                    values.iter().map(meta).collect(),
+                );
+                data.all
+                    .broadcast(call, first.then_some(values), metas, 0)
+                    .wait()?
             }
             BufferSync::Average => data.all.all_reduce(call, values, ReduceOp::Avg).wait()?,
         };
@@ -147,12 +169,18 @@ struct Together {
 fn together(homes: Vec<BufferOwner>) -> Vec<Together> {
     let mut all: Vec<Together> = Vec::new();
     for BufferOwner { path, param, .. } in homes.into_iter().filter(|home| home.running) {
-        let Some(data) = &param.unit.data else { continue };
-        let same =
-            |other: &DataParallelGroups| other.all.group() == data.all.group() && other.buffer_sync == data.buffer_sync;
+        let Some(data) = &param.unit.data else {
+            continue;
+        };
+        let same = |other: &DataParallelGroups| {
+            other.all.group() == data.all.group() && other.buffer_sync == data.buffer_sync
+        };
         match all.iter_mut().find(|together| same(&together.data)) {
             Some(together) => together.paths.push(path),
-            None => all.push(Together { data: data.clone(), paths: vec![path] }),
+            None => all.push(Together {
+                data: data.clone(),
+                paths: vec![path],
+            }),
         }
     }
     all
@@ -179,7 +207,11 @@ pub(crate) fn own_buffers<M: Module>(
     let units: HashSet<_> = units.iter().map(Arc::as_ptr).collect();
     let of_units = |home: &BufferOwner| units.contains(&Arc::as_ptr(&home.param.unit));
     let model = unshared(model)?;
-    let paths: Vec<_> = homes(&model).into_iter().filter(of_units).map(|home| home.path).collect();
+    let paths: Vec<_> = homes(&model)
+        .into_iter()
+        .filter(of_units)
+        .map(|home| home.path)
+        .collect();
     if paths.is_empty() {
         return Ok(model);
     }
@@ -187,7 +219,9 @@ pub(crate) fn own_buffers<M: Module>(
     let values = read(&model, &paths, first);
     let metas = values.iter().map(meta).collect();
     let call = Call::new(format!("{label}, buffers"));
-    let values = group.broadcast(call, first.then_some(values), metas, 0).wait()?;
+    let values = group
+        .broadcast(call, first.then_some(values), metas, 0)
+        .wait()?;
     Ok(write(model, paths, values))
 }
 
@@ -200,7 +234,8 @@ pub(crate) fn unshared<M: Module>(model: M) -> Result<M> {
     if !ModelScan::of(&model).has_running() {
         return Ok(model);
     }
-    copying(|| burn_compat::renewed(model)).map_err(|param| ParamError::ParamNotVisited { param }.into())
+    copying(|| burn_compat::renewed(model))
+        .map_err(|param| ParamError::ParamNotVisited { param }.into())
 }
 
 /// Returns the model in validation, with private buffers. Lazy parameters are replaced by empty tensors, so nothing
@@ -216,17 +251,30 @@ pub(crate) fn settled<M: Module>(model: &M) -> M {
 /// Reading a lazy value initializes it. If `draw` is false, a lazy value is read as zeros instead.
 pub(super) fn read<M: Module>(model: &M, paths: &[String], draw: bool) -> Vec<DispatchTensor> {
     let wanted: HashSet<_> = paths.iter().map(String::as_str).collect();
-    visit_stored(model, draw, |path| wanted.contains(path)).into_iter().map(|stored| stored.value).collect()
+    visit_stored(model, draw, |path| wanted.contains(path))
+        .into_iter()
+        .map(|stored| stored.value)
+        .collect()
 }
 
 /// Returns the model with these plain values at these paths. Running statistics are written in place, so all clones
 /// of the model see them.
 pub(super) fn write<M: Module>(model: M, paths: Vec<String>, values: Vec<DispatchTensor>) -> M {
-    let values = paths.into_iter().zip(values.into_iter().map(|value| NewValue::Tensor(Box::new(value)))).collect();
+    let values = paths
+        .into_iter()
+        .zip(
+            values
+                .into_iter()
+                .map(|value| NewValue::Tensor(Box::new(value))),
+        )
+        .collect();
     copying(|| map_tensors(model, &mut Replace::new(values)))
 }
 
 /// Returns the shape and element type of a tensor that the other ranks will receive.
 pub(super) fn meta(tensor: &DispatchTensor) -> TensorMeta {
-    TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() }
+    TensorMeta {
+        shape: tensor.shape(),
+        dtype: tensor.dtype(),
+    }
 }

@@ -12,7 +12,9 @@ use parking_lot::Mutex;
 
 use super::offload::CpuOffload;
 use super::unit::{Unit, UnitParam};
-use crate::comm::{Call, CollectivePlan, CommError, Communicator, OpTiming, Phase, ShardedModel, TensorMeta, Work};
+use crate::comm::{
+    Call, CollectivePlan, CommError, Communicator, OpTiming, Phase, ShardedModel, TensorMeta, Work,
+};
 use crate::dtensor::own;
 use crate::placement::ShardSizes;
 
@@ -33,7 +35,11 @@ impl Unit {
         match self.plan(kind, group, members, &tensors) {
             Ok(CachedPlan { names, plan, .. }) => {
                 let model = call.model.map(|model| ShardedModel { number, ..model });
-                let call = Call { names: Some(names), model, ..call };
+                let call = Call {
+                    names: Some(names),
+                    model,
+                    ..call
+                };
                 let Some(custom) = self.control.lock().collectives.clone() else {
                     return group.execute_plan(call, &plan, tensors);
                 };
@@ -41,7 +47,9 @@ impl Unit {
                     UnitCollectiveKind::Shards | UnitCollectiveKind::Parts => {
                         custom.all_gather(group, call, &plan, tensors)
                     }
-                    UnitCollectiveKind::Gradients => custom.reduce_scatter(group, call, &plan, tensors),
+                    UnitCollectiveKind::Gradients => {
+                        custom.reduce_scatter(group, call, &plan, tensors)
+                    }
                     UnitCollectiveKind::ReplicatedGradients | UnitCollectiveKind::All => {
                         custom.all_reduce(group, call, &plan, tensors)
                     }
@@ -56,11 +64,18 @@ impl Unit {
     fn group(&self, kind: UnitCollectiveKind, phase: Phase) -> (&Communicator, u64) {
         let data = self.data();
         match kind {
-            UnitCollectiveKind::Shards if phase == Phase::Backward => (&data.again, data.model.shard),
+            UnitCollectiveKind::Shards if phase == Phase::Backward => {
+                (&data.again, data.model.shard)
+            }
             UnitCollectiveKind::Shards => (&data.shard, data.model.shard),
             UnitCollectiveKind::Parts => (self.post_forward_group(), data.model.post_forward_group),
-            UnitCollectiveKind::Gradients | UnitCollectiveKind::ReplicatedGradients => (&data.reduce, data.model.shard),
-            UnitCollectiveKind::All => (data.replicate.as_ref().expect("the unit has replicas"), data.model.replicate),
+            UnitCollectiveKind::Gradients | UnitCollectiveKind::ReplicatedGradients => {
+                (&data.reduce, data.model.shard)
+            }
+            UnitCollectiveKind::All => (
+                data.replicate.as_ref().expect("the unit has replicas"),
+                data.model.replicate,
+            ),
         }
     }
 
@@ -73,21 +88,31 @@ impl Unit {
     ) -> Result<CachedPlan, CommError> {
         let is_this = |known: &&CachedPlan| {
             let is_same = known.kind == kind && *known.members == *members;
-            is_same && known.plan.dtypes().eq(tensors.iter().map(DispatchTensor::dtype))
+            is_same
+                && known
+                    .plan
+                    .dtypes()
+                    .eq(tensors.iter().map(DispatchTensor::dtype))
         };
         if let Some(known) = self.plans.lock().iter().find(is_this) {
             return Ok(known.clone());
         }
         let is_sent = |param: &&UnitParam| match kind {
-            UnitCollectiveKind::Shards | UnitCollectiveKind::Parts | UnitCollectiveKind::Gradients => {
-                param.is_sharded()
-            }
+            UnitCollectiveKind::Shards
+            | UnitCollectiveKind::Parts
+            | UnitCollectiveKind::Gradients => param.is_sharded(),
             UnitCollectiveKind::ReplicatedGradients => !param.is_sharded(),
             UnitCollectiveKind::All => true,
         };
-        let params = members.iter().map(|&member| &self.params[member]).filter(is_sent);
+        let params = members
+            .iter()
+            .map(|&member| &self.params[member])
+            .filter(is_sent);
         let names = params.clone().map(|param| param.path.clone()).collect();
-        let metas = tensors.iter().map(|tensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() });
+        let metas = tensors.iter().map(|tensor| TensorMeta {
+            shape: tensor.shape(),
+            dtype: tensor.dtype(),
+        });
         let shardings = params.filter_map(UnitParam::sharding);
         let plan = match kind {
             UnitCollectiveKind::Shards => group.plan_all_gather(full_metas(metas, shardings)),
@@ -97,14 +122,24 @@ impl Unit {
             }
             UnitCollectiveKind::Gradients => {
                 let flags = (0, ShardSizes::Chunked(group.group().size()));
-                group.plan_reduce_scatter(full_metas(metas, shardings.chain([flags])), self.averaging().shard)
+                group.plan_reduce_scatter(
+                    full_metas(metas, shardings.chain([flags])),
+                    self.averaging().shard,
+                )
             }
             UnitCollectiveKind::ReplicatedGradients => {
                 group.plan_all_reduce(&metas.collect_vec(), self.averaging().shard)
             }
-            UnitCollectiveKind::All => group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate),
+            UnitCollectiveKind::All => {
+                group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate)
+            }
         };
-        let known = CachedPlan { kind, members: members.into(), names, plan: plan? };
+        let known = CachedPlan {
+            kind,
+            members: members.into(),
+            names,
+            plan: plan?,
+        };
         let mut plans = self.plans.lock();
         if plans.len() == MAX_PLANS {
             plans.clear();
@@ -134,17 +169,29 @@ impl Unit {
     }
 
     /// Returns this rank's shard of each unsharded parameter, over the post-forward group.
-    pub(crate) fn split(&self, members: &[usize], unsharded: &[DispatchTensor]) -> Vec<DispatchTensor> {
+    pub(crate) fn split(
+        &self,
+        members: &[usize],
+        unsharded: &[DispatchTensor],
+    ) -> Vec<DispatchTensor> {
         let group = self.post_forward_group().group();
-        let part = |(&member, full): (&usize, &DispatchTensor)| match self.params[member].sharding() {
+        let part = |(&member, full): (&usize, &DispatchTensor)| match self.params[member].sharding()
+        {
             None => full.clone(),
-            Some((dim, sizes)) => copy_range(full, dim, post_forward_sizes(&sizes).range(group.size(), group.rank())),
+            Some((dim, sizes)) => copy_range(
+                full,
+                dim,
+                post_forward_sizes(&sizes).range(group.size(), group.rank()),
+            ),
         };
         members.iter().zip(unsharded).map(part).collect()
     }
 
     fn post_forward_group(&self) -> &Communicator {
-        self.data().post_forward_group.as_ref().expect("post-forward shards exist only with a post-forward group")
+        self.data()
+            .post_forward_group
+            .as_ref()
+            .expect("post-forward shards exist only with a post-forward group")
     }
 }
 
@@ -170,7 +217,11 @@ pub(crate) fn post_forward_sizes(sharding: &ShardSizes) -> ShardSizes {
 
 /// Copies `range` of dimension `dim`.
 fn copy_range(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> DispatchTensor {
-    let mut slices: Vec<_> = tensor.shape().iter().map(|&len| Slice::from(0..len)).collect();
+    let mut slices: Vec<_> = tensor
+        .shape()
+        .iter()
+        .map(|&len| Slice::from(0..len))
+        .collect();
     slices[dim] = Slice::from(range);
     own(Dispatch::float_slice(tensor.clone(), &slices))
 }
@@ -209,7 +260,10 @@ const MAX_PLANS: usize = 16;
 pub(crate) enum PendingAllGather {
     /// The all-gather is in flight. If the shards are in host memory, the second field describes how the result is
     /// copied to the device.
-    InFlight(Work<Vec<DispatchTensor>>, Option<Box<(CpuOffload, Arc<str>)>>),
+    InFlight(
+        Work<Vec<DispatchTensor>>,
+        Option<Box<(CpuOffload, Arc<str>)>>,
+    ),
     Done(GatheredTensors),
     /// Several copies of the parameters are restored from it.
     Shared(Arc<Mutex<PendingAllGather>>),
@@ -277,7 +331,8 @@ impl PendingAllGather {
                 Ok(last) => last.into_inner().wait(),
                 Err(shared) => {
                     let mut gathering = shared.lock();
-                    let result = mem::replace(&mut *gathering, Self::Done((Vec::new(), None))).wait();
+                    let result =
+                        mem::replace(&mut *gathering, Self::Done((Vec::new(), None))).wait();
                     *gathering = match &result {
                         Ok((unsharded, _)) => Self::Done((unsharded.clone(), None)),
                         Err(error) => Self::InFlight(Work::failed(error.clone()), None),

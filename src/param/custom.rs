@@ -83,7 +83,9 @@ type HookFn = dyn Fn(ReducedGradients) -> Result<Vec<Tensor<1>>> + Send + Sync;
 pub(crate) struct AllReduceHook(Arc<HookFn>);
 
 impl AllReduceHook {
-    pub(crate) fn new(hook: impl Fn(ReducedGradients) -> Result<Vec<Tensor<1>>> + Send + Sync + 'static) -> Self {
+    pub(crate) fn new(
+        hook: impl Fn(ReducedGradients) -> Result<Vec<Tensor<1>>> + Send + Sync + 'static,
+    ) -> Self {
         Self(Arc::new(hook))
     }
 
@@ -98,15 +100,30 @@ impl AllReduceHook {
         params: Vec<Arc<str>>,
         grads: Vec<DispatchTensor>,
     ) -> Result<Vec<DispatchTensor>> {
-        let shapes = grads.iter().map(|grad| (grad.shape(), grad.dtype())).collect_vec();
+        let shapes = grads
+            .iter()
+            .map(|grad| (grad.shape(), grad.dtype()))
+            .collect_vec();
         let flat = |(grad, (shape, _)): (DispatchTensor, &(Shape, DType))| {
             Tensor::from_dispatch(Dispatch::float_reshape(grad, [shape.num_elements()].into()))
         };
         let shards = grads.into_iter().zip(&shapes).map(flat).collect();
-        let made = (self.0)(ReducedGradients { unit: unit.clone(), params: params.clone(), shards })?;
-        let wrong = |reason: String| ParamError::HookResult { unit: unit.to_string(), reason };
+        let made = (self.0)(ReducedGradients {
+            unit: unit.clone(),
+            params: params.clone(),
+            shards,
+        })?;
+        let wrong = |reason: String| ParamError::HookResult {
+            unit: unit.to_string(),
+            reason,
+        };
         if made.len() != params.len() {
-            return Err(wrong(format!("it returned {} tensors for {} gradients", made.len(), params.len())).into());
+            return Err(wrong(format!(
+                "it returned {} tensors for {} gradients",
+                made.len(),
+                params.len()
+            ))
+            .into());
         }
         let checked = made.into_iter().zip(shapes).zip(&params).map(|((made, (shape, dtype)), param)| {
             let (len, made_dtype) = (made.dims()[0], made.dtype());

@@ -48,7 +48,9 @@ impl FsdpMeshInfo {
     /// # Errors
     /// Those of [`shard_group`](Self::shard_group).
     pub(crate) fn replicate_group(&self) -> Result<Option<&Communicator>> {
-        self.replicate().map(|dim| self.mesh.communicator(dim)).transpose()
+        self.replicate()
+            .map(|dim| self.mesh.communicator(dim))
+            .transpose()
     }
 }
 
@@ -71,9 +73,15 @@ pub(crate) fn data_spec(
 }
 
 /// Returns the layout with the shard sizes of `sharding` along the mesh dimension `shard`.
-fn with_sizes(layout: Layout, shard: usize, sharding: Option<&(usize, ShardSizes)>) -> Result<Layout> {
+fn with_sizes(
+    layout: Layout,
+    shard: usize,
+    sharding: Option<&(usize, ShardSizes)>,
+) -> Result<Layout> {
     match sharding {
-        Some((_, ShardSizes::Uneven(lengths))) => Ok(layout.with_uneven_sizes(shard, lengths.clone())?),
+        Some((_, ShardSizes::Uneven(lengths))) => {
+            Ok(layout.with_uneven_sizes(shard, lengths.clone())?)
+        }
         _ => Ok(layout),
     }
 }
@@ -97,7 +105,10 @@ pub(crate) fn combine(
 ) -> Result<DTensorSpec> {
     let dim = sharding.map(|(dim, _)| *dim);
     let tp = tensor.mesh();
-    let meshes = |_| ParamError::Meshes { data: data.mesh.to_string(), tensor: tp.to_string() };
+    let meshes = |_| ParamError::Meshes {
+        data: data.mesh.to_string(),
+        tensor: tp.to_string(),
+    };
     let mesh = data.mesh.concatenate(&[tp]).map_err(meshes)?;
 
     let mut placements = vec![Placement::Replicate; mesh.ndim()];
@@ -105,17 +116,30 @@ pub(crate) fn combine(
     if let Some(dim) = dim {
         placements[shard] = Placement::Shard(dim);
     }
-    let of_tensor: Vec<usize> = tp.names().iter().map(|name| mesh.dim(name)).collect::<Result<_>>()?;
+    let of_tensor: Vec<usize> = tp
+        .names()
+        .iter()
+        .map(|name| mesh.dim(name))
+        .collect::<Result<_>>()?;
     for (&outer, &placement) in of_tensor.iter().zip(tensor.placements()) {
         placements[outer] = placement;
     }
     let outer = dim.map_or(&[][..], |dim| tensor.layout().shard_order(dim));
     let layout = match dim {
         Some(dim) if !outer.is_empty() => {
-            let order: Vec<_> = outer.iter().map(|&sharding| of_tensor[sharding]).chain([shard]).collect();
+            let order: Vec<_> = outer
+                .iter()
+                .map(|&sharding| of_tensor[sharding])
+                .chain([shard])
+                .collect();
             Layout::with_shard_order(mesh.shape(), &placements, &[(dim, &order)])?
         }
         _ => Layout::new(mesh.shape(), &placements)?,
     };
-    DTensorSpec::new(&mesh, with_sizes(layout, shard, sharding)?, tensor.shape().clone(), tensor.dtype())
+    DTensorSpec::new(
+        &mesh,
+        with_sizes(layout, shard, sharding)?,
+        tensor.shape().clone(),
+        tensor.dtype(),
+    )
 }

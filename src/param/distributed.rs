@@ -6,8 +6,8 @@ use std::hash::Hash;
 use std::sync::{Arc, Weak};
 
 use burn::module::{
-    Content, Devices, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor, Param,
-    Reparameterization,
+    Content, Devices, LoraAdapter, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper,
+    ModuleVisitor, Param, Reparameterization,
 };
 use burn::tensor::{DType, Device, Tensor};
 
@@ -15,7 +15,9 @@ use super::states::{ParamStateHandle, WeakState};
 use super::unit::{DataParallelGroups, Unit, UnitParam};
 use super::unit_name::UnitName;
 use crate::Result;
-use crate::burn_compat::{ADAPTER, Adapters, ModulePath, REPARAMETERIZATION, TensorMapper, map_tensors};
+use crate::burn_compat::{
+    ADAPTER, Adapters, ModulePath, REPARAMETERIZATION, TensorMapper, map_tensors,
+};
 use crate::dtensor::DTensorSpec;
 
 /// The reparameterization that [`fully_shard`](crate::fsdp::fully_shard) and
@@ -63,18 +65,28 @@ pub(crate) fn make_units<K: Clone + Eq + Hash>(
     let units: HashMap<_, _> = units.collect::<Result<_>>()?;
     Ok(places
         .into_iter()
-        .map(|(key, index)| DistributedParameter::new(units[&key].clone(), index, ParamStateHandle::default()))
+        .map(|(key, index)| {
+            DistributedParameter::new(units[&key].clone(), index, ParamStateHandle::default())
+        })
         .collect())
 }
 
 impl DistributedParameter {
     fn new(unit: Arc<Unit>, index: usize, state: ParamStateHandle) -> Self {
-        Self { unit, index, state, adapter: None }
+        Self {
+            unit,
+            index,
+            state,
+            adapter: None,
+        }
     }
 
     /// Returns the parameter with this adapter, whose factors are not distributed yet.
     pub(crate) fn adapted(self, adapter: Option<LoraAdapter>) -> Self {
-        Self { adapter: adapter.map(Box::new), ..self }
+        Self {
+            adapter: adapter.map(Box::new),
+            ..self
+        }
     }
 
     pub(crate) fn info(&self) -> &UnitParam {
@@ -99,7 +111,10 @@ impl DistributedParameter {
 
     /// Returns the parameter's spec on the tensor-parallel mesh, or `None` if it was not parallelized.
     pub(super) fn tensor_spec(&self, dtype: DType) -> Option<Arc<DTensorSpec>> {
-        self.info().parallel.as_ref().map(|parallel| parallel.spec.in_dtype(dtype))
+        self.info()
+            .parallel
+            .as_ref()
+            .map(|parallel| parallel.spec.in_dtype(dtype))
     }
 }
 
@@ -139,7 +154,11 @@ pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
 /// Returns the parameter whose base was visited last. Call it after its reparameterization was visited, too.
 pub(super) fn take_visited() -> Option<DistributedParameter> {
     let (unit, index, state) = TRAVERSAL.with(|traversal| traversal.visited.take())?;
-    Some(DistributedParameter::new(unit.upgrade()?, index, ParamStateHandle::upgrade(&state)?))
+    Some(DistributedParameter::new(
+        unit.upgrade()?,
+        index,
+        ParamStateHandle::upgrade(&state)?,
+    ))
 }
 
 /// Replaces the distributed parameter whose base is being mapped by `param`.
@@ -149,27 +168,46 @@ pub(super) fn replace_next(param: &DistributedParameter) {
 
 impl Module for DistributedParameter {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        let visited = (Arc::downgrade(&self.unit), self.index, self.state.downgrade());
+        let visited = (
+            Arc::downgrade(&self.unit),
+            self.index,
+            self.state.downgrade(),
+        );
         TRAVERSAL.with(|traversal| traversal.visited.replace(Some(visited)));
-        self.unit.parts[self.index].iter().for_each(|part| part.visit(visitor));
-        self.adapter.iter().for_each(|adapter| visit_adapter(adapter, visitor));
+        self.unit.parts[self.index]
+            .iter()
+            .for_each(|part| part.visit(visitor));
+        self.adapter
+            .iter()
+            .for_each(|adapter| visit_adapter(adapter, visitor));
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        self.unit.parts[self.index].iter().for_each(|part| part.map(mapper));
+        self.unit.parts[self.index]
+            .iter()
+            .for_each(|part| part.map(mapper));
         // Mapping the adapter's factors may set `next` too, so take it first.
-        let (next, is_copying) = TRAVERSAL.with(|traversal| (traversal.next.take(), traversal.is_copying.get()));
+        let (next, is_copying) =
+            TRAVERSAL.with(|traversal| (traversal.next.take(), traversal.is_copying.get()));
         if !is_copying {
             self.unit.note_step();
         }
-        let Self { unit, index, state, adapter } = self;
+        let Self {
+            unit,
+            index,
+            state,
+            adapter,
+        } = self;
         let state = if is_copying { state } else { state.mapped() };
         let adapter = adapter.and_then(|adapter| map_adapter(*adapter, mapper));
-        next.unwrap_or(Self::new(unit, index, state)).adapted(adapter)
+        next.unwrap_or(Self::new(unit, index, state))
+            .adapted(adapter)
     }
 
     fn collect_devices(&self, devices: Devices) -> Devices {
-        self.adapter.iter().fold(devices, |devices, adapter| adapter.collect_devices(devices))
+        self.adapter
+            .iter()
+            .fold(devices, |devices, adapter| adapter.collect_devices(devices))
     }
 
     fn fork(self, device: &Device) -> Self {
@@ -195,7 +233,9 @@ impl Module for DistributedParameter {
 
 impl ModuleDisplayDefault for DistributedParameter {
     fn content(&self, content: Content) -> Option<Content> {
-        content.add_formatted(&format!("{}", self.info().spec.layout())).optional()
+        content
+            .add_formatted(&format!("{}", self.info().spec.layout()))
+            .optional()
     }
 }
 
@@ -215,9 +255,14 @@ impl ModuleDisplay for DistributedParameter {}
 /// ```
 pub(super) fn take_adapters<M: Module>(model: M) -> (M, Adapters) {
     TRAVERSAL.with(|traversal| traversal.adapters.replace(Some(Vec::new())));
-    let mut paths = Paths { last: String::new(), adapted: Vec::new() };
+    let mut paths = Paths {
+        last: String::new(),
+        adapted: Vec::new(),
+    };
     let model = copying(|| map_tensors(model, &mut paths));
-    let taken = TRAVERSAL.with(|traversal| traversal.adapters.take()).unwrap_or_default();
+    let taken = TRAVERSAL
+        .with(|traversal| traversal.adapters.take())
+        .unwrap_or_default();
     (model, paths.adapted.into_iter().zip(taken).collect())
 }
 
@@ -263,13 +308,18 @@ struct Paths {
 
 impl TensorMapper for Paths {
     fn exit(&mut self, _: &ModulePath) {
-        let taken = TRAVERSAL.with(|traversal| traversal.adapters.borrow().as_ref().map_or(0, Vec::len));
+        let taken =
+            TRAVERSAL.with(|traversal| traversal.adapters.borrow().as_ref().map_or(0, Vec::len));
         if taken > self.adapted.len() {
             self.adapted.push(self.last.clone());
         }
     }
 
-    fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    fn float<const D: usize>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
         self.last = path.join();
         param
     }

@@ -317,7 +317,9 @@ pub enum ParamError {
     )]
     NotSharded,
     /// The full model was requested on a rank that is not in the model's mesh.
-    #[error("rank {rank} is not in {mesh}, over which the model is distributed. Pass a rank of that mesh")]
+    #[error(
+        "rank {rank} is not in {mesh}, over which the model is distributed. Pass a rank of that mesh"
+    )]
     NotOfMesh {
         /// The requested rank.
         rank: usize,

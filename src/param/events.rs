@@ -134,13 +134,30 @@ thread_local! {
 pub fn record_events<T>(program: impl FnOnce() -> T) -> (T, Vec<Event>) {
     let around = OBSERVERS.with(|observers| observers.events.replace(Some(Vec::new())));
     let result = program();
-    (result, OBSERVERS.with(|observers| observers.events.replace(around)).unwrap_or_default())
+    (
+        result,
+        OBSERVERS
+            .with(|observers| observers.events.replace(around))
+            .unwrap_or_default(),
+    )
 }
 
 impl Event {
     /// Creates an event of a unit that happens now.
-    pub(super) fn of(unit: &Unit, kind: EventKind, training_state: TrainingState, state: ShardedState) -> Self {
-        Self { kind, unit: unit.label(), training_state, state, at: Instant::now(), timing: None }
+    pub(super) fn of(
+        unit: &Unit,
+        kind: EventKind,
+        training_state: TrainingState,
+        state: ShardedState,
+    ) -> Self {
+        Self {
+            kind,
+            unit: unit.label(),
+            training_state,
+            state,
+            at: Instant::now(),
+            timing: None,
+        }
     }
 }
 
@@ -153,10 +170,22 @@ pub(super) fn happened(event: impl FnOnce() -> Event) {
     }
     let event = event();
     if is_traced {
-        let Event { kind, unit, training_state, state, .. } = &event;
+        let Event {
+            kind,
+            unit,
+            training_state,
+            state,
+            ..
+        } = &event;
         tracing::trace!(target: TARGET, %kind, unit = &**unit, ?training_state, ?state);
     }
-    OBSERVERS.with(|observers| observers.events.borrow_mut().iter_mut().for_each(|events| events.push(event.clone())));
+    OBSERVERS.with(|observers| {
+        observers
+            .events
+            .borrow_mut()
+            .iter_mut()
+            .for_each(|events| events.push(event.clone()))
+    });
 }
 
 const TARGET: &str = "burn_dtensor::fsdp";
@@ -184,7 +213,12 @@ pub(crate) fn probe<T>(program: impl FnOnce() -> T) -> (thread::Result<T>, Probe
     let around = OBSERVERS.with(|observers| observers.probe.replace(Some(Probe::default())));
     let result = catch_unwind(AssertUnwindSafe(program));
     forget_panic();
-    (result, OBSERVERS.with(|observers| observers.probe.replace(around)).unwrap_or_default())
+    (
+        result,
+        OBSERVERS
+            .with(|observers| observers.probe.replace(around))
+            .unwrap_or_default(),
+    )
 }
 
 impl HostTensor {
@@ -192,7 +226,10 @@ impl HostTensor {
     pub(crate) fn of(tensor: DispatchTensor) -> Self {
         let shape = tensor.shape();
         let flat = Dispatch::float_reshape(plain(tensor), [shape.num_elements()].into());
-        Self { shape: shape.to_vec(), data: Tensor::<1>::from_dispatch(flat).into_data() }
+        Self {
+            shape: shape.to_vec(),
+            data: Tensor::<1>::from_dispatch(flat).into_data(),
+        }
     }
 
     /// Returns the values in row-major order.
@@ -207,7 +244,9 @@ pub(super) struct ProbedUnit(Arc<str>);
 impl ProbedUnit {
     /// Records that the unit is entered. Returns `None` without a probe.
     pub(super) fn begin(label: &Arc<str>) -> Option<Self> {
-        OBSERVERS.with(|observers| observers.probe.borrow().is_some()).then(|| Self(label.clone()))
+        OBSERVERS
+            .with(|observers| observers.probe.borrow().is_some())
+            .then(|| Self(label.clone()))
     }
 
     /// Records what the unit returns.
@@ -215,7 +254,12 @@ impl ProbedUnit {
         let mut tensors = Vec::new();
         let output = output.map_floats(&mut |tensor| {
             // The elements of quantized tensors cannot be read as floats.
-            tensors.extend(tensor.dtype().is_float().then(|| HostTensor::of(tensor.clone())));
+            tensors.extend(
+                tensor
+                    .dtype()
+                    .is_float()
+                    .then(|| HostTensor::of(tensor.clone())),
+            );
             tensor
         });
         self.note(|probe, label| probe.outputs.push((label.clone(), tensors)));
@@ -223,7 +267,13 @@ impl ProbedUnit {
     }
 
     fn note(&self, note: impl FnOnce(&mut Probe, &Arc<str>)) {
-        OBSERVERS.with(|observers| observers.probe.borrow_mut().as_mut().map(|probe| note(probe, &self.0)));
+        OBSERVERS.with(|observers| {
+            observers
+                .probe
+                .borrow_mut()
+                .as_mut()
+                .map(|probe| note(probe, &self.0))
+        });
     }
 }
 

@@ -112,7 +112,11 @@ where
 
 /// Like [`unit`], but passes `forward` the units of the module, too.
 #[track_caller]
-pub(crate) fn in_unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I, &[Arc<Unit>]) -> O) -> O
+pub(crate) fn in_unit<M, I, O>(
+    module: &M,
+    input: I,
+    forward: impl FnOnce(&M, I, &[Arc<Unit>]) -> O,
+) -> O
 where
     M: Module,
     I: TensorTree,
@@ -135,10 +139,16 @@ where
     let _inside = watch::entered(|| Some(label));
     let (mut input, mut inside) = (input, inside);
     // The units inside are prefetched together with the module's other units, which are entered next.
-    inside.extend(own.iter().skip(1).filter(|(unit, _)| !unit.is_group()).cloned());
+    inside.extend(
+        own.iter()
+            .skip(1)
+            .filter(|(unit, _)| !unit.is_group())
+            .cloned(),
+    );
     let mut inside = Some(inside);
     let units: SmallVec<[Arc<Unit>; 1]> = own.iter().map(|(unit, _)| unit.clone()).collect();
-    let group = |(unit, shards): (Arc<Unit>, _)| (unit_stack::group_of(&unit, &shards), unit, shards);
+    let group =
+        |(unit, shards): (Arc<Unit>, _)| (unit_stack::group_of(&unit, &shards), unit, shards);
     let mut own: SmallVec<[_; 1]> = own.into_iter().map(group).collect();
     // The module's units are entered one inside the other. A group unit stays entered when this module is left, so
     // group units come first, and all guards are above them on the stack.
@@ -154,7 +164,13 @@ where
                 input = tied;
             }
             Some(GroupUnit::Closed(all)) => {
-                let (at, tied) = pre_forward(&unit, all, UnitAccess::Forward, input, unit_stack::open_group);
+                let (at, tied) = pre_forward(
+                    &unit,
+                    all,
+                    UnitAccess::Forward,
+                    input,
+                    unit_stack::open_group,
+                );
                 member_of.push((at, shards));
                 input = tied;
             }
@@ -168,7 +184,10 @@ where
     let member = |(at, shards)| UnitGuard::member(at, shards, inside.take().unwrap_or_default());
     open.extend(member_of.into_iter().map(member));
     let output = noting_panics(|| forward(module, input, &units));
-    let output = open.into_iter().rev().fold(output, |output, open| open.leave(output));
+    let output = open
+        .into_iter()
+        .rev()
+        .fold(output, |output, open| open.leave(output));
     match probed {
         Some(probed) => probed.leave(output),
         None => output,
@@ -185,7 +204,11 @@ fn check_input<M: Module, I: TensorTree>(module: &M, own: &OwnUnits, input: I) -
     let input = visit_plain(input, &mut |tensor| {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         match shape.num_elements() {
-            0 => empty.push((shape, dtype, tensor.autodiff != DispatchAutodiffContext::Disabled)),
+            0 => empty.push((
+                shape,
+                dtype,
+                tensor.autodiff != DispatchAutodiffContext::Disabled,
+            )),
             _ => has_elements |= dtype.is_float(),
         }
     });
@@ -193,11 +216,13 @@ fn check_input<M: Module, I: TensorTree>(module: &M, own: &OwnUnits, input: I) -
         return Ok(input);
     }
     // Indices and masks that come with rows of features are of these rows.
-    let is_rows =
-        |(shape, dtype, _): &&(Shape, DType, bool)| dtype.is_float() && shape.num_dims() == 2 && shape[0] == 0;
+    let is_rows = |(shape, dtype, _): &&(Shape, DType, bool)| {
+        dtype.is_float() && shape.num_dims() == 2 && shape[0] == 0
+    };
     let rows = empty.iter().find(is_rows);
     let is_unsafe = |(shape, dtype, _): &&(Shape, DType, bool)| {
-        burn_compat::is_unsafe(shape, *dtype) && (dtype.is_float() || rows.is_none() && !has_elements)
+        burn_compat::is_unsafe(shape, *dtype)
+            && (dtype.is_float() || rows.is_none() && !has_elements)
     };
     let trains_statistics = |(.., is_autodiff): &&(Shape, DType, bool)| {
         *is_autodiff && !has_elements && ModelScan::of(module).has_running()
@@ -207,8 +232,16 @@ fn check_input<M: Module, I: TensorTree>(module: &M, own: &OwnUnits, input: I) -
         (None, Some((shape, ..))) => (shape, "with which running statistics would become NaN"),
         (None, None) => return Ok(input),
     };
-    let unit = own.first().map_or_else(|| type_name::<M>().into(), |(unit, _)| unit.label().to_string());
-    Err(ParamError::EmptyInput { unit, shape: shape.to_vec(), problem }.into())
+    let unit = own.first().map_or_else(
+        || type_name::<M>().into(),
+        |(unit, _)| unit.label().to_string(),
+    );
+    Err(ParamError::EmptyInput {
+        unit,
+        shape: shape.to_vec(),
+        problem,
+    }
+    .into())
 }
 
 /// Opens `unit` on these shards, gathers it, and lets `push` put it on the stack of open units.
@@ -265,13 +298,19 @@ impl ModuleUnits {
             }
         }
         if own.is_empty() {
-            own.extend(visited.iter().find(is_own).map(|found| found.param.unit.clone()));
+            own.extend(
+                visited
+                    .iter()
+                    .find(is_own)
+                    .map(|found| found.param.unit.clone()),
+            );
         }
         let mut units: Vec<(Arc<Unit>, Vec<Visited>)> = Vec::new();
         for visited in visited {
             let is_in_own = own.iter().any(|own| Arc::ptr_eq(own, &visited.param.unit));
             // Skip parameters of a unit of a module around this one.
-            let is_inside = visited.depth > visited.param.info().depth && visited.param.is_data_parallel();
+            let is_inside =
+                visited.depth > visited.param.info().depth && visited.param.is_data_parallel();
             if !is_in_own && !is_inside {
                 continue;
             }
@@ -281,21 +320,29 @@ impl ModuleUnits {
                 members.last().is_none_or(|last| last.param.index < index)
                     || members.iter().all(|member| member.param.index != index)
             };
-            let group =
-                units.iter_mut().rfind(|(unit, members)| Arc::ptr_eq(unit, &visited.param.unit) && lacks(members));
+            let group = units
+                .iter_mut()
+                .rfind(|(unit, members)| Arc::ptr_eq(unit, &visited.param.unit) && lacks(members));
             match group {
                 Some((_, members)) => members.push(visited),
                 None => units.push((visited.param.unit.clone(), vec![visited])),
             }
         }
-        let shards =
-            |(unit, members): (_, Vec<Visited>)| (unit, LocalShards::new(members.into_iter().map(Visited::shard)));
+        let shards = |(unit, members): (_, Vec<Visited>)| {
+            (
+                unit,
+                LocalShards::new(members.into_iter().map(Visited::shard)),
+            )
+        };
         let mut inside: Vec<_> = units.into_iter().map(shards).collect();
         let own = own.iter().filter_map(|own| {
             let at = inside.iter().position(|(unit, _)| Arc::ptr_eq(unit, own))?;
             Some(inside.remove(at))
         });
-        Ok(Some(Self { own: own.collect(), inside }))
+        Ok(Some(Self {
+            own: own.collect(),
+            inside,
+        }))
     }
 }
 
@@ -304,6 +351,12 @@ impl ModuleUnits {
 /// # Errors
 /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
 pub(crate) fn units_of<M: Module>(module: &M) -> Result<OwnUnits> {
-    let own = ModuleUnits::of(module)?.map(|scoped| scoped.own).unwrap_or_default();
-    if own.is_empty() { Err(ParamError::NotSharded.into()) } else { Ok(own) }
+    let own = ModuleUnits::of(module)?
+        .map(|scoped| scoped.own)
+        .unwrap_or_default();
+    if own.is_empty() {
+        Err(ParamError::NotSharded.into())
+    } else {
+        Ok(own)
+    }
 }

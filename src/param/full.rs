@@ -70,10 +70,21 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
 pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
     let walk = walk(model);
     check_not_replaced(model, &walk)?;
-    let mut meshes = walk.distributed.iter().map(|visited| visited.param.info().spec.mesh());
+    let mut meshes = walk
+        .distributed
+        .iter()
+        .map(|visited| visited.param.info().spec.mesh());
     let first = meshes.next().ok_or(ParamError::NotSharded)?.clone();
-    if ![&first].into_iter().chain(meshes).any(|mesh| mesh.ranks().contains(&rank)) {
-        return Err(ParamError::NotOfMesh { rank, mesh: first.to_string() }.into());
+    if ![&first]
+        .into_iter()
+        .chain(meshes)
+        .any(|mesh| mesh.ranks().contains(&rank))
+    {
+        return Err(ParamError::NotOfMesh {
+            rank,
+            mesh: first.to_string(),
+        }
+        .into());
     }
     gathered(model, walk, first.rank() == rank)
 }
@@ -106,18 +117,27 @@ fn gathered<M: Module>(model: &M, walk: Walk, stay: bool) -> Result<Option<M>> {
     let mut groups = visited.into_iter().into_group_map_by(by_unit);
     let mut open = Vec::new();
     for key in order {
-        let params = groups.remove(&key).expect("every unit in `order` has a group");
-        let shard = |Visited { param, base, .. }: &Visited| (param.index, param.state.clone(), base.clone());
+        let params = groups
+            .remove(&key)
+            .expect("every unit in `order` has a group");
+        let shard = |Visited { param, base, .. }: &Visited| {
+            (param.index, param.state.clone(), base.clone())
+        };
         let shards = LocalShards::new(params.iter().map(shard));
         let unit = open_gathered(&params[0].param.unit, shards)?;
-        for Visited { param, base, read, .. } in params {
+        for Visited {
+            param, base, read, ..
+        } in params
+        {
             read(&param, base)?;
         }
         open.extend(stay.then_some(unit));
     }
     let ordinary = stay.then(|| {
         let (model, adapters) = take_adapters(model.clone());
-        let adapters = adapters.into_iter().map(|(path, adapter)| (path, adapter.materialize()));
+        let adapters = adapters
+            .into_iter()
+            .map(|(path, adapter)| (path, adapter.materialize()));
         put_adapters(model.materialize(), adapters.collect())
     });
     ordinary.map(unshared).transpose()

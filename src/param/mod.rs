@@ -128,7 +128,9 @@ pub(crate) use replica_check::ReplicaCheck;
 pub(crate) use scope::{give_up_backward, is_gathered_again};
 pub(crate) use shards::{LocalShards, plain};
 pub(crate) use spec_check::check_specs;
-pub(crate) use stored::{NewValue, StoredTensor, release_shards, replace_tensors, stored_like, stored_tensors};
+pub(crate) use stored::{
+    NewValue, StoredTensor, release_shards, replace_tensors, stored_like, stored_tensors,
+};
 pub(crate) use unit::{AGAIN, DataParallelGroups, ModelNumbers, TpPlacement, Unit, UnitParam};
 pub(crate) use unit_name::UnitName;
 pub(crate) use visit::check_not_replaced;

@@ -13,7 +13,8 @@ use super::distributed::{DistributedParameter, take_visited};
 use super::shards::ShardMarker;
 use super::unit_name::UnitName;
 use crate::burn_compat::{
-    ADAPTER, BurnLayer, Container, MARK, ModulePath, REPARAMETERIZATION, TensorVisitor, marked, undrawn, visit_tensors,
+    ADAPTER, BurnLayer, Container, MARK, ModulePath, REPARAMETERIZATION, TensorVisitor, marked,
+    undrawn, visit_tensors,
 };
 use crate::dtensor::Kind;
 use crate::mesh::DeviceMesh;
@@ -79,7 +80,9 @@ impl ModelScan {
         // A parallelized batch norm computes with DTensors.
         let Self { layers, params, .. } = &mut inventory;
         layers.retain(|layer| {
-            let of_layer = params.iter().filter(|param| param.ancestor(1) == layer.path);
+            let of_layer = params
+                .iter()
+                .filter(|param| param.ancestor(1) == layer.path);
             let mut distributed = of_layer.filter_map(|param| param.distributed.as_ref());
             distributed.all(|param| param.info().parallel.is_none())
         });
@@ -95,13 +98,22 @@ impl ModelScan {
     /// reparameterization followed it.
     fn replace_last(&mut self, next: Option<ScannedParam>) {
         let before = std::mem::replace(&mut self.last, next);
-        self.buffers.extend(before.map(|ScannedParam { path, .. }| Buffer { path, running: true }));
+        self.buffers
+            .extend(before.map(|ScannedParam { path, .. }| Buffer {
+                path,
+                running: true,
+            }));
     }
 
     /// Returns the paths of the modules that contain parameters, outermost first.
     pub(crate) fn modules(&self) -> Vec<String> {
-        let outermost_first = |found: &ScannedParam| found.modules().collect_vec().into_iter().rev();
-        self.params.iter().flat_map(outermost_first).unique().collect()
+        let outermost_first =
+            |found: &ScannedParam| found.modules().collect_vec().into_iter().rev();
+        self.params
+            .iter()
+            .flat_map(outermost_first)
+            .unique()
+            .collect()
     }
 
     /// Checks that all parameters except those `ignored` can be distributed.
@@ -115,10 +127,16 @@ impl ModelScan {
             let other = first.insert(found.id, found)?;
             Some((other.path(), found.path()))
         });
-        if let Some((param, other)) = pairs.into_iter().find(|(one, other)| !(ignored(one) && ignored(other))) {
+        if let Some((param, other)) = pairs
+            .into_iter()
+            .find(|(one, other)| !(ignored(one) && ignored(other)))
+        {
             return Err(ParamError::Tied { param, other });
         }
-        let mut foreign = self.foreign.iter().map(|(path, name)| (path.join("."), name.clone()));
+        let mut foreign = self
+            .foreign
+            .iter()
+            .map(|(path, name)| (path.join("."), name.clone()));
         match foreign.find(|(path, _)| !ignored(path)) {
             Some((param, name)) => Err(ParamError::Reparameterized { param, name }),
             None => Ok(()),
@@ -142,31 +160,65 @@ impl ModelScan {
     /// # Errors
     /// [`ParamError::Reparameterized`] for an adapter of a quantized parameter; [`ParamError::AdapterConflict`] if
     /// any parameter has a reparameterization other than burn's adapters.
-    pub(crate) fn adapted(&self, ignored: impl Fn(&str) -> bool) -> Result<HashSet<String>, ParamError> {
+    pub(crate) fn adapted(
+        &self,
+        ignored: impl Fn(&str) -> bool,
+    ) -> Result<HashSet<String>, ParamError> {
         // A distributed parameter already contains its adapter.
-        let burns = self.params.iter().filter(|found| found.adapted && found.distributed.is_none()).collect_vec();
-        let Some(first) = burns.iter().find(|found| !ignored(&found.path())) else { return Ok(HashSet::new()) };
-        if let Some(quantized) = burns.iter().find(|found| !found.dtype.is_float() && !ignored(&found.path())) {
+        let burns = self
+            .params
+            .iter()
+            .filter(|found| found.adapted && found.distributed.is_none())
+            .collect_vec();
+        let Some(first) = burns.iter().find(|found| !ignored(&found.path())) else {
+            return Ok(HashSet::new());
+        };
+        if let Some(quantized) = burns
+            .iter()
+            .find(|found| !found.dtype.is_float() && !ignored(&found.path()))
+        {
             return Err(quantized.reparameterized());
         }
-        let mut distributed = self.params.iter().filter(|found| found.distributed.is_some());
-        let other = self.foreign.first().map(|(path, name)| (path.join("."), name.clone()));
-        let other = other.or_else(|| Some((distributed.next()?.path(), DistributedParameter::NAME.into())));
+        let mut distributed = self
+            .params
+            .iter()
+            .filter(|found| found.distributed.is_some());
+        let other = self
+            .foreign
+            .first()
+            .map(|(path, name)| (path.join("."), name.clone()));
+        let other = other.or_else(|| {
+            Some((
+                distributed.next()?.path(),
+                DistributedParameter::NAME.into(),
+            ))
+        });
         match other {
-            Some((other, name)) => Err(ParamError::AdapterConflict { param: first.path(), other, name }),
+            Some((other, name)) => Err(ParamError::AdapterConflict {
+                param: first.path(),
+                other,
+                name,
+            }),
             None => Ok(burns.iter().map(|found| found.path()).collect()),
         }
     }
 
     /// Returns the paths of all parameters, including those that cannot be distributed.
     pub(crate) fn paths(&self) -> Vec<String> {
-        self.foreign.iter().map(|(path, _)| path.join(".")).chain(self.params.iter().map(ScannedParam::path)).collect()
+        self.foreign
+            .iter()
+            .map(|(path, _)| path.join("."))
+            .chain(self.params.iter().map(ScannedParam::path))
+            .collect()
     }
 }
 
 impl ScannedParam {
     fn reparameterized(&self) -> ParamError {
-        ParamError::Reparameterized { param: self.path(), name: ADAPTER.into() }
+        ParamError::Reparameterized {
+            param: self.path(),
+            name: ADAPTER.into(),
+        }
     }
 
     pub(crate) fn path(&self) -> String {
@@ -175,7 +227,9 @@ impl ScannedParam {
 
     /// Returns the global shape of the parameter, of which only a shard may be stored.
     pub(crate) fn global_shape(&self) -> Vec<usize> {
-        self.distributed.as_ref().map_or_else(|| self.shape.clone(), |param| param.info().shape().to_vec())
+        self.distributed
+            .as_ref()
+            .map_or_else(|| self.shape.clone(), |param| param.info().shape().to_vec())
     }
 
     /// Returns the path of the ancestor `above` levels up: 0 is the parameter itself, 1 its layer.
@@ -204,7 +258,9 @@ impl ScannedParam {
     /// Returns the unit of the innermost module around the parameter that is in one, and the number of path
     /// components from that module down to the parameter. The default is the unit of the model itself.
     pub(crate) fn unit(&self, unit_of: impl Fn(&str) -> Option<UnitName>) -> (UnitName, usize) {
-        let taken = self.modules().find_map(|module| Some((unit_of(&module)?, module)));
+        let taken = self
+            .modules()
+            .find_map(|module| Some((unit_of(&module)?, module)));
         let (unit, module) = taken.unwrap_or_else(|| (UnitName::of(""), String::new()));
         let depth = self.path.len() - module.split('.').filter(|part| !part.is_empty()).count();
         (unit, depth)
@@ -221,33 +277,55 @@ pub(crate) fn check_patterns<'a>(
     present_paths: &[String],
 ) -> Result<(), ParamError> {
     let mut patterns = patterns.into_iter();
-    let Some(pattern) = patterns.find(|pattern| !present_paths.iter().any(|path| pattern.matches(path))) else {
+    let Some(pattern) =
+        patterns.find(|pattern| !present_paths.iter().any(|path| pattern.matches(path)))
+    else {
         return Ok(());
     };
-    let list = present_paths.iter().map(|path| format!("`{path}`")).join(", ");
+    let list = present_paths
+        .iter()
+        .map(|path| format!("`{path}`"))
+        .join(", ");
     let present = if list.is_empty() { "none".into() } else { list };
     let near_path = pattern.nearest(present_paths).cloned();
-    Err(ParamError::NoMatch { pattern: pattern.text().into(), what, near_path, present })
+    Err(ParamError::NoMatch {
+        pattern: pattern.text().into(),
+        what,
+        near_path,
+        present,
+    })
 }
 
 impl TensorVisitor for ModelScan {
     fn enter(&mut self, path: &ModulePath) {
-        let Some((name, container)) = path.last() else { return };
+        let Some((name, container)) = path.last() else {
+            return;
+        };
         if container.text() != REPARAMETERIZATION {
             return;
         }
         match (self.last.take(), name) {
             (Some(param), MARK | DistributedParameter::NAME) => self.params.push(param),
-            (Some(param), ADAPTER) => self.params.push(ScannedParam { adapted: true, ..param }),
+            (Some(param), ADAPTER) => self.params.push(ScannedParam {
+                adapted: true,
+                ..param
+            }),
             (Some(param), _) => self.foreign.push((param.path, name.into())),
             // The adapter of a distributed parameter follows its `DistributedParameter`.
-            (None, ADAPTER) => self.params.iter_mut().last().into_iter().for_each(|param| param.adapted = true),
+            (None, ADAPTER) => self
+                .params
+                .iter_mut()
+                .last()
+                .into_iter()
+                .for_each(|param| param.adapted = true),
             (None, _) => {}
         }
     }
 
     fn exit(&mut self, path: &ModulePath) {
-        let Some((name, container)) = path.last() else { return };
+        let Some((name, container)) = path.last() else {
+            return;
+        };
         if (name, container.text()) == (DistributedParameter::NAME, REPARAMETERIZATION)
             && let (Some(param), Some(visited)) = (self.params.last_mut(), take_visited())
         {
@@ -281,7 +359,10 @@ impl TensorVisitor for ModelScan {
     {
         if !ShardMarker::is_at(at) {
             self.replace_last(None);
-            self.buffers.push(Buffer { path: at.names().into(), running: false });
+            self.buffers.push(Buffer {
+                path: at.names().into(),
+                running: false,
+            });
         }
     }
 
@@ -289,7 +370,11 @@ impl TensorVisitor for ModelScan {
     fn flag(&mut self, at: &ModulePath, flag: &Param<Flag>) {
         let layer = at.last().and_then(|(_, container)| container.layer());
         let kind = layer.filter(|kind| NOTED.contains(kind) && flag.is_enabled());
-        let path = at.names().split_last().map_or(&[][..], |(_, path)| path).join(".");
+        let path = at
+            .names()
+            .split_last()
+            .map_or(&[][..], |(_, path)| path)
+            .join(".");
         self.layers.extend(kind.map(|kind| Layer { path, kind }));
     }
 }
@@ -308,12 +393,17 @@ impl ModelScan {
     ) -> Result<(), ParamError> {
         let is_in_place = |found: &&ScannedParam| {
             let is_offloaded = |param: &DistributedParameter| param.unit.offloaded().is_some();
-            let may_be_on_host = found.distributed.as_ref().is_some_and(is_offloaded) || offloaded(found);
+            let may_be_on_host =
+                found.distributed.as_ref().is_some_and(is_offloaded) || offloaded(found);
             may_be_on_host && memory::is_host(&found.device.clone().inner())
         };
         let params = self.params.iter().filter(|found| !is_in_place(found));
         let params = params.map(|found| (found.path(), found.device.clone().inner()));
-        check_devices(mesh.device(), autodiff::is_supported, params.filter(|(path, _)| !ignored(path)))
+        check_devices(
+            mesh.device(),
+            autodiff::is_supported,
+            params.filter(|(path, _)| !ignored(path)),
+        )
     }
 }
 
@@ -328,7 +418,11 @@ fn check_devices<D: PartialEq + Debug>(
         return Err(ParamError::Backend { device: own_text });
     }
     match params.into_iter().find(|(_, device)| device != own) {
-        Some((param, device)) => Err(ParamError::Device { param, device: format!("{device:?}"), own: own_text }),
+        Some((param, device)) => Err(ParamError::Device {
+            param,
+            device: format!("{device:?}"),
+            own: own_text,
+        }),
         None => Ok(()),
     }
 }
@@ -338,7 +432,10 @@ mod tests {
     use super::*;
 
     fn checked(own: u8, params: [u8; 2]) -> Result<(), ParamError> {
-        let params = ["first", "second"].map(String::from).into_iter().zip(params);
+        let params = ["first", "second"]
+            .map(String::from)
+            .into_iter()
+            .zip(params);
         check_devices(&own, |&device| device < 10, params)
     }
 
@@ -346,7 +443,9 @@ mod tests {
     fn parameters_are_on_the_ranks_device() {
         assert!(checked(3, [3, 3]).is_ok());
         let error = checked(3, [3, 4]).unwrap_err();
-        let ParamError::Device { param, device, own } = &error else { panic!("{error}") };
+        let ParamError::Device { param, device, own } = &error else {
+            panic!("{error}")
+        };
         assert_eq!([param.as_str(), device, own], ["second", "4", "3"]);
         assert!(error.to_string().contains("world.device()"), "{error}");
     }
@@ -354,14 +453,25 @@ mod tests {
     #[test]
     fn a_backend_without_custom_operations_is_told() {
         let error = checked(12, [12, 12]).unwrap_err();
-        assert!(matches!(&error, ParamError::Backend { device } if device == "12"), "{error}");
-        assert!(["flex", "cuda", "wgpu"].iter().all(|feature| error.to_string().contains(feature)), "{error}");
+        assert!(
+            matches!(&error, ParamError::Backend { device } if device == "12"),
+            "{error}"
+        );
+        assert!(
+            ["flex", "cuda", "wgpu"]
+                .iter()
+                .all(|feature| error.to_string().contains(feature)),
+            "{error}"
+        );
     }
 
     #[cfg(feature = "flex")]
     #[test]
     fn flex_is_supported() {
         use burn::tensor::Device;
-        assert!(autodiff::is_supported(&Device::flex()) && autodiff::is_supported(&Device::flex().autodiff()));
+        assert!(
+            autodiff::is_supported(&Device::flex())
+                && autodiff::is_supported(&Device::flex().autodiff())
+        );
     }
 }

@@ -46,7 +46,10 @@ pub(crate) struct CpuOffload {
 impl CpuOffload {
     /// Creates the copies for the rank that owns `comm`.
     pub(crate) fn of(comm: &Communicator) -> Self {
-        Self { device: comm.device().clone(), ledger: comm.ledger().clone() }
+        Self {
+            device: comm.device().clone(),
+            ledger: comm.ledger().clone(),
+        }
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -54,9 +57,16 @@ impl CpuOffload {
     }
 
     /// Copies parameters of a unit to the rank's device: gathered ones, and ones that need no gathering.
-    pub(super) fn copy_in(&self, unit: &Arc<str>, tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
+    pub(super) fn copy_in(
+        &self,
+        unit: &Arc<str>,
+        tensors: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor> {
         self.count(unit, CopyDirection::ToDevice, &tensors);
-        tensors.into_iter().map(|tensor| memory::copied_to(tensor, &self.device)).collect()
+        tensors
+            .into_iter()
+            .map(|tensor| memory::copied_to(tensor, &self.device))
+            .collect()
     }
 
     /// Starts to copy a unit's reduced gradients to host memory, where its shards are.
@@ -67,7 +77,8 @@ impl CpuOffload {
 
     fn count(&self, unit: &Arc<str>, way: CopyDirection, tensors: &[DispatchTensor]) {
         if !tensors.is_empty() {
-            self.ledger.crossed(unit, way, tensors.iter().map(memory::bytes).sum());
+            self.ledger
+                .crossed(unit, way, tensors.iter().map(memory::bytes).sum());
         }
     }
 }
@@ -80,7 +91,10 @@ impl CpuOffload {
 /// taken out of the model while it moves.
 pub(crate) fn move_other_params<M: Module>(model: M, device: &Device) -> M {
     let paths = ModelScan::of(&model).paths().into_iter().collect();
-    let mut parameters = Parameters { paths, taken: HashMap::new() };
+    let mut parameters = Parameters {
+        paths,
+        taken: HashMap::new(),
+    };
     let model = copying(|| map_tensors(model, &mut parameters)).to_device(device);
     copying(|| map_tensors(model, &mut parameters))
 }
@@ -92,7 +106,11 @@ struct Parameters {
 }
 
 impl TensorMapper for Parameters {
-    fn float<const D: usize>(&mut self, at: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    fn float<const D: usize>(
+        &mut self,
+        at: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
         let path = at.join();
         if let Some(taken) = self.taken.remove(&path) {
             return param.map(|_| Tensor::from_dispatch(taken));

@@ -63,20 +63,42 @@ impl RuntimeOptions {
     /// reduction, and `averaged` have distinct data. With expert parallelism `averaged` is larger than `ranks`: the
     /// backward of the token all-to-all has already summed the contributions of the other ranks, so the divisor is
     /// `averaged`.
-    pub(crate) fn averaging(&self, sharding: usize, ranks: usize, averaged: usize) -> GradientDivideFactors {
+    pub(crate) fn averaging(
+        &self,
+        sharding: usize,
+        ranks: usize,
+        averaged: usize,
+    ) -> GradientDivideFactors {
         let divisor = self.divide_factor.unwrap_or(averaged as f64);
         if self.force_sum || sharding == 1 && ranks == 1 {
             let scale = (divisor != 1.0).then_some(1.0 / divisor);
-            return GradientDivideFactors { shard: ReduceOp::Sum, replicate: ReduceOp::Sum, scale };
+            return GradientDivideFactors {
+                shard: ReduceOp::Sum,
+                replicate: ReduceOp::Sum,
+                scale,
+            };
         }
-        match self.divide_factor.or((averaged != ranks).then_some(divisor)) {
-            None => GradientDivideFactors { shard: ReduceOp::Avg, replicate: ReduceOp::Avg, scale: None },
-            Some(factor) if factor == sharding as f64 => {
-                GradientDivideFactors { shard: ReduceOp::Avg, replicate: ReduceOp::Sum, scale: None }
-            }
+        match self
+            .divide_factor
+            .or((averaged != ranks).then_some(divisor))
+        {
+            None => GradientDivideFactors {
+                shard: ReduceOp::Avg,
+                replicate: ReduceOp::Avg,
+                scale: None,
+            },
+            Some(factor) if factor == sharding as f64 => GradientDivideFactors {
+                shard: ReduceOp::Avg,
+                replicate: ReduceOp::Sum,
+                scale: None,
+            },
             Some(factor) => {
                 let shard = ReduceOp::premul_sum(1.0 / factor);
-                GradientDivideFactors { shard, replicate: ReduceOp::Sum, scale: None }
+                GradientDivideFactors {
+                    shard,
+                    replicate: ReduceOp::Sum,
+                    scale: None,
+                }
             }
         }
     }
@@ -127,7 +149,12 @@ pub(crate) fn cast(tensor: DispatchTensor, dtype: Option<DType>) -> DispatchTens
 mod tests {
     use super::*;
 
-    fn averaging(divide_factor: Option<f64>, force_sum: bool, sharding: usize, ranks: usize) -> GradientDivideFactors {
+    fn averaging(
+        divide_factor: Option<f64>,
+        force_sum: bool,
+        sharding: usize,
+        ranks: usize,
+    ) -> GradientDivideFactors {
         averaging_of(divide_factor, force_sum, sharding, ranks, ranks)
     }
 
@@ -138,13 +165,21 @@ mod tests {
         ranks: usize,
         averaged: usize,
     ) -> GradientDivideFactors {
-        let control = RuntimeOptions { divide_factor, force_sum, ..RuntimeOptions::new(ReshardAfterForward::Auto) };
+        let control = RuntimeOptions {
+            divide_factor,
+            force_sum,
+            ..RuntimeOptions::new(ReshardAfterForward::Auto)
+        };
         control.averaging(sharding, ranks, averaged)
     }
 
     /// Returns the reduced gradient if each of `ranks` ranks has a gradient of 1.
     fn of_ones(
-        GradientDivideFactors { shard, replicate, scale }: GradientDivideFactors,
+        GradientDivideFactors {
+            shard,
+            replicate,
+            scale,
+        }: GradientDivideFactors,
         sharding: usize,
         ranks: usize,
     ) -> f64 {
@@ -162,9 +197,16 @@ mod tests {
         for (sharding, ranks) in [(1, 1), (2, 2), (3, 3), (2, 4), (2, 6), (1, 4)] {
             for force_sum in [false, true] {
                 for factor in [None, Some(1.0), Some(2.0), Some(3.0), Some(8.0)] {
-                    let result = of_ones(averaging(factor, force_sum, sharding, ranks), sharding, ranks);
+                    let result = of_ones(
+                        averaging(factor, force_sum, sharding, ranks),
+                        sharding,
+                        ranks,
+                    );
                     let expected = ranks as f64 / factor.unwrap_or(ranks as f64);
-                    assert!((result - expected).abs() < 1e-12, "{sharding} of {ranks} by {factor:?}: {result}");
+                    assert!(
+                        (result - expected).abs() < 1e-12,
+                        "{sharding} of {ranks} by {factor:?}: {result}"
+                    );
                 }
             }
         }
@@ -179,7 +221,10 @@ mod tests {
                     let averaging = averaging_of(factor, force_sum, sharding, ranks, averaged);
                     let expected = ranks as f64 / factor.unwrap_or(averaged as f64);
                     let result = of_ones(averaging, sharding, ranks);
-                    assert!((result - expected).abs() < 1e-12, "{sharding} of {ranks} of {averaged}: {result}");
+                    assert!(
+                        (result - expected).abs() < 1e-12,
+                        "{sharding} of {ranks} of {averaged}: {result}"
+                    );
                 }
             }
         }
@@ -187,9 +232,19 @@ mod tests {
 
     #[test]
     fn sums_alone_where_they_are_forced() {
-        let GradientDivideFactors { shard, replicate, .. } = averaging(Some(3.0), true, 2, 4);
+        let GradientDivideFactors {
+            shard, replicate, ..
+        } = averaging(Some(3.0), true, 2, 4);
         assert_eq!([shard, replicate], [ReduceOp::Sum; 2]);
-        assert_eq!(averaging(Some(2.0), false, 2, 4).shard, ReduceOp::Avg, "the factor is the number of shard ranks");
-        assert_eq!(averaging(None, false, 1, 1).shard, ReduceOp::Sum, "a single rank");
+        assert_eq!(
+            averaging(Some(2.0), false, 2, 4).shard,
+            ReduceOp::Avg,
+            "the factor is the number of shard ranks"
+        );
+        assert_eq!(
+            averaging(None, false, 1, 1).shard,
+            ReduceOp::Sum,
+            "a single rank"
+        );
     }
 }

@@ -26,10 +26,18 @@ pub(super) fn noting_panics<O>(forward: impl FnOnce() -> O) -> O {
         Ok(output) => output,
         Err(payload) => {
             note_panic(&*payload, |text| {
-                let phase = if context::anchor().is_some() { "recomputation" } else { "forward" };
+                let phase = if context::anchor().is_some() {
+                    "recomputation"
+                } else {
+                    "forward"
+                };
                 unit_stack::with_innermost_unit(|unit, may_be_over, inside| {
                     let place = if may_be_over { "in or after" } else { "in" };
-                    format!("{place} the {phase} of {}{}", full_name(unit), precision_note(unit, text, inside))
+                    format!(
+                        "{place} the {phase} of {}{}",
+                        full_name(unit),
+                        precision_note(unit, text, inside)
+                    )
                 })
             });
             resume_unwind(payload)
@@ -77,7 +85,11 @@ pub(super) struct Nodes {
 
 impl Nodes {
     pub(super) fn opened() -> Self {
-        Self { opened: NodeId::new().value, closed: u64::MAX, ..Self::default() }
+        Self {
+            opened: NodeId::new().value,
+            closed: u64::MAX,
+            ..Self::default()
+        }
     }
 
     /// Returns the number drawn when the unit was opened. Units opened later have higher ones.
@@ -100,30 +112,57 @@ impl Through {
         if self.0.len() == REMEMBERED {
             self.0.pop_front();
         }
-        self.0.push_back(Gone { nodes, unit, consumed });
+        self.0.push_back(Gone {
+            nodes,
+            unit,
+            consumed,
+        });
     }
 
     /// Returns the error that explains a panic of burn with this `text`, if the text names a node that depends on a
     /// consumed unit.
     pub(super) fn explain(&self, text: &str) -> Option<Error> {
         let node = consumed_node(text)?;
-        let unit = self.around(node).or_else(|| self.forgotten_before(node)).or_else(|| {
-            let before = self.0.iter().filter(|gone| gone.consumed && gone.nodes.opened < node);
-            before.max_by_key(|gone| gone.nodes.opened)
-        })?;
-        Some(ParamError::SecondBackward { unit: unit.unit.to_string() }.into())
+        let unit = self
+            .around(node)
+            .or_else(|| self.forgotten_before(node))
+            .or_else(|| {
+                let before = self
+                    .0
+                    .iter()
+                    .filter(|gone| gone.consumed && gone.nodes.opened < node);
+                before.max_by_key(|gone| gone.nodes.opened)
+            })?;
+        Some(
+            ParamError::SecondBackward {
+                unit: unit.unit.to_string(),
+            }
+            .into(),
+        )
     }
 
     /// Returns the innermost consumed pass that contains the node.
     fn around(&self, node: u64) -> Option<&Gone> {
-        let has = |gone: &&Gone| gone.consumed && (gone.nodes.opened..gone.nodes.closed).contains(&node);
-        self.0.iter().filter(has).max_by_key(|gone| gone.nodes.opened)
+        let has =
+            |gone: &&Gone| gone.consumed && (gone.nodes.opened..gone.nodes.closed).contains(&node);
+        self.0
+            .iter()
+            .filter(has)
+            .max_by_key(|gone| gone.nodes.opened)
     }
 
     /// Returns the consumed pass whose backward caused the last pass before the node to be dropped.
     fn forgotten_before(&self, node: u64) -> Option<&Gone> {
-        let forgotten = self.0.iter().filter(|gone| !gone.consumed && gone.nodes.opened < node);
-        let on = |gone: &Gone| gone.nodes.inputs.iter().find_map(|&input| self.around(input));
+        let forgotten = self
+            .0
+            .iter()
+            .filter(|gone| !gone.consumed && gone.nodes.opened < node);
+        let on = |gone: &Gone| {
+            gone.nodes
+                .inputs
+                .iter()
+                .find_map(|&input| self.around(input))
+        };
         forgotten
             .filter_map(|gone| Some((gone.nodes.opened, on(gone)?)))
             .max_by_key(|(opened, _)| *opened)
@@ -143,21 +182,34 @@ pub(crate) fn warn(text: &str) {
 
 /// Returns the unit's label and model for messages, such as ``unit `blocks.0` of Net, sharded at src/main.rs:17``.
 pub(super) fn full_name(unit: &Unit) -> String {
-    let model = unit.model_root().map(|model| format!(" of {model}")).unwrap_or_default();
+    let model = unit
+        .model_root()
+        .map(|model| format!(" of {model}"))
+        .unwrap_or_default();
     format!("unit `{}`{model}", unit.label())
 }
 
 /// Returns a clause about the element type that the unit's policy sets, if it sets one, with the remedy for a panic
 /// whose `text` is about element types. `inside` are units inside this one, whose outputs it may have computed with.
-pub(super) fn precision_note(unit: &Unit, text: &str, inside: &[(Arc<Unit>, LocalShards)]) -> String {
+pub(super) fn precision_note(
+    unit: &Unit,
+    text: &str,
+    inside: &[(Arc<Unit>, LocalShards)],
+) -> String {
     let weights = || unit.params.iter().find_map(|param| param.compute);
-    let Some(dtype) = unit.precision().inputs.or_else(weights) else { return String::new() };
+    let Some(dtype) = unit.precision().inputs.or_else(weights) else {
+        return String::new();
+    };
     let note = format!(", which computes in {}", dtype.name());
     if !is_about_dtypes(text) {
         return note;
     }
-    let returns_other =
-        |(unit, _): &(Arc<Unit>, _)| Some((unit.label(), unit.precision().outputs.filter(|&out| out != dtype)?));
+    let returns_other = |(unit, _): &(Arc<Unit>, _)| {
+        Some((
+            unit.label(),
+            unit.precision().outputs.filter(|&out| out != dtype)?,
+        ))
+    };
     let inner = inside.iter().find_map(returns_other).map(|(label, out)| {
         format!(
             ". Unit `{label}` inside it returns {}: set `with_output_dtype` for the outermost unit only, and a policy \
@@ -179,12 +231,16 @@ pub(super) fn precision_note(unit: &Unit, text: &str, inside: &[(Arc<Unit>, Loca
 pub(super) fn note_read_outside(unit: &Unit, index: usize) {
     let Some(data) = &unit.data else { return };
     if !data.implicit_unshard {
-        let (param, unit) = (unit.params[index].path.to_string(), unit.label().to_string());
+        let (param, unit) = (
+            unit.params[index].path.to_string(),
+            unit.label().to_string(),
+        );
         Error::from(ParamError::ReadOutsideUnit { param, unit }).unwind();
     }
     let first = *unit.first_outside.get_or_init(|| index);
     // Reading one parameter costs no more than gathering the unit would.
-    if first == index || unit.warned.swap(true, Ordering::Relaxed) || data.shard.group().size() == 1 {
+    if first == index || unit.warned.swap(true, Ordering::Relaxed) || data.shard.group().size() == 1
+    {
         return;
     }
     let first = &unit.params[first];
@@ -204,11 +260,17 @@ mod tests {
     use super::*;
 
     fn gone(opened: u64, closed: u64, inputs: &[u64]) -> Nodes {
-        Nodes { opened, closed, inputs: inputs.into() }
+        Nodes {
+            opened,
+            closed,
+            inputs: inputs.into(),
+        }
     }
 
     fn named(through: &Through, node: u64) -> Option<String> {
-        let text = format!("Cannot run backward: graph tape has already been consumed at NodeId({node}). Burn ..");
+        let text = format!(
+            "Cannot run backward: graph tape has already been consumed at NodeId({node}). Burn .."
+        );
         match through.explain(&text)? {
             Error::Param(ParamError::SecondBackward { unit }) => Some(unit),
             other => panic!("{other}"),
@@ -221,7 +283,10 @@ mod tests {
         through.add(gone(20, 30, &[]), "inner".into(), true);
         through.add(gone(10, 40, &[]), "outer".into(), true);
         assert_eq!(named(&through, 25).as_deref(), Some("inner"));
-        assert_eq!([30, 35].map(|node| named(&through, node)), [Some("outer".into()), Some("outer".into())]);
+        assert_eq!(
+            [30, 35].map(|node| named(&through, node)),
+            [Some("outer".into()), Some("outer".into())]
+        );
         assert_eq!(named(&through, 50).as_deref(), Some("inner"));
         assert_eq!(named(&through, 9), None);
         assert!(through.explain("index out of bounds").is_none());
@@ -247,6 +312,9 @@ mod tests {
             through.add(gone(2 * at, 2 * at + 1, &[]), at.to_string().into(), true);
         }
         assert_eq!(through.0.len(), REMEMBERED);
-        assert_eq!([0, 2].map(|node| named(&through, node)), [None, Some("1".into())]);
+        assert_eq!(
+            [0, 2].map(|node| named(&through, node)),
+            [None, Some("1".into())]
+        );
     }
 }

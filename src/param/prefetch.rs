@@ -33,7 +33,10 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
             if unit_stack::is_first() {
                 post_followers(unit);
             }
-            follower_of(unit).filter(|follower| follower.moves_meanwhile()).into_iter().collect()
+            follower_of(unit)
+                .filter(|follower| follower.moves_meanwhile())
+                .into_iter()
+                .collect()
         }
     };
     for next in next {
@@ -60,7 +63,9 @@ fn post_followers(unit: &Arc<Unit>) {
     {
         if !next.moves_meanwhile() {
             match unit_stack::shards_inside(&next) {
-                Some(shards) if !next.copies.has(&shards, true) => begin_gather(&next, &shards, GatherOrigin::Posted),
+                Some(shards) if !next.copies.has(&shards, true) => {
+                    begin_gather(&next, &shards, GatherOrigin::Posted)
+                }
                 _ => return,
             }
         }
@@ -83,9 +88,19 @@ fn begin_gather(unit: &Unit, shards: &LocalShards, origin: GatherOrigin) {
     };
     let is_under_way = unit.copies.promote(shards, origin).unwrap_or_else(|| {
         let (model, decision) = (unit.model(shards), unit.decision(shards));
-        let call = Call { model, decision, ..Call::new(unit.label()).with_phase(phase) };
+        let call = Call {
+            model,
+            decision,
+            ..Call::new(unit.label()).with_phase(phase)
+        };
         let sent = unit.computed(true, &shards.members, shards.plain());
-        let gathering = unit.all_gather(UnitCollectiveKind::Shards, call, &shards.members, sent, unit.offloaded());
+        let gathering = unit.all_gather(
+            UnitCollectiveKind::Shards,
+            call,
+            &shards.members,
+            sent,
+            unit.offloaded(),
+        );
         let is_under_way = gathering.is_under_way();
         unit.copies.gather(shards, gathering, origin);
         is_under_way

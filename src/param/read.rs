@@ -145,14 +145,23 @@ pub(crate) fn placed<const D: usize>(param: &Param<Tensor<D>>) -> Result<DTensor
 
 /// Returns `local`, laid out as the stored shard of `param`, as a DTensor; `None` for an ordinary parameter.
 fn as_shard<const D: usize>(param: &Param<Tensor<D>>, local: Tensor<D>) -> Option<DTensor<D>> {
-    let spec = param.reparameterization::<DistributedParameter>()?.spec(local.dtype());
+    let spec = param
+        .reparameterization::<DistributedParameter>()?
+        .spec(local.dtype());
     Some(DTensor::from_parts(local, spec))
 }
 
 /// Returns the path of the module that has the parameter as a field, in the model that was distributed.
 pub(crate) fn module_path<const D: usize>(param: &Param<Tensor<D>>) -> Option<Arc<str>> {
-    let path = &param.reparameterization::<DistributedParameter>()?.info().path;
-    Some(path.rsplit_once('.').map_or("root", |(module, _)| module).into())
+    let path = &param
+        .reparameterization::<DistributedParameter>()?
+        .info()
+        .path;
+    Some(
+        path.rsplit_once('.')
+            .map_or("root", |(module, _)| module)
+            .into(),
+    )
 }
 
 /// Returns the parameter's path in the model that was distributed, or else its shape, for messages.
@@ -210,7 +219,10 @@ impl Reparameterization for DistributedParameter {
 ///
 /// # Panics
 /// If its unit is not open: like [`unit`](super::unit()).
-pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Result<Tensor<D>> {
+pub(super) fn value<const D: usize>(
+    param: &DistributedParameter,
+    base: Tensor<D>,
+) -> Result<Tensor<D>> {
     let full = read(param, base.into_dispatch(), |scope, position| {
         if let Some(full) = scope.read[position].full.get() {
             return Ok(full.clone());
@@ -220,8 +232,16 @@ pub(super) fn value<const D: usize>(param: &DistributedParameter, base: Tensor<D
             None => value,
             Some(spec) => {
                 let placed = DTensor::from_parts(Tensor::<D>::from_dispatch(value), spec);
-                unshard_placed(placed, &param.info().parallel.as_ref().expect("it is parallelized").data_dims)?
-                    .into_dispatch()
+                unshard_placed(
+                    placed,
+                    &param
+                        .info()
+                        .parallel
+                        .as_ref()
+                        .expect("it is parallelized")
+                        .data_dims,
+                )?
+                .into_dispatch()
             }
         };
         Ok::<_, Error>(scope.read[position].full.get_or_init(|| full).clone())
@@ -235,10 +255,12 @@ fn unshard_placed<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Re
     if data_dims.is_empty() {
         return placed.full_tensor();
     }
-    let layout = placed.layout().replaced(|dim, own| match data_dims.contains(&dim) {
-        true => Placement::Replicate,
-        false => own,
-    })?;
+    let layout = placed
+        .layout()
+        .replaced(|dim, own| match data_dims.contains(&dim) {
+            true => Placement::Replicate,
+            false => own,
+        })?;
     let spec = DTensorSpec::new(placed.mesh(), layout, placed.shape(), placed.dtype())?;
     DTensor::from_parts(placed.all_gather_varying(data_dims)?, spec.shared()).full_tensor()
 }
@@ -247,28 +269,38 @@ fn unshard_placed<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Re
 /// parallelized.
 fn dtensor_of<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Option<DTensor<D>> {
     let placed = &param.info().parallel.as_ref()?.spec;
-    let replicated: Vec<usize> =
-        (0..placed.mesh().ndim()).filter(|&dim| placed.placements()[dim].is_replicate()).collect();
+    let replicated: Vec<usize> = (0..placed.mesh().ndim())
+        .filter(|&dim| placed.placements()[dim].is_replicate())
+        .collect();
     let (local, varying) = read(param, base.into_dispatch(), |scope, position| {
-        let varying = (!replicated.is_empty()).then(|| scope.varying(position)).flatten();
+        let varying = (!replicated.is_empty())
+            .then(|| scope.varying(position))
+            .flatten();
         (scope.value(position), varying)
     });
     let spec = param.tensor_spec(local.dtype())?;
     let dtensor = DTensor::from_parts(Tensor::from_dispatch(local), spec);
     Some(match varying {
         None => dtensor,
-        Some(varying) => {
-            dtensor.with_varied(&replicated, Arc::new(move |dims| Tensor::from_dispatch(varying.get(dims))))
-        }
+        Some(varying) => dtensor.with_varied(
+            &replicated,
+            Arc::new(move |dims| Tensor::from_dispatch(varying.get(dims))),
+        ),
     })
 }
 
 /// Reads a parameter with `f`: in its unit's open scope, or in a scope opened for this read. `f` receives the scope
 /// and the parameter's position in it.
-fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&ForwardScope, usize) -> T) -> T {
+fn read<T>(
+    param: &DistributedParameter,
+    base: DispatchTensor,
+    f: impl FnOnce(&ForwardScope, usize) -> T,
+) -> T {
     let position = |shards: &LocalShards| shards.position(param.index, &base);
     let open = unit_stack::find(|scope| {
-        let position = scope.is_of(&param.unit).then(|| position(&scope.shards))??;
+        let position = scope
+            .is_of(&param.unit)
+            .then(|| position(&scope.shards))??;
         Some((scope.clone(), position))
     });
     if let Some((scope, position)) = open {
@@ -276,8 +308,17 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
     }
     // The unit stays open until another unit is read, or the module around it is left.
     if let Some(shards) = unit_stack::inside(&param.unit, |shards| position(shards).is_some()) {
-        let (scope, ()) = pre_forward(&param.unit, shards, UnitAccess::Read, (), unit_stack::open_by_read);
-        return f(&scope, position(&scope.shards).expect("the scope was opened for these shards"));
+        let (scope, ()) = pre_forward(
+            &param.unit,
+            shards,
+            UnitAccess::Read,
+            (),
+            unit_stack::open_by_read,
+        );
+        return f(
+            &scope,
+            position(&scope.shards).expect("the scope was opened for these shards"),
+        );
     }
     // On backends other than Flex, an untracked shard cannot be matched with the open unit. So a read while the
     // unit is open is never reported.
@@ -303,10 +344,17 @@ fn read<T>(param: &DistributedParameter, base: DispatchTensor, f: impl FnOnce(&F
 ///
 /// # Errors
 /// The error of the all-gather.
-pub(super) fn stored<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Result<Tensor<D>> {
+pub(super) fn stored<const D: usize>(
+    param: &DistributedParameter,
+    base: Tensor<D>,
+) -> Result<Tensor<D>> {
     // Without autodiff: burn's graph would otherwise keep the shard alive until a backward.
     let base = base.inner();
-    let shards = LocalShards::new([(param.index, param.state.clone(), base.clone().into_dispatch())]);
+    let shards = LocalShards::new([(
+        param.index,
+        param.state.clone(),
+        base.clone().into_dispatch(),
+    )]);
     let _open = open_gathered(&param.unit, shards)?;
     value(param, base)
 }
@@ -357,10 +405,13 @@ impl Varying {
 
     fn make(&self, dims: &[usize]) -> DispatchTensor {
         // The gradient of a frozen parameter is not needed, so no partial gradients have to be summed.
-        let Some(parent) = &self.parent else { return self.value.clone() };
+        let Some(parent) = &self.parent else {
+            return self.value.clone();
+        };
         self.pass.grads.lock().expect_partial(self.position, dims);
         let (pass, value) = (self.pass.clone(), plain(self.value.clone()));
-        let node = UnshardedParamNode::new(pass, self.position, self.retain, value, Some(dims.into()));
+        let node =
+            UnshardedParamNode::new(pass, self.position, self.retain, value, Some(dims.into()));
         autodiff::binary(parent.clone(), self.token.clone(), node)
     }
 }

@@ -41,9 +41,16 @@ impl Unit {
     /// Counts a pass that trains a parameter. `alone` is the parameter if the pass is of a single one, read outside
     /// its unit. Returns the state of the check if this pass is checked.
     pub(super) fn begin_pass(&self, alone: Option<usize>) -> Option<CheckedPass> {
-        let data = self.data.as_ref().filter(|data| data.verify.every > 0 && data.ranks() > 1)?;
-        let step = self.passed[alone.map_or(0, |param| param + 1)].fetch_add(1, Ordering::Relaxed) + 1;
-        step.is_multiple_of(data.verify.every).then(|| CheckedPass { step, gathered: OnceLock::new() })
+        let data = self
+            .data
+            .as_ref()
+            .filter(|data| data.verify.every > 0 && data.ranks() > 1)?;
+        let step =
+            self.passed[alone.map_or(0, |param| param + 1)].fetch_add(1, Ordering::Relaxed) + 1;
+        step.is_multiple_of(data.verify.every).then(|| CheckedPass {
+            step,
+            gathered: OnceLock::new(),
+        })
     }
 
     /// Computes the digests of the gathered weights with which forward computed.
@@ -54,8 +61,13 @@ impl Unit {
         unsharded: impl Iterator<Item = &'a DispatchTensor>,
     ) {
         if self.data.as_ref().and_then(sharding).is_some() {
-            let sharded = members.iter().zip(unsharded).filter(|(member, _)| self.params[**member].is_sharded());
-            let _ = due.gathered.set(memory::digests(sharded.map(|(_, full)| full)));
+            let sharded = members
+                .iter()
+                .zip(unsharded)
+                .filter(|(member, _)| self.params[**member].is_sharded());
+            let _ = due
+                .gathered
+                .set(memory::digests(sharded.map(|(_, full)| full)));
         }
     }
 
@@ -67,13 +79,16 @@ impl Unit {
         members: &[usize],
         shards: &[DispatchTensor],
     ) -> PendingDigests {
-        let Some(data) = &self.data else { return PendingDigests::default() };
+        let Some(data) = &self.data else {
+            return PendingDigests::default();
+        };
         // Gradients first, because a gradient that differs makes weights differ.
         let mut carried = mem::take(&mut *data.verify.gradients.lock());
         if let Some(due) = due {
             carried.due = Some(due.step);
             if data.verify.stored {
-                let stored = |ranks| self.same_on(ranks, ReplicatedValue::Weight, due.step, members, shards);
+                let stored =
+                    |ranks| self.same_on(ranks, ReplicatedValue::Weight, due.step, members, shards);
                 carried.replicate.extend(stored(ComparedRanks::Replicate));
                 carried.shard.extend(stored(ComparedRanks::Shard));
             }
@@ -113,10 +128,16 @@ impl Unit {
         let data = self.data.as_ref()?;
         match ranks {
             ComparedRanks::Shard => sharding(data)?,
-            ComparedRanks::Replicate => data.replicate.as_ref().filter(|group| has_others(group))?,
+            ComparedRanks::Replicate => {
+                data.replicate.as_ref().filter(|group| has_others(group))?
+            }
         };
-        let params = members.iter().map(|&member| &self.params[member]).zip(tensors);
-        let same = params.filter(|(param, _)| ranks == ComparedRanks::Replicate || !param.is_sharded());
+        let params = members
+            .iter()
+            .map(|&member| &self.params[member])
+            .zip(tensors);
+        let same =
+            params.filter(|(param, _)| ranks == ComparedRanks::Replicate || !param.is_sharded());
         let values = memory::digests(same.clone().map(|(_, tensor)| tensor));
         digests(of, step, same.map(|(param, _)| param), values)
     }
@@ -124,8 +145,15 @@ impl Unit {
     /// Returns the digests of the gathered weights. They are unknown if forward has not left the unit on this rank.
     fn gathered(&self, due: &CheckedPass, members: &[usize]) -> Option<Digests> {
         sharding(self.data.as_ref()?)?;
-        let sharded = members.iter().map(|&member| &self.params[member]).filter(|param| param.is_sharded());
-        let values = due.gathered.get().cloned().unwrap_or_else(|| vec![None; sharded.clone().count()]);
+        let sharded = members
+            .iter()
+            .map(|&member| &self.params[member])
+            .filter(|param| param.is_sharded());
+        let values = due
+            .gathered
+            .get()
+            .cloned()
+            .unwrap_or_else(|| vec![None; sharded.clone().count()]);
         digests(ReplicatedValue::GatheredWeight, due.step, sharded, values)
     }
 }
@@ -138,7 +166,12 @@ fn digests<'a>(
     values: Vec<Option<u64>>,
 ) -> Option<Digests> {
     let names = params.map(|param| param.path.clone()).collect();
-    (!values.is_empty()).then(|| Digests { of, step, names, values: values.into() })
+    (!values.is_empty()).then(|| Digests {
+        of,
+        step,
+        names,
+        values: values.into(),
+    })
 }
 
 /// Interval and extent of the replica check, and the digests that wait for the next reduction.

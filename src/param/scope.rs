@@ -10,7 +10,8 @@ use smallvec::SmallVec;
 
 use super::ParamError;
 use super::backward_nodes::{
-    PostBackward, RootPostBackward, TrackedInput, UnitInput, UnshardedParamNode, one_graph, own_leaf,
+    PostBackward, RootPostBackward, TrackedInput, UnitInput, UnshardedParamNode, one_graph,
+    own_leaf,
 };
 use super::events::{EventKind, TrainingState};
 use super::options::cast;
@@ -120,7 +121,8 @@ impl ForwardScope {
         });
         let bases = &shards.bases;
         let around = unit_stack::enclosing();
-        let trained = |base: &&DispatchTensor| !access.is_stored() && context::trained(base).is_some();
+        let trained =
+            |base: &&DispatchTensor| !access.is_stored() && context::trained(base).is_some();
         let first = bases.iter().find(trained);
         let tracked = first.is_some() || !inputs.is_empty();
         // In forward, a checkpointed block computes without a graph.
@@ -129,10 +131,18 @@ impl ForwardScope {
         // neither the order nor the issued collectives may depend on it (rules 5 and 9).
         // A pass that a checkpointed block has recorded ends where the block is computed a second time (rule 13).
         let again = pass.is_some();
-        let backward = tracked || without_graph || again || !access.is_stored() && around.last.is_some();
+        let backward =
+            tracked || without_graph || again || !access.is_stored() && around.last.is_some();
         let pass = match pass {
             Some(pass) => pass,
-            None => begin_pass(unit, &shards, &access, &around, backward, !inputs.is_empty())?,
+            None => begin_pass(
+                unit,
+                &shards,
+                &access,
+                &around,
+                backward,
+                !inputs.is_empty(),
+            )?,
         };
         if again {
             pass.buffer.start_again();
@@ -144,25 +154,47 @@ impl ForwardScope {
         }
         // Other ranks may have a tracked input where this one has none. The pass must then end here too, at the
         // same point of backward (rule 7).
-        let parent = first.or(bases.first()).filter(|_| backward && !without_graph);
+        let parent = first
+            .or(bases.first())
+            .filter(|_| backward && !without_graph);
         // Shards are not leaves of the graph of a block that is being recomputed, nor of a graph on another device.
         let offloaded = unit.offloaded().filter(|_| !access.is_stored());
         let leaf = |parent| Some(autodiff::leaf(offloaded?.device(), parent, first.is_some()));
-        let stands_for_shards = parent.and_then(|parent| context::anchor().or_else(|| leaf(parent)));
+        let stands_for_shards =
+            parent.and_then(|parent| context::anchor().or_else(|| leaf(parent)));
         let parent = stands_for_shards.as_ref().or(parent);
         let last = around.last.filter(|_| !access.is_stored());
         let earlier = parent.and_then(|parent| last.filter(|last| one_graph(last, parent)));
-        let deeper = if matches!(access, UnitAccess::Read) { LAYER_DEPTH } else { 0 };
+        let deeper = if matches!(access, UnitAccess::Read) {
+            LAYER_DEPTH
+        } else {
+            0
+        };
         // The graph of a block that is being recomputed is dropped when the recomputation ends, and needs no such
         // leaf.
         let own_leaf = parent.filter(|_| context::anchor().is_none()).map(own_leaf);
-        let token = parent.map(|parent| token(&pass, parent.clone(), own_leaf.clone(), &inputs, earlier, deeper));
+        let token = parent.map(|parent| {
+            token(
+                &pass,
+                parent.clone(),
+                own_leaf.clone(),
+                &inputs,
+                earlier,
+                deeper,
+            )
+        });
         token.iter().for_each(|token| pass.set_token(token));
         let mut inputs = inputs.into_iter();
         let input = input.map_floats(&mut |tensor| match &token {
             Some(token) if Dispatch::is_tracked(&tensor) => {
-                let (_, input) = inputs.next().expect("the first traversal visited the same tensors");
-                let op = UnitInput { pass: pass.clone(), input, dtype: tensor.dtype() };
+                let (_, input) = inputs
+                    .next()
+                    .expect("the first traversal visited the same tensors");
+                let op = UnitInput {
+                    pass: pass.clone(),
+                    input,
+                    dtype: tensor.dtype(),
+                };
                 autodiff::binary(tensor, token.clone(), Arc::new(op))
             }
             _ => cast(tensor, pass.buffer.unit().precision().inputs),
@@ -184,14 +216,31 @@ impl ForwardScope {
         again: bool,
     ) -> Self {
         let read = shards.bases.iter().map(|_| ReadValue::default()).collect();
-        Self { pass, shards, token, stands_for_shards: None, own_leaf: None, backward, is_tracked: true, again, read }
+        Self {
+            pass,
+            shards,
+            token,
+            stands_for_shards: None,
+            own_leaf: None,
+            backward,
+            is_tracked: true,
+            again,
+            read,
+        }
     }
 
     /// Creates the scope through which a checkpointed block reads the unit of `pass`, which is open around the
     /// block. `copies` are copies of the unit's shards: without a graph, or tied to the `anchor` of the block's
     /// graph.
-    pub(super) fn around_block(pass: &Arc<UnitPass>, copies: LocalShards, anchor: Option<DispatchTensor>) -> Self {
-        Self { stands_for_shards: anchor.clone(), ..Self::new(pass.clone(), copies, anchor, true, true) }
+    pub(super) fn around_block(
+        pass: &Arc<UnitPass>,
+        copies: LocalShards,
+        anchor: Option<DispatchTensor>,
+    ) -> Self {
+        Self {
+            stands_for_shards: anchor.clone(),
+            ..Self::new(pass.clone(), copies, anchor, true, true)
+        }
     }
 
     /// Returns true if this scope is of `unit`.
@@ -201,7 +250,10 @@ impl ForwardScope {
 
     /// Returns the parameter at `position`, gathered over the data-parallel ranks.
     pub(super) fn value(&self, position: usize) -> DispatchTensor {
-        self.read[position].value.get_or_init(|| self.make_value(position)).clone()
+        self.read[position]
+            .value
+            .get_or_init(|| self.make_value(position))
+            .clone()
     }
 
     fn make_value(&self, position: usize) -> DispatchTensor {
@@ -209,7 +261,8 @@ impl ForwardScope {
         let pass = self.pass.clone();
         // A frozen weight that the graph can keep at no cost gets no node. Its layer then saves no activation for a
         // gradient that is not needed.
-        let frozen = !pass.trains(position) && (self.again || pass.buffer.costs_nothing_kept(position));
+        let frozen =
+            !pass.trains(position) && (self.again || pass.buffer.costs_nothing_kept(position));
         let view = pass.buffer.view(position);
         match self.token.as_ref().filter(|_| self.is_tracked) {
             Some(token) if !frozen => {
@@ -218,13 +271,19 @@ impl ForwardScope {
             }
             _ if pass.buffer.is_offloaded() => autodiff::constant(view, base),
             // Untracked, so the graph cannot recompute the weight.
-            _ => autodiff::unary(base.clone(), UnshardedParamNode::new(pass, position, Retain::Output, view, None)),
+            _ => autodiff::unary(
+                base.clone(),
+                UnshardedParamNode::new(pass, position, Retain::Output, view, None),
+            ),
         }
     }
 
     /// Returns the shard at `position`, or the leaf that replaces it in the graph.
     fn parent(&self, position: usize) -> DispatchTensor {
-        self.stands_for_shards.as_ref().unwrap_or(&self.shards.bases[position]).clone()
+        self.stands_for_shards
+            .as_ref()
+            .unwrap_or(&self.shards.bases[position])
+            .clone()
     }
 
     /// Returns what the graph keeps of a gathered weight. The graph of a recomputed block is dropped before the
@@ -264,7 +323,9 @@ impl ForwardScope {
         let backward = backward && self.backward;
         self.pass.end_forward();
         self.pass.buffer.take_back(backward);
-        self.pass.buffer.happened(EventKind::PostForward, TrainingState::Forward);
+        self.pass
+            .buffer
+            .happened(EventKind::PostForward, TrainingState::Forward);
         if backward {
             self.pass.passes.left(&self.pass, self.own_leaf.clone());
         }
@@ -304,11 +365,20 @@ fn begin_pass(
     };
     let is_trained = leaves.iter().any(Option::is_some);
     if is_trained && unit.accumulated.is_too_late(is_current) {
-        return Err(ParamError::PendingGradients { unit: unit.label().to_string() }.into());
+        return Err(ParamError::PendingGradients {
+            unit: unit.label().to_string(),
+        }
+        .into());
     }
-    let due = is_trained.then(|| unit.begin_pass(access.is_lone().then(|| members[0]))).flatten();
+    let due = is_trained
+        .then(|| unit.begin_pass(access.is_lone().then(|| members[0])))
+        .flatten();
     let decision = unit.decision(shards);
-    let call = Call { model: unit.model(shards), decision, ..Call::new(label).with_forward_index(unit.draw()) };
+    let call = Call {
+        model: unit.model(shards),
+        decision,
+        ..Call::new(label).with_forward_index(unit.draw())
+    };
     let stays = match backward {
         true => !unit.control.lock().reshard_after_backward,
         // Without a backward, parameters that would be kept for it are kept for the next forward.
@@ -317,9 +387,21 @@ fn begin_pass(
     let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
     let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
     let stored = access.is_stored();
-    let options = UnshardOptions { kept, in_slots, stays, finds: !stored || is_as_stored() };
+    let options = UnshardOptions {
+        kept,
+        in_slots,
+        stays,
+        finds: !stored || is_as_stored(),
+    };
     let (members, plain) = (members.as_slice().into(), shards.plain().into());
-    let source = ShardGatherer { unit: unit.clone(), members, shards: plain, stored, call, due };
+    let source = ShardGatherer {
+        unit: unit.clone(),
+        members,
+        shards: plain,
+        stored,
+        call,
+        due,
+    };
     let buffer = UnshardedParams::new(source.into(), shards, options);
     let passes = thread(|thread| thread.passes.clone());
     let place = is_trained.then(|| passes.register(tied));
@@ -362,19 +444,29 @@ fn token(
     let earlier = earlier.map(|earlier| (0..deeper).fold(earlier, link));
     // A checkpointed block has one `RootPostBackward` for all passes inside, in the graph around it.
     let flush = match own_leaf {
-        Some(own) if pass.is_reduced() => {
-            autodiff::binary(parent, own, Arc::new(RootPostBackward(SmallVec::from([pass.clone()]))))
-        }
+        Some(own) if pass.is_reduced() => autodiff::binary(
+            parent,
+            own,
+            Arc::new(RootPostBackward(SmallVec::from([pass.clone()]))),
+        ),
         Some(own) => own,
         None => parent,
     };
-    let links = inputs.iter().map(|(tensor, input)| (tensor, Some((tensor, input))));
+    let links = inputs
+        .iter()
+        .map(|(tensor, input)| (tensor, Some((tensor, input))));
     let links = links.chain(earlier.iter().map(|earlier| (earlier, None)));
     let count = inputs.len() + usize::from(earlier.is_some());
     if count == 0 {
         return autodiff::unary(flush, PostBackward::new(pass, None, true));
     }
-    links.enumerate().fold(flush, |token, (k, (parent, input))| {
-        autodiff::binary(token, parent.clone(), PostBackward::new(pass, input, k + 1 == count))
-    })
+    links
+        .enumerate()
+        .fold(flush, |token, (k, (parent, input))| {
+            autodiff::binary(
+                token,
+                parent.clone(),
+                PostBackward::new(pass, input, k + 1 == count),
+            )
+        })
 }

@@ -27,9 +27,18 @@ pub(crate) struct LocalShards {
 
 impl LocalShards {
     /// Collects parameters of one unit, given with their indices in the unit, and sorts them.
-    pub(crate) fn new(params: impl IntoIterator<Item = (usize, ParamStateHandle, DispatchTensor)>) -> Self {
-        let (members, states, bases) = params.into_iter().sorted_by_key(|(index, ..)| *index).multiunzip();
-        Self { members, bases, states }
+    pub(crate) fn new(
+        params: impl IntoIterator<Item = (usize, ParamStateHandle, DispatchTensor)>,
+    ) -> Self {
+        let (members, states, bases) = params
+            .into_iter()
+            .sorted_by_key(|(index, ..)| *index)
+            .multiunzip();
+        Self {
+            members,
+            bases,
+            states,
+        }
     }
 
     /// Returns the position of parameter `member` if these shards contain it with this same shard `base`.
@@ -77,7 +86,12 @@ impl LocalShardsId {
         self.members
             .iter()
             .zip(&self.values)
-            .any(|(member, value)| other.members.binary_search(member).is_ok_and(|at| *value != other.values[at]))
+            .any(|(member, value)| {
+                other
+                    .members
+                    .binary_search(member)
+                    .is_ok_and(|at| *value != other.values[at])
+            })
     }
 
     pub(crate) fn of(shards: &LocalShards) -> Self {
@@ -85,7 +99,10 @@ impl LocalShardsId {
             Some(node) => ShardKey::Node(node),
             None => ShardKey::Plain(Box::new(base.clone())),
         };
-        Self { members: shards.members.clone(), values: shards.bases.iter().map(key).collect() }
+        Self {
+            members: shards.members.clone(),
+            values: shards.bases.iter().map(key).collect(),
+        }
     }
 }
 
@@ -143,7 +160,11 @@ impl ShardMarker {
             let range = spec.local_range(dim);
             format!("{}:{}", range.start, range.end)
         };
-        let name = format!("part [{}] of {:?}", (0..shape.num_dims()).map(range).join(", "), shape.as_slice());
+        let name = format!(
+            "part [{}] of {:?}",
+            (0..shape.num_dims()).map(range).join(", "),
+            shape.as_slice()
+        );
         let device = spec.mesh().device().clone();
         let is_first = spec.coordinate().iter().all(|&index| index == 0);
         let empty = move |device: &_, _| {
@@ -156,12 +177,16 @@ impl ShardMarker {
             }
             Tensor::empty([0], device)
         };
-        Some(Self { name, marker: Param::uninitialized(ParamId::new(), empty, device, false, [0].into()) })
+        Some(Self {
+            name,
+            marker: Param::uninitialized(ParamId::new(), empty, device, false, [0].into()),
+        })
     }
 
     /// Returns true if the field at this path is a marker.
     pub(crate) fn is_at(path: &ModulePath) -> bool {
-        path.last().is_some_and(|(_, container)| container.text() == Self::OWNER)
+        path.last()
+            .is_some_and(|(_, container)| container.text() == Self::OWNER)
     }
 
     pub(crate) fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {

@@ -23,7 +23,10 @@ use crate::dtensor::DTensorSpec;
 ///
 /// # Errors
 /// [`ParamError::LayoutsDiffer`], on every rank of the mesh; a failure of another rank.
-pub(crate) fn check_specs<'a>(params: impl Iterator<Item = &'a DistributedParameter>, label: &str) -> Result<()> {
+pub(crate) fn check_specs<'a>(
+    params: impl Iterator<Item = &'a DistributedParameter>,
+    label: &str,
+) -> Result<()> {
     let params = params.map(|param| param.info()).collect_vec();
     // In the order of the parameters, which is the same on all ranks of a mesh.
     for mesh in params.iter().map(|param| param.spec.mesh()).unique() {
@@ -31,24 +34,43 @@ pub(crate) fn check_specs<'a>(params: impl Iterator<Item = &'a DistributedParame
             continue;
         }
         let of_mesh = params.iter().filter(|param| param.spec.mesh() == mesh);
-        let placed = of_mesh.map(|param| (&*param.path, &param.spec)).collect_vec();
+        let placed = of_mesh
+            .map(|param| (&*param.path, &param.spec))
+            .collect_vec();
         check_over(&mesh.all()?, &placed, &format!("{label}, layouts"))?;
     }
     Ok(())
 }
 
-fn check_over(ranks: &Communicator, placed: &[(&str, &Arc<DTensorSpec>)], label: &str) -> Result<()> {
+fn check_over(
+    ranks: &Communicator,
+    placed: &[(&str, &Arc<DTensorSpec>)],
+    label: &str,
+) -> Result<()> {
     let digests = ranks.all_gather_numbers(Call::new(label), &[digest(placed) as usize])?;
-    let Some(other) = digests.iter().position(|digest| *digest != digests[0]) else { return Ok(()) };
+    let Some(other) = digests.iter().position(|digest| *digest != digests[0]) else {
+        return Ok(());
+    };
     // All ranks have found the difference, so all of them exchange the texts.
     let describe = |(path, spec): &(&str, &Arc<DTensorSpec>)| {
-        (path.to_string(), format!("{:?} {} as {}", spec.shape().as_slice(), spec.dtype().name(), spec.layout()))
+        (
+            path.to_string(),
+            format!(
+                "{:?} {} as {}",
+                spec.shape().as_slice(),
+                spec.dtype().name(),
+                spec.layout()
+            ),
+        )
     };
-    let texts = ranks.all_gather_object(Call::new(label), &placed.iter().map(describe).collect_vec())?;
+    let texts =
+        ranks.all_gather_object(Call::new(label), &placed.iter().map(describe).collect_vec())?;
     let none = ("none".to_string(), "no parameter".to_string());
     let of_rank = |rank: usize, at: usize| texts[rank].get(at).unwrap_or(&none);
     let count = texts[0].len().max(texts[other].len());
-    let at = (0..count).find(|&at| of_rank(0, at) != of_rank(other, at)).unwrap_or_default();
+    let at = (0..count)
+        .find(|&at| of_rank(0, at) != of_rank(other, at))
+        .unwrap_or_default();
     let ((param, layout), (other_param, other_layout)) = (of_rank(0, at), of_rank(other, at));
     let global = ranks.group().ranks();
     Err(ParamError::LayoutsDiffer {

@@ -64,7 +64,10 @@ impl ParamStateHandle {
         let mut made = self.0.made.lock();
         made.count += 1;
         let (number, from) = (made.count, self.clone());
-        let next = Arc::new(NamedState { from: Mutex::new(Some((from, number))), ..NamedState::default() });
+        let next = Arc::new(NamedState {
+            from: Mutex::new(Some((from, number))),
+            ..NamedState::default()
+        });
         made.settle();
         made.others.push((number, Arc::downgrade(&next), None));
         Self(next)
@@ -120,8 +123,13 @@ impl RestoredState {
 
     /// Removes the states on which no place depends any more.
     fn settle(&mut self) {
-        self.others.retain(|(_, state, given)| given.is_some() || state.strong_count() > 0);
-        let given = self.others.iter().take_while(|(.., given)| given.is_some()).count();
+        self.others
+            .retain(|(_, state, given)| given.is_some() || state.strong_count() > 0);
+        let given = self
+            .others
+            .iter()
+            .take_while(|(.., given)| given.is_some())
+            .count();
         if let Some((.., Some(last))) = self.others.drain(..given).next_back() {
             self.place = last;
         }
@@ -147,8 +155,12 @@ mod tests {
         assert_eq!(teacher.name(), model.name());
         let student = model.clone().mapped();
         let average = teacher.clone().mapped();
-        let names = [&model, &student, &average, &student.clone().mapped()].map(ParamStateHandle::name);
-        assert!((0..4).all(|a| (0..a).all(|b| names[a] != names[b])), "{names:?}");
+        let names =
+            [&model, &student, &average, &student.clone().mapped()].map(ParamStateHandle::name);
+        assert!(
+            (0..4).all(|a| (0..a).all(|b| names[a] != names[b])),
+            "{names:?}"
+        );
         assert_eq!(teacher.name(), names[0]);
     }
 
@@ -199,7 +211,10 @@ mod tests {
         let second = b.name();
         drop(a);
         let names = [second, d.name(), c.name(), model.clone().mapped().name()];
-        assert!((0..4).all(|a| (0..a).all(|b| names[a] != names[b])), "{names:?}");
+        assert!(
+            (0..4).all(|a| (0..a).all(|b| names[a] != names[b])),
+            "{names:?}"
+        );
         drop((b, c, d));
         for _ in 0..100 {
             model.clone().mapped().name();

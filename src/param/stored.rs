@@ -13,7 +13,9 @@ use super::distributed::{DistributedParameter, take_visited};
 use super::model_scan::ModelScan;
 use super::shards::ShardMarker;
 use crate::Result;
-use crate::burn_compat::{ModulePath, TensorMapper, TensorVisitor, map_tensors, undrawn, visit_tensors};
+use crate::burn_compat::{
+    ModulePath, TensorMapper, TensorVisitor, map_tensors, undrawn, visit_tensors,
+};
 use crate::dtensor::{DTensorSpec, Kind, associate, cast, own};
 
 /// A tensor that a model stores: a parameter, this rank's shard of one, or a buffer.
@@ -44,8 +46,17 @@ pub(crate) fn stored_tensors<M: Module>(model: &M, draw: bool) -> Result<Vec<Sto
 }
 
 /// Returns the tensors of `model` whose paths are `wanted`, in burn's order, without checks.
-pub(super) fn visit_stored<M: Module>(model: &M, draw: bool, wanted: impl FnMut(&str) -> bool) -> Vec<StoredTensor> {
-    let mut visit = StoredVisitor { wanted, draw, last: false, found: Vec::new() };
+pub(super) fn visit_stored<M: Module>(
+    model: &M,
+    draw: bool,
+    wanted: impl FnMut(&str) -> bool,
+) -> Vec<StoredTensor> {
+    let mut visit = StoredVisitor {
+        wanted,
+        draw,
+        last: false,
+        found: Vec::new(),
+    };
     take_visited();
     visit_tensors(model, &mut visit);
     visit.found
@@ -62,7 +73,9 @@ struct StoredVisitor<F> {
 
 impl<F: FnMut(&str) -> bool> TensorVisitor for StoredVisitor<F> {
     fn exit(&mut self, path: &ModulePath) {
-        if path.last().is_some_and(|(name, _)| name == DistributedParameter::NAME)
+        if path
+            .last()
+            .is_some_and(|(name, _)| name == DistributedParameter::NAME)
             && let Some(param) = take_visited()
             && std::mem::take(&mut self.last)
             && let Some(stored) = self.found.last_mut()
@@ -85,7 +98,11 @@ impl<F: FnMut(&str) -> bool> TensorVisitor for StoredVisitor<F> {
                 true => param.base(),
                 false => undrawn(param.clone()).base(),
             };
-            self.found.push(StoredTensor { path, value: value.without_autodiff().into_dispatch(), spec: None });
+            self.found.push(StoredTensor {
+                path,
+                value: value.without_autodiff().into_dispatch(),
+                spec: None,
+            });
         }
     }
 }
@@ -97,7 +114,10 @@ impl<F: FnMut(&str) -> bool> TensorVisitor for StoredVisitor<F> {
 /// Local: no communication. Every rank of the model must call it, because clones of a parameter are then told apart.
 pub(crate) fn release_shards<M: Module>(model: M, wanted: impl FnMut(&str) -> bool) -> M {
     let stored = visit_stored(&model, false, wanted).into_iter();
-    let paths = stored.filter(|stored| stored.spec.is_some()).map(|stored| stored.path).collect();
+    let paths = stored
+        .filter(|stored| stored.spec.is_some())
+        .map(|stored| stored.path)
+        .collect();
     map_tensors(model, &mut Release { paths })
 }
 
@@ -106,7 +126,11 @@ struct Release {
 }
 
 impl TensorMapper for Release {
-    fn float<const D: usize>(&mut self, path: &ModulePath, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+    fn float<const D: usize>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
         if !self.paths.contains(&path.join()) {
             return param;
         }
@@ -122,7 +146,10 @@ impl TensorMapper for Release {
 }
 
 /// Returns a tensor without autodiff as the model stores it in place of `old`: with its autodiff settings.
-pub(crate) fn stored_like<const D: usize, K: Kind>(old: &Tensor<D, K>, plain: Tensor<D, K>) -> Tensor<D, K>
+pub(crate) fn stored_like<const D: usize, K: Kind>(
+    old: &Tensor<D, K>,
+    plain: Tensor<D, K>,
+) -> Tensor<D, K>
 where
     Tensor<D, K>: Parameter,
 {
@@ -152,7 +179,10 @@ pub(crate) enum NewValue {
 ///
 /// # Errors
 /// [`ParamError::ParamNotVisited`] for a path that the model's `map` does not visit.
-pub(crate) fn replace_tensors<M: Module>(model: M, values: BTreeMap<String, NewValue>) -> Result<M> {
+pub(crate) fn replace_tensors<M: Module>(
+    model: M,
+    values: BTreeMap<String, NewValue>,
+) -> Result<M> {
     let mut replace = Replace::new(values);
     let model = map_tensors(model, &mut replace);
     match replace.values.pop_first() {
@@ -170,29 +200,46 @@ pub(super) struct Replace {
 
 impl Replace {
     pub(super) fn new(values: BTreeMap<String, NewValue>) -> Self {
-        Self { values, known: HashMap::new() }
+        Self {
+            values,
+            known: HashMap::new(),
+        }
     }
 }
 
 impl TensorMapper for Replace {
-    fn tensor<const D: usize, K: Kind>(&mut self, path: &ModulePath, param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
+    fn tensor<const D: usize, K: Kind>(
+        &mut self,
+        path: &ModulePath,
+        param: Param<Tensor<D, K>>,
+    ) -> Param<Tensor<D, K>>
     where
         Tensor<D, K>: Parameter,
     {
-        let Some(value) = self.values.remove(&path.join()) else { return param };
-        let param = if param.is_initialized() { param } else { undrawn(param) };
+        let Some(value) = self.values.remove(&path.join()) else {
+            return param;
+        };
+        let param = if param.is_initialized() {
+            param
+        } else {
+            undrawn(param)
+        };
         let id = param.id;
         param.map(|old| {
             let is_trained = Parameter::is_require_grad(&old);
             let plain: Tensor<D, K> = value.on(&old.device().inner(), old.dtype());
             debug_assert_eq!(plain.shape(), old.shape());
             if let Some([known, stored]) = self.known.get(&(id, is_trained))
-                && Tensor::<D, K>::from_dispatch(known.clone()).into_data() == plain.clone().into_data()
+                && Tensor::<D, K>::from_dispatch(known.clone()).into_data()
+                    == plain.clone().into_data()
             {
                 return Tensor::from_dispatch(stored.clone());
             }
             let stored = stored_like(&old, plain.clone());
-            self.known.insert((id, is_trained), [plain.into_dispatch(), stored.clone().into_dispatch()]);
+            self.known.insert(
+                (id, is_trained),
+                [plain.into_dispatch(), stored.clone().into_dispatch()],
+            );
             stored
         })
     }
@@ -204,7 +251,9 @@ impl NewValue {
         match self {
             Self::Data(data) => {
                 // The memory of data that was read from a file is not always that of tensors.
-                Tensor::from_dispatch(own(Tensor::<D, K>::from_data(data, (device, dtype)).into_dispatch()))
+                Tensor::from_dispatch(own(
+                    Tensor::<D, K>::from_data(data, (device, dtype)).into_dispatch()
+                ))
             }
             Self::Tensor(tensor) => {
                 let tensor = Tensor::<D, K>::from_dispatch(*tensor);

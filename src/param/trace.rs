@@ -33,12 +33,21 @@ pub(super) struct Trace {
 pub fn trace_backward<T>(program: impl FnOnce() -> T) -> (T, Vec<RanNode>) {
     thread(|thread| thread.trace.replace(Some(Trace::default())));
     let result = program();
-    (result, thread(|thread| thread.trace.take()).map_or_else(Vec::new, |trace| trace.ran))
+    (
+        result,
+        thread(|thread| thread.trace.take()).map_or_else(Vec::new, |trace| trace.ran),
+    )
 }
 
 /// Records that a pass was created.
 pub(super) fn entered(pass: &Arc<UnitPass>) {
-    thread(|thread| thread.trace.borrow_mut().iter_mut().for_each(|trace| trace.passes.push(Arc::downgrade(pass))));
+    thread(|thread| {
+        thread
+            .trace
+            .borrow_mut()
+            .iter_mut()
+            .for_each(|trace| trace.passes.push(Arc::downgrade(pass)))
+    });
 }
 
 /// Records that a node of `pass` has run.
@@ -49,7 +58,10 @@ pub(super) fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, depth: usize
         let path = |pass: &Arc<UnitPass>| pass.buffer.unit().label().to_string();
         let alive = |holds: fn(&UnitPass) -> bool| {
             let passes = trace.passes.iter().filter_map(Weak::upgrade);
-            passes.filter(|pass| holds(pass)).map(|pass| path(&pass)).collect()
+            passes
+                .filter(|pass| holds(pass))
+                .map(|pass| path(&pass))
+                .collect()
         };
         trace.ran.push(RanNode {
             node,

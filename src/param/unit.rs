@@ -57,14 +57,23 @@ impl UnitParam {
 
     /// Returns the shape of the full parameter.
     pub(crate) fn shape(&self) -> Shape {
-        self.parallel.as_ref().map_or_else(|| self.spec.shape().clone(), |parallel| parallel.spec.local_shape())
+        self.parallel.as_ref().map_or_else(
+            || self.spec.shape().clone(),
+            |parallel| parallel.spec.local_shape(),
+        )
     }
 
     /// Returns the dimension that the data-parallel ranks shard, and the shard sizes.
     pub(crate) fn sharding(&self) -> Option<(usize, ShardSizes)> {
         let (spec, mesh_dim) = (&self.spec, self.sharding_dim?);
-        let Placement::Shard(dim) = spec.placements()[mesh_dim] else { return None };
-        Some((dim, spec.layout().shard_sizes(spec.shape(), spec.coordinate(), mesh_dim)))
+        let Placement::Shard(dim) = spec.placements()[mesh_dim] else {
+            return None;
+        };
+        Some((
+            dim,
+            spec.layout()
+                .shard_sizes(spec.shape(), spec.coordinate(), mesh_dim),
+        ))
     }
 }
 
@@ -136,13 +145,31 @@ impl ModelNumbers {
         all: &Communicator,
     ) -> Self {
         let draw = |group: Option<&Communicator>| group.map_or(0, Communicator::draw_model);
-        let (number, replicate, post_forward_group) = (shard.draw_model(), draw(replicate), draw(post_forward_group));
-        let all = if all.group() == shard.group() { number } else { all.draw_model() };
-        Self { shard: number, replicate, post_forward_group, all, origin }
+        let (number, replicate, post_forward_group) = (
+            shard.draw_model(),
+            draw(replicate),
+            draw(post_forward_group),
+        );
+        let all = if all.group() == shard.group() {
+            number
+        } else {
+            all.draw_model()
+        };
+        Self {
+            shard: number,
+            replicate,
+            post_forward_group,
+            all,
+            origin,
+        }
     }
 
     fn of(&self, number: u64) -> ShardedModel {
-        ShardedModel { number, states: Arc::default(), origin: self.origin.clone() }
+        ShardedModel {
+            number,
+            states: Arc::default(),
+            origin: self.origin.clone(),
+        }
     }
 }
 
@@ -160,7 +187,11 @@ impl DataParallelGroups {
 
     /// Returns the number of ranks that gather and reduce the unit.
     pub(crate) fn ranks(&self) -> usize {
-        self.shard.group().size() * self.replicate.as_ref().map_or(1, |group| group.group().size())
+        self.shard.group().size()
+            * self
+                .replicate
+                .as_ref()
+                .map_or(1, |group| group.group().size())
     }
 }
 
@@ -235,8 +266,14 @@ impl Unit {
     ///
     /// # Errors
     /// [`ParamError::TensorMeshes`] for parameters parallelized over different meshes.
-    pub(crate) fn new(path: UnitName, params: Vec<UnitParam>, data: Option<DataParallelGroups>) -> Result<Self> {
-        let mut meshes = params.iter().filter_map(|param| Some((param, param.parallel.as_ref()?.spec.mesh())));
+    pub(crate) fn new(
+        path: UnitName,
+        params: Vec<UnitParam>,
+        data: Option<DataParallelGroups>,
+    ) -> Result<Self> {
+        let mut meshes = params
+            .iter()
+            .filter_map(|param| Some((param, param.parallel.as_ref()?.spec.mesh())));
         let tensor = match meshes.next() {
             None => None,
             Some((first, mesh)) => {
@@ -252,10 +289,15 @@ impl Unit {
                 Some(PartialGradGroups::of(mesh)?)
             }
         };
-        let reshard = data.as_ref().map_or(ReshardAfterForward::Never, |data| data.reshard);
+        let reshard = data
+            .as_ref()
+            .map_or(ReshardAfterForward::Never, |data| data.reshard);
         Ok(Self {
             root: RwLock::new(data.as_ref().map(|data| data.model.origin.clone())),
-            parts: params.iter().map(|param| ShardMarker::of(&param.spec)).collect(),
+            parts: params
+                .iter()
+                .map(|param| ShardMarker::of(&param.spec))
+                .collect(),
             passed: (0..=params.len()).map(|_| AtomicU64::new(0)).collect(),
             params,
             data,
@@ -275,7 +317,11 @@ impl Unit {
     }
 
     /// Runs `check`, unless a module with these properties has passed it.
-    pub(crate) fn check_once<E>(&self, key: [usize; 4], check: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
+    pub(crate) fn check_once<E>(
+        &self,
+        key: [usize; 4],
+        check: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
         if self.checked_modules.lock().contains(&key) {
             return Ok(());
         }
@@ -296,7 +342,9 @@ impl Unit {
 
     /// Returns true if several ranks shard it.
     pub(crate) fn is_of_several(&self) -> bool {
-        self.data.as_ref().is_some_and(|data| data.shard.group().size() > 1)
+        self.data
+            .as_ref()
+            .is_some_and(|data| data.shard.group().size() > 1)
     }
 
     /// Returns the copies between host memory and the device, if its shards are in host memory.
@@ -305,17 +353,24 @@ impl Unit {
     }
 
     pub(crate) fn data(&self) -> &DataParallelGroups {
-        self.data.as_ref().expect("only a data-parallel unit shards its parameters")
+        self.data
+            .as_ref()
+            .expect("only a data-parallel unit shards its parameters")
     }
 
     /// Returns the element types in which it computes and reduces.
     pub(crate) fn precision(&self) -> Precision {
-        self.data.as_ref().map_or_else(Precision::default, |data| data.precision)
+        self.data
+            .as_ref()
+            .map_or_else(Precision::default, |data| data.precision)
     }
 
     /// Returns the element type in which the parameter `member`, with this shard, is used in computations.
     pub(crate) fn computed_dtype(&self, member: usize, shard: &DispatchTensor) -> DType {
-        self.params[member].compute.filter(|_| shard.dtype().is_float()).unwrap_or_else(|| shard.dtype())
+        self.params[member]
+            .compute
+            .filter(|_| shard.dtype().is_float())
+            .unwrap_or_else(|| shard.dtype())
     }
 
     /// Casts shards of `members` to the element types of the computation: those of sharded parameters if `sharded`
@@ -328,7 +383,10 @@ impl Unit {
     ) -> Vec<DispatchTensor> {
         let computed = |(&member, shard): (&usize, _)| {
             let param = &self.params[member];
-            cast(shard, param.compute.filter(|_| param.is_sharded() == sharded))
+            cast(
+                shard,
+                param.compute.filter(|_| param.is_sharded() == sharded),
+            )
         };
         members.iter().zip(shards).map(computed).collect()
     }
@@ -361,7 +419,11 @@ impl Unit {
     /// Returns true if a backward may now leave gradients to be reduced later.
     pub(crate) fn puts_off(&self) -> bool {
         let control = self.control.lock();
-        let is_replicated = || self.data.as_ref().is_some_and(|data| data.replicate.is_some());
+        let is_replicated = || {
+            self.data
+                .as_ref()
+                .is_some_and(|data| data.replicate.is_some())
+        };
         !control.sync || !control.all_reduce && is_replicated()
     }
 
@@ -393,7 +455,9 @@ impl Unit {
 
     /// Returns the form in which the gathered parameters remain after forward.
     pub(crate) fn kept(&self) -> Kept {
-        let Some(data) = self.data.as_ref().filter(|_| self.is_gathered()) else { return Kept::Full };
+        let Some(data) = self.data.as_ref().filter(|_| self.is_gathered()) else {
+            return Kept::Full;
+        };
         match self.control.lock().reshard {
             ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => Kept::Full,
             ReshardAfterForward::Auto if self.path.read().is_root() => Kept::Full,
@@ -406,13 +470,18 @@ impl Unit {
     /// Returns the signature that the ranks that shard the unit must agree on when they run it with these shards.
     pub(crate) fn model(&self, shards: &LocalShards) -> Option<ShardedModel> {
         let model = &self.data.as_ref()?.model;
-        Some(ShardedModel { states: ParamStateHandle::names(&shards.states), ..model.of(model.shard) })
+        Some(ShardedModel {
+            states: ParamStateHandle::names(&shards.states),
+            ..model.of(model.shard)
+        })
     }
 
     /// Returns the signature that ranks of `group` must agree on for a collective of the model of these units.
     /// Returns `None` if they are not the ranks that shard one of them.
     pub(crate) fn model_over(units: &[Arc<Self>], group: &Communicator) -> Option<ShardedModel> {
-        units.iter().find_map(|unit| unit.data.as_ref()?.model_over(group))
+        units
+            .iter()
+            .find_map(|unit| unit.data.as_ref()?.model_over(group))
     }
 
     /// Describes what decides the next all-gather of these shards. In debug builds it is part of the call, so that ranks
@@ -427,13 +496,23 @@ impl Unit {
 
     /// Returns the next index in forward order, drawn from the group over which the unit is reduced.
     pub(crate) fn draw(&self) -> u64 {
-        let group = self.data.as_ref().map(|data| &data.shard).or(self.tensor.as_ref().map(PartialGradGroups::all));
+        let group = self
+            .data
+            .as_ref()
+            .map(|data| &data.shard)
+            .or(self.tensor.as_ref().map(PartialGradGroups::all));
         group.map_or(0, |group| group.next_forward_index())
     }
 
     /// Returns the divisors of the unit's gradients.
     pub(crate) fn averaging(&self) -> GradientDivideFactors {
-        let numbers = |data: &DataParallelGroups| (data.shard.group().size(), data.ranks(), data.all.group().size());
+        let numbers = |data: &DataParallelGroups| {
+            (
+                data.shard.group().size(),
+                data.ranks(),
+                data.all.group().size(),
+            )
+        };
         let (sharding, ranks, averaged) = self.data.as_ref().map_or((1, 1, 1), numbers);
         self.control.lock().averaging(sharding, ranks, averaged)
     }
@@ -446,20 +525,39 @@ impl Unit {
         let Some(data) = &self.data else { return };
         let (device, own) = (Device::new(input.device()).inner(), data.shard.device());
         if device != *own {
-            let (unit, device, own) = (self.label().to_string(), format!("{device:?}"), format!("{own:?}"));
+            let (unit, device, own) = (
+                self.label().to_string(),
+                format!("{device:?}"),
+                format!("{own:?}"),
+            );
             Error::from(ParamError::InputDevice { unit, device, own }).unwind();
         }
     }
 
     /// Returns true if the unit is gathered and its backend overlaps the transfer with computation.
     pub(crate) fn moves_meanwhile(&self) -> bool {
-        self.is_gathered() && self.data.as_ref().is_some_and(|data| data.shard.moves_meanwhile())
+        self.is_gathered()
+            && self
+                .data
+                .as_ref()
+                .is_some_and(|data| data.shard.moves_meanwhile())
     }
 
     /// Selects the tensors of the sharded parameters if `sharded` is true, otherwise those of the replicated ones.
-    pub(crate) fn select(&self, sharded: bool, members: &[usize], tensors: Vec<DispatchTensor>) -> Vec<DispatchTensor> {
-        let is_selected = |(member, _): &(&usize, DispatchTensor)| self.params[**member].is_sharded() == sharded;
-        members.iter().zip(tensors).filter(is_selected).map(|(_, tensor)| tensor).collect()
+    pub(crate) fn select(
+        &self,
+        sharded: bool,
+        members: &[usize],
+        tensors: Vec<DispatchTensor>,
+    ) -> Vec<DispatchTensor> {
+        let is_selected =
+            |(member, _): &(&usize, DispatchTensor)| self.params[**member].is_sharded() == sharded;
+        members
+            .iter()
+            .zip(tensors)
+            .filter(is_selected)
+            .map(|(_, tensor)| tensor)
+            .collect()
     }
 
     /// Merges tensors of the sharded and the replicated parameters into the order of `members`.

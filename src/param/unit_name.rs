@@ -23,7 +23,8 @@ impl UnitName {
 
     /// Names the unit of all these modules.
     pub(crate) fn of_modules<'a>(modules: impl IntoIterator<Item = &'a str>) -> Self {
-        let modules: SmallVec<[Arc<str>; 1]> = modules.into_iter().unique().map(Arc::from).collect();
+        let modules: SmallVec<[Arc<str>; 1]> =
+            modules.into_iter().unique().map(Arc::from).collect();
         let label = match &modules[..] {
             [root] if root.is_empty() => "root".into(),
             [module] => module.clone(),
@@ -70,7 +71,10 @@ impl UnitName {
 
     /// Returns true if one of its modules contains one of `other`'s. Both must be of the same model.
     pub(crate) fn encloses(&self, other: &Self) -> bool {
-        let holds = |around: &str, path: &str| path.strip_prefix(around).is_some_and(|rest| rest.starts_with('.'));
+        let holds = |around: &str, path: &str| {
+            path.strip_prefix(around)
+                .is_some_and(|rest| rest.starts_with('.'))
+        };
         let pairs = self.modules.iter().cartesian_product(&other.modules);
         self.is_root() || pairs.into_iter().any(|(around, path)| holds(around, path))
     }
@@ -84,16 +88,34 @@ mod tests {
     fn paths_of_one_module_of_several_and_of_the_model() {
         let (root, block) = (UnitName::of(""), UnitName::of("blocks.0"));
         let ends = UnitName::of_modules(["embed", "head", "embed"]);
-        assert_eq!([&root, &block, &ends].map(|path| &**path.label()), ["root", "blocks.0", "embed, head"]);
-        assert_eq!([&root, &block, &ends].map(UnitName::is_group), [false, false, true]);
+        assert_eq!(
+            [&root, &block, &ends].map(|path| &**path.label()),
+            ["root", "blocks.0", "embed, head"]
+        );
+        assert_eq!(
+            [&root, &block, &ends].map(UnitName::is_group),
+            [false, false, true]
+        );
         assert_eq!(ends, UnitName::of_modules(["embed", "head"]));
         let inner = UnitName::of("head.norm");
-        assert!(root.encloses(&ends) && ends.encloses(&inner) && !inner.encloses(&ends) && !block.encloses(&inner));
+        assert!(
+            root.encloses(&ends)
+                && ends.encloses(&inner)
+                && !inner.encloses(&ends)
+                && !block.encloses(&inner)
+        );
         assert!(!UnitName::of("head").encloses(&UnitName::of("header")));
-        let takes = |path: &UnitName, pattern| path.is_taken_by(&PathPattern::parse(pattern).unwrap());
+        let takes =
+            |path: &UnitName, pattern| path.is_taken_by(&PathPattern::parse(pattern).unwrap());
         assert!(takes(&ends, "head") && takes(&root, "root") && !takes(&block, "root"));
         let modules = ["a".to_string(), "b".into(), "a".into()];
-        assert_eq!(UnitName::again(true, &modules), [(); 3].map(|()| UnitName::of_modules(["a", "b"])));
-        assert_eq!(UnitName::again(false, &modules), ["a", "b", "a"].map(UnitName::of));
+        assert_eq!(
+            UnitName::again(true, &modules),
+            [(); 3].map(|()| UnitName::of_modules(["a", "b"]))
+        );
+        assert_eq!(
+            UnitName::again(false, &modules),
+            ["a", "b", "a"].map(UnitName::of)
+        );
     }
 }

@@ -110,7 +110,8 @@ impl UnitPass {
 
     /// Records that the pass's forward begins.
     pub(super) fn begin(&self) {
-        self.buffer.happened(EventKind::PreForward, TrainingState::Forward);
+        self.buffer
+            .happened(EventKind::PreForward, TrainingState::Forward);
     }
 
     /// Records that the pass's forward has made its outputs.
@@ -124,13 +125,15 @@ impl UnitPass {
         if self.is_started.swap(true, Relaxed) {
             return;
         }
-        self.buffer.happened(EventKind::PreBackward, TrainingState::PreBackward);
+        self.buffer
+            .happened(EventKind::PreBackward, TrainingState::PreBackward);
         self.buffer.start_again();
         let named = self.buffer.unit().prefetch.lock().backward.clone();
         match named {
             Some(units) => {
                 for unit in units.iter().filter_map(Weak::upgrade) {
-                    self.passes.start_last(|pass| Arc::ptr_eq(pass.buffer.unit(), &unit));
+                    self.passes
+                        .start_last(|pass| Arc::ptr_eq(pass.buffer.unit(), &unit));
                 }
             }
             None => self.passes.start_before(self),
@@ -161,7 +164,9 @@ impl UnitPass {
             self.buffer.unit().counts.end();
         }
         self.buffer.end_backward();
-        let Some(place) = self.place else { return Vec::new() };
+        let Some(place) = self.place else {
+            return Vec::new();
+        };
         self.passes.reducer.trains(self.buffer.unit());
         self.passes.order.ready(place, Arc::downgrade(self))
     }
@@ -169,13 +174,20 @@ impl UnitPass {
     /// Records that the pass's nodes are gone: `consumed` by a backward, or dropped.
     fn gone(&self, consumed: bool) {
         if let Some(nodes) = self.nodes.lock().take() {
-            self.passes.through.lock().add(nodes, self.buffer.unit().label(), consumed);
+            self.passes
+                .through
+                .lock()
+                .add(nodes, self.buffer.unit().label(), consumed);
         }
     }
 
     /// Records the node of a tracked input.
     pub(super) fn add_input(&self, node: Option<NodeId>) {
-        self.nodes.lock().iter_mut().zip(node).for_each(|(nodes, node)| nodes.input(node));
+        self.nodes
+            .lock()
+            .iter_mut()
+            .zip(node)
+            .for_each(|(nodes, node)| nodes.input(node));
     }
 }
 
@@ -186,14 +198,23 @@ impl Drop for UnitPass {
             && let Some(nodes) = self.nodes.get_mut()
         {
             let unit = self.buffer.unit();
-            let place = || format!("in the backward of {}{}", full_name(unit), precision_note(unit, "", &[]));
+            let place = || {
+                format!(
+                    "in the backward of {}{}",
+                    full_name(unit),
+                    precision_note(unit, "", &[])
+                )
+            };
             note_interrupted(nodes.opened_at(), place);
         }
         self.gone(false);
         if let Some(place) = self.place {
             self.passes.order.leave(place);
         }
-        self.token.get().into_iter().for_each(|token| self.passes.padding.remove(*token));
+        self.token
+            .get()
+            .into_iter()
+            .for_each(|token| self.passes.padding.remove(*token));
     }
 }
 
@@ -238,8 +259,10 @@ impl BackwardScheduler {
             let grads = pass.grads.lock().take(source).or_unwind();
             let trained = Trained::new(source.clone(), &pass.leaves);
             let grads = trained.select(grads);
-            self.reducer.submit(trained, grads, backward, &pass.reductions);
-            pass.buffer.happened(EventKind::PostBackward, TrainingState::PostBackward);
+            self.reducer
+                .submit(trained, grads, backward, &pass.reductions);
+            pass.buffer
+                .happened(EventKind::PostBackward, TrainingState::PostBackward);
         }
         reduced
     }
@@ -259,7 +282,13 @@ impl BackwardScheduler {
         let number = if waits { counts.leave() } else { counts.left() };
         let mut left = self.left.lock();
         left.retain(|left| left.pass.strong_count() > 0);
-        left.push(FinishedForward { pass: Arc::downgrade(pass), leaf, counts, number, sweep_at: number + 1 });
+        left.push(FinishedForward {
+            pass: Arc::downgrade(pass),
+            leaf,
+            counts,
+            number,
+            sweep_at: number + 1,
+        });
         pass.is_left.store(waits, Relaxed);
     }
 
@@ -273,7 +302,10 @@ impl BackwardScheduler {
 
     /// Releases the own leaves of all passes, so that burn frees those on which no tensor depends.
     pub(super) fn release_leaves(&self) {
-        self.left.lock().iter_mut().for_each(|left| left.leaf = None);
+        self.left
+            .lock()
+            .iter_mut()
+            .for_each(|left| left.leaf = None);
     }
 
     /// Returns the passes that are swept now, with their own leaves.
@@ -295,7 +327,9 @@ impl BackwardScheduler {
     /// Starts the backward all-gather of the pass that forward left before this one.
     pub(super) fn start_before(&self, pass: &Arc<UnitPass>) {
         let left = self.left.lock();
-        let place = left.iter().rposition(|left| left.pass.as_ptr() == Arc::as_ptr(pass));
+        let place = left
+            .iter()
+            .rposition(|left| left.pass.as_ptr() == Arc::as_ptr(pass));
         let before = place.and_then(|place| left.get(place.checked_sub(1)?)?.pass.upgrade());
         drop(left);
         before.iter().for_each(|before| before.buffer.start_again());
@@ -303,8 +337,17 @@ impl BackwardScheduler {
 
     /// Starts the backward all-gather of the last pass that satisfies `of` and whose all-gather has not started.
     pub(super) fn start_last(&self, of: impl Fn(&UnitPass) -> bool) {
-        let passes: Vec<_> = self.left.lock().iter().rev().filter_map(|left| left.pass.upgrade()).collect();
-        if let Some(pass) = passes.iter().find(|pass| of(pass) && pass.buffer.is_to_start()) {
+        let passes: Vec<_> = self
+            .left
+            .lock()
+            .iter()
+            .rev()
+            .filter_map(|left| left.pass.upgrade())
+            .collect();
+        if let Some(pass) = passes
+            .iter()
+            .find(|pass| of(pass) && pass.buffer.is_to_start())
+        {
             pass.buffer.start_again();
         }
     }
@@ -315,7 +358,9 @@ impl BackwardScheduler {
         let left = self.left.lock();
         let passes = left.iter().rev().filter_map(|left| left.pass.upgrade());
         let mut of_unit = passes.filter(|pass| Arc::ptr_eq(pass.buffer.unit(), unit));
-        of_unit.next().is_some_and(|pass| pass.buffer.is_gathered_again())
+        of_unit
+            .next()
+            .is_some_and(|pass| pass.buffer.is_gathered_again())
     }
 
     /// Returns the error behind a panic with this `text`, if the text says that a backward reached a consumed

@@ -87,9 +87,15 @@ impl UnitStack {
 
     /// Returns the shards of `unit` for which `holds` returns true, if it belongs to a module inside an open one.
     /// Searches the innermost module first.
-    fn inside(&self, unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) -> Option<LocalShards> {
+    fn inside(
+        &self,
+        unit: &Arc<Unit>,
+        holds: impl Fn(&LocalShards) -> bool,
+    ) -> Option<LocalShards> {
         let mut inside = self.stack.iter().rev().flat_map(|opened| &opened.inside);
-        inside.find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards)).map(|(_, shards)| shards.clone())
+        inside
+            .find(|(other, shards)| Arc::ptr_eq(other, unit) && holds(shards))
+            .map(|(_, shards)| shards.clone())
     }
 
     /// Returns the stack entries inside the innermost checkpointed block.
@@ -100,7 +106,11 @@ impl UnitStack {
     fn push(&mut self, scope: ForwardScope, by: OpenedBy) -> Rc<ForwardScope> {
         self.note_entered(&scope);
         let scope = Rc::new(scope);
-        self.stack.push(ActiveUnit { scope: Some(scope.clone()), inside: Vec::new(), by });
+        self.stack.push(ActiveUnit {
+            scope: Some(scope.clone()),
+            inside: Vec::new(),
+            by,
+        });
         scope
     }
 }
@@ -116,8 +126,13 @@ fn stack_mut<T>(f: impl FnOnce(&mut UnitStack) -> T) -> T {
 /// Returns the shards of `unit`, if it belongs to a module inside an open one, and is not open itself.
 pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<LocalShards> {
     stack(|open| {
-        let is_open = |opened: &ActiveUnit| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit));
-        if open.stack.iter().any(is_open) { None } else { open.inside(unit, |_| true) }
+        let is_open =
+            |opened: &ActiveUnit| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit));
+        if open.stack.iter().any(is_open) {
+            None
+        } else {
+            open.inside(unit, |_| true)
+        }
     })
 }
 
@@ -133,9 +148,15 @@ pub(super) fn is_first() -> bool {
 
 /// Calls `f` with the innermost open unit. Its second argument is true if a read opened the unit, so that its forward
 /// may be over. The third are the units of modules inside it.
-pub(super) fn with_innermost_unit<T>(f: impl FnOnce(&Unit, bool, &[(Arc<Unit>, LocalShards)]) -> T) -> Option<T> {
+pub(super) fn with_innermost_unit<T>(
+    f: impl FnOnce(&Unit, bool, &[(Arc<Unit>, LocalShards)]) -> T,
+) -> Option<T> {
     stack(|open| {
-        if let Some(opened) = open.in_block().iter().rfind(|opened| opened.scope.is_some()) {
+        if let Some(opened) = open
+            .in_block()
+            .iter()
+            .rfind(|opened| opened.scope.is_some())
+        {
             let unit = opened.scope.as_ref()?.pass.buffer.unit();
             return Some(f(unit, matches!(opened.by, OpenedBy::Read), &opened.inside));
         }
@@ -147,8 +168,16 @@ pub(super) fn with_innermost_unit<T>(f: impl FnOnce(&Unit, bool, &[(Arc<Unit>, L
 /// Calls `f` on the open scopes, innermost first, and returns its first result that is not `None`.
 pub(super) fn find<T>(f: impl FnMut(&Rc<ForwardScope>) -> Option<T>) -> Option<T> {
     stack(|open| {
-        let around = open.around_block.iter().flat_map(|around| around.scopes.iter().rev());
-        open.in_block().iter().rev().filter_map(|opened| opened.scope.as_ref()).chain(around).find_map(f)
+        let around = open
+            .around_block
+            .iter()
+            .flat_map(|around| around.scopes.iter().rev());
+        open.in_block()
+            .iter()
+            .rev()
+            .filter_map(|opened| opened.scope.as_ref())
+            .chain(around)
+            .find_map(f)
     })
 }
 
@@ -183,7 +212,9 @@ impl InBlock {
     pub(super) fn first(scopes: Vec<Rc<ForwardScope>>) -> Self {
         stack_mut(|open| {
             let depth = open.stack.len();
-            Self(Restored::AroundBlock(open.around_block.replace(AroundBlock { depth, scopes })))
+            Self(Restored::AroundBlock(
+                open.around_block.replace(AroundBlock { depth, scopes }),
+            ))
         })
     }
 
@@ -191,8 +222,13 @@ impl InBlock {
     /// them through `scopes`.
     pub(super) fn again(scopes: Vec<Rc<ForwardScope>>) -> Self {
         let around_block = Some(AroundBlock { depth: 0, scopes });
-        let inside = UnitStack { around_block, ..UnitStack::default() };
-        Self(Restored::All(Box::new(stack_mut(|open| mem::replace(open, inside)))))
+        let inside = UnitStack {
+            around_block,
+            ..UnitStack::default()
+        };
+        Self(Restored::All(Box::new(stack_mut(|open| {
+            mem::replace(open, inside)
+        }))))
     }
 }
 
@@ -229,12 +265,19 @@ pub(super) fn enclosing() -> Enclosing {
     stack(|open| Enclosing {
         is_any: !open.stack.is_empty(),
         last: open.last.clone(),
-        innermost: open.stack.iter().rev().find_map(|opened| Some(opened.scope.as_ref()?.pass.clone())),
+        innermost: open
+            .stack
+            .iter()
+            .rev()
+            .find_map(|opened| Some(opened.scope.as_ref()?.pass.clone())),
     })
 }
 
 /// Returns those shards of `unit` for which `holds` returns true, if it belongs to a module inside an open one.
-pub(super) fn inside(unit: &Arc<Unit>, holds: impl Fn(&LocalShards) -> bool) -> Option<LocalShards> {
+pub(super) fn inside(
+    unit: &Arc<Unit>,
+    holds: impl Fn(&LocalShards) -> bool,
+) -> Option<LocalShards> {
     stack(|open| open.inside(unit, holds))
 }
 
@@ -246,7 +289,10 @@ pub(super) fn open_by_read(scope: ForwardScope) -> Rc<ForwardScope> {
 /// Closes the innermost units that were opened by reads, except those that enclose `unit` or have the same modules.
 pub(super) fn close_read(unit: &Unit) {
     let done = |opened: &mut ActiveUnit| {
-        let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Read));
+        let scope = opened
+            .scope
+            .as_ref()
+            .filter(|_| matches!(opened.by, OpenedBy::Read));
         let stays = |opened: &Unit| opened.encloses(unit) || opened.is_sibling_of(unit);
         scope.is_some_and(|scope| !stays(scope.pass.buffer.unit()))
     };
@@ -272,7 +318,10 @@ pub(super) fn group_of(unit: &Arc<Unit>, shards: &LocalShards) -> Option<GroupUn
     let own = || shards.members.iter().zip(&shards.bases);
     let has = |all: &LocalShards| own().all(|(&member, base)| all.position(member, base).is_some());
     let is_this = |opened: &ActiveUnit| {
-        let scope = opened.scope.as_ref().filter(|_| matches!(opened.by, OpenedBy::Member(_)));
+        let scope = opened
+            .scope
+            .as_ref()
+            .filter(|_| matches!(opened.by, OpenedBy::Member(_)));
         scope.is_some_and(|scope| scope.is_of(unit) && has(&scope.shards))
     };
     stack(|open| {
@@ -312,14 +361,27 @@ impl UnitGuard {
         stack_mut(|open| {
             let (depth, reduced) = (open.stack.len(), open.reduced);
             scope.iter().for_each(|scope| open.note_entered(scope));
-            open.stack.push(ActiveUnit { scope: scope.map(Rc::new), inside, by: OpenedBy::Program });
-            Self { depth, reduced, member_of: None, ended: None }
+            open.stack.push(ActiveUnit {
+                scope: scope.map(Rc::new),
+                inside,
+                by: OpenedBy::Program,
+            });
+            Self {
+                depth,
+                reduced,
+                member_of: None,
+                ended: None,
+            }
         })
     }
 
     /// Opens a module with these `shards` of a group unit, which is open as stack entry `at`, and the units
     /// `inside` the module.
-    pub(super) fn member(at: usize, shards: LocalShards, inside: Vec<(Arc<Unit>, LocalShards)>) -> Self {
+    pub(super) fn member(
+        at: usize,
+        shards: LocalShards,
+        inside: Vec<(Arc<Unit>, LocalShards)>,
+    ) -> Self {
         let mut open = Self::new(None, inside);
         open.member_of = Some((at, shards));
         open
@@ -330,7 +392,14 @@ impl UnitGuard {
     fn has_run(&mut self) -> Option<Rc<ForwardScope>> {
         let (at, shards) = self.member_of.as_ref()?;
         stack_mut(|open| {
-            let ActiveUnit { scope, by: OpenedBy::Member(left), .. } = &mut open.stack[*at] else { return None };
+            let ActiveUnit {
+                scope,
+                by: OpenedBy::Member(left),
+                ..
+            } = &mut open.stack[*at]
+            else {
+                return None;
+            };
             let scope = scope.clone()?;
             left.retain(|&position| !shards.members.contains(&scope.shards.members[position]));
             self.ended = left.is_empty().then(|| scope.clone());
@@ -342,8 +411,13 @@ impl UnitGuard {
     /// [`backward_nodes`](super::backward_nodes).
     pub(super) fn leave<O: TensorTree>(mut self, output: O) -> O {
         let of_several = self.has_run();
-        let (scope, last, trains) =
-            stack(|open| (open.stack[self.depth].scope.clone(), open.last.clone(), open.reduced > self.reduced));
+        let (scope, last, trains) = stack(|open| {
+            (
+                open.stack[self.depth].scope.clone(),
+                open.last.clone(),
+                open.reduced > self.reduced,
+            )
+        });
         let scope = scope.or(of_several);
         let trains = trains || scope.as_ref().is_some_and(|scope| scope.pass.is_reduced());
         let mut tracked = false;
@@ -352,7 +426,9 @@ impl UnitGuard {
             tensor
         });
         let pass = scope.map(|scope| scope.pass.clone());
-        let dtype = pass.as_ref().and_then(|pass| pass.buffer.unit().precision().outputs);
+        let dtype = pass
+            .as_ref()
+            .and_then(|pass| pass.buffer.unit().precision().outputs);
         // A rank that used no weight must participate in the backward as the other ranks do, so all its outputs
         // become tracked.
         let all = !tracked && trains;
@@ -360,11 +436,15 @@ impl UnitGuard {
             return output.map_floats(&mut |tensor| persistent_copy(cast(tensor, dtype)));
         }
         output.map_floats(&mut |tensor| {
-            let tie = Dispatch::is_tracked(&tensor) || all && tensor.autodiff != DispatchAutodiffContext::Disabled;
+            let tie = Dispatch::is_tracked(&tensor)
+                || all && tensor.autodiff != DispatchAutodiffContext::Disabled;
             let last = last.clone().filter(|last| tie && one_graph(last, &tensor));
             match last {
                 Some(last) => {
-                    let leave = PreBackward { pass: pass.clone(), dtype: tensor.dtype() };
+                    let leave = PreBackward {
+                        pass: pass.clone(),
+                        dtype: tensor.dtype(),
+                    };
                     autodiff::binary(tensor, last, Arc::new(leave))
                 }
                 None => persistent_copy(cast(tensor, dtype)),
@@ -388,11 +468,19 @@ impl Drop for UnitGuard {
         });
         // A rank that unwinds issues no collective, because other ranks may not have reached this point.
         let backward = !std::thread::panicking();
-        let scopes = closed.iter().rev().filter_map(|opened| opened.scope.as_ref());
-        scopes.chain(&self.ended).for_each(|scope| scope.close(backward));
+        let scopes = closed
+            .iter()
+            .rev()
+            .filter_map(|opened| opened.scope.as_ref());
+        scopes
+            .chain(&self.ended)
+            .for_each(|scope| scope.close(backward));
         // A block that is being recomputed does not use prefetched parameters, so it drops none.
         if last.is_some() && context::anchor().is_none() {
-            closed.iter().flat_map(|opened| &opened.inside).for_each(|(unit, _)| unit.copies.forget_prefetched());
+            closed
+                .iter()
+                .flat_map(|opened| &opened.inside)
+                .for_each(|(unit, _)| unit.copies.forget_prefetched());
         }
     }
 }

@@ -57,10 +57,19 @@ pub(crate) fn walk_with_paths<M: Module>(module: &M) -> Walk {
 }
 
 fn collect<M: Module>(module: &M, path: Option<Vec<String>>) -> Walk {
-    let mut collect = Collect { depth: 0, path, last: None, floats: 0, found: Vec::new() };
+    let mut collect = Collect {
+        depth: 0,
+        path,
+        last: None,
+        floats: 0,
+        found: Vec::new(),
+    };
     take_visited();
     module.visit(&mut collect);
-    Walk { others: collect.floats - collect.found.len(), distributed: collect.found }
+    Walk {
+        others: collect.floats - collect.found.len(),
+        distributed: collect.found,
+    }
 }
 
 struct Collect {
@@ -89,14 +98,25 @@ impl ModuleVisitor for Collect {
             && let (Some(param), Some((id, base, read))) = (take_visited(), self.last.take())
         {
             let path = self.path.as_ref().map(|path| path.join("."));
-            self.found.push(Visited { id, param, base, read, depth: self.depth, path });
+            self.found.push(Visited {
+                id,
+                param,
+                base,
+                read,
+                depth: self.depth,
+                path,
+            });
         }
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.floats += 1;
-        let read = |param: &DistributedParameter, base| value(param, Tensor::<D>::from_dispatch(base)).map(drop);
-        self.last = param.is_initialized().then(|| (param.id, param.base().into_dispatch(), read as _));
+        let read = |param: &DistributedParameter, base| {
+            value(param, Tensor::<D>::from_dispatch(base)).map(drop)
+        };
+        self.last = param
+            .is_initialized()
+            .then(|| (param.id, param.base().into_dispatch(), read as _));
     }
 }
 
@@ -122,12 +142,22 @@ impl ModuleVisitor for Collect {
 /// All parameters in that module were distributed then, except those ignored. Nothing is known of parameters
 /// outside it, nor of a module in which no parameter is distributed any more.
 pub(crate) fn check_not_replaced<M: Module>(module: &M, walk: &Walk) -> Result<(), ParamError> {
-    let Some(first) = walk.distributed.first() else { return Ok(()) };
-    let key = [first.depth, first.param.index, walk.distributed.len(), walk.others];
+    let Some(first) = walk.distributed.first() else {
+        return Ok(());
+    };
+    let key = [
+        first.depth,
+        first.param.index,
+        walk.distributed.len(),
+        walk.others,
+    ];
     if walk.others == 0 {
         return Ok(());
     }
-    first.param.unit.check_once(key, || ModelScan::of(module).check_not_replaced())
+    first
+        .param
+        .unit
+        .check_once(key, || ModelScan::of(module).check_not_replaced())
 }
 
 impl ModelScan {
@@ -137,11 +167,18 @@ impl ModelScan {
     /// [`ParamError::Replaced`].
     pub(crate) fn check_not_replaced(&self) -> Result<(), ParamError> {
         let calls = self.params.iter().filter_map(DistributeCall::of);
-        let calls = calls.unique_by(|call| (call.around, call.inside, call.ignored.as_ptr())).collect_vec();
-        let own = self.params.iter().filter(|found| found.distributed.is_none()).map(|found| &found.path);
+        let calls = calls
+            .unique_by(|call| (call.around, call.inside, call.ignored.as_ptr()))
+            .collect_vec();
+        let own = self
+            .params
+            .iter()
+            .filter(|found| found.distributed.is_none())
+            .map(|found| &found.path);
         let lost = own.chain(self.foreign.iter().map(|(path, _)| path));
         let mut lost = lost.flat_map(|path| calls.iter().filter_map(|call| call.lost(path)));
-        lost.next().map_or(Ok(()), |param| Err(ParamError::Replaced { param }))
+        lost.next()
+            .map_or(Ok(()), |param| Err(ParamError::Replaced { param }))
     }
 }
 
@@ -158,15 +195,28 @@ impl<'a> DistributeCall<'a> {
     /// Returns the call that distributed a parameter, or `None` if the parameter was moved to another path since.
     fn of(found: &'a ScannedParam) -> Option<Self> {
         let param = found.distributed.as_ref()?;
-        let before = param.info().path.split('.').filter(|part| !part.is_empty()).collect_vec();
-        let ignored = param.unit.data.as_ref().map_or(&[][..], |data| &data.ignored);
+        let before = param
+            .info()
+            .path
+            .split('.')
+            .filter(|part| !part.is_empty())
+            .collect_vec();
+        let ignored = param
+            .unit
+            .data
+            .as_ref()
+            .map_or(&[][..], |data| &data.ignored);
         let common = before.len().min(found.path.len());
         let (around, end) = found.path.split_at(found.path.len() - common);
         if !end.iter().eq(&before[before.len() - common..]) {
             return None;
         }
         let inside = param.info().path.len() - end.join(".").len();
-        Some(Self { around, inside: &param.info().path[..inside], ignored })
+        Some(Self {
+            around,
+            inside: &param.info().path[..inside],
+            ignored,
+        })
     }
 
     /// Returns the path under which this call should have distributed a parameter that is not distributed. Returns

@@ -30,7 +30,11 @@ pub(crate) struct TensorRows {
 /// several (longest processing time first, R. L. Graham, Bounds on multiprocessing timing anomalies, 1969). If
 /// `held` is zero everywhere, the bytes of any two ranks differ by at most one row, the largest.
 pub(crate) fn balanced(tensors: &[TensorRows], held: &[usize]) -> Vec<Vec<usize>> {
-    let mut ranks: BinaryHeap<_> = held.iter().enumerate().map(|(rank, &bytes)| Reverse((bytes, rank))).collect();
+    let mut ranks: BinaryHeap<_> = held
+        .iter()
+        .enumerate()
+        .map(|(rank, &bytes)| Reverse((bytes, rank)))
+        .collect();
     let mut lengths = vec![vec![0; held.len()]; tensors.len()];
     let mut order: Vec<_> = (0..tensors.len()).collect();
     order.sort_by_key(|&at| Reverse(tensors[at].bytes));
@@ -53,12 +57,21 @@ mod tests {
     use super::*;
 
     fn rows(tensors: &[(usize, usize)]) -> Vec<TensorRows> {
-        tensors.iter().map(|&(count, bytes)| TensorRows { count, bytes }).collect()
+        tensors
+            .iter()
+            .map(|&(count, bytes)| TensorRows { count, bytes })
+            .collect()
     }
 
     /// Returns the bytes that each rank holds.
     fn loads(tensors: &[TensorRows], lengths: &[Vec<usize>], ranks: usize) -> Vec<usize> {
-        let of = |rank| tensors.iter().zip(lengths).map(|(rows, lengths)| rows.bytes * lengths[rank]).sum();
+        let of = |rank| {
+            tensors
+                .iter()
+                .zip(lengths)
+                .map(|(rows, lengths)| rows.bytes * lengths[rank])
+                .sum()
+        };
         (0..ranks).map(of).collect()
     }
 
@@ -78,7 +91,8 @@ mod tests {
     fn no_rank_holds_much_more_than_in_the_best_way() {
         let ways = |count: usize, ranks: usize| {
             let ways = (0..ranks).map(|_| 0..=count).multi_cartesian_product();
-            ways.filter(move |lengths| lengths.iter().sum::<usize>() == count).collect_vec()
+            ways.filter(move |lengths| lengths.iter().sum::<usize>() == count)
+                .collect_vec()
         };
         for ranks in 1..=4 {
             let by_count = (0..=5).map(|count| ways(count, ranks)).collect_vec();
@@ -91,11 +105,17 @@ mod tests {
                 let found = *loads(&tensors, &lengths, ranks).iter().max().unwrap();
                 let all = by_count[a.0].iter().cartesian_product(&by_count[b.0]);
                 let most = |(a, b): (&Vec<usize>, &Vec<usize>)| {
-                    *loads(&tensors, &[a.clone(), b.clone()], ranks).iter().max().unwrap()
+                    *loads(&tensors, &[a.clone(), b.clone()], ranks)
+                        .iter()
+                        .max()
+                        .unwrap()
                 };
                 let best = all.map(most).min().unwrap();
                 // Graham's bound: 4/3 - 1/(3 ranks).
-                assert!(3 * ranks * found <= (4 * ranks - 1) * best, "{found} for {best}: {tensors:?} on {ranks}");
+                assert!(
+                    3 * ranks * found <= (4 * ranks - 1) * best,
+                    "{found} for {best}: {tensors:?} on {ranks}"
+                );
             }
         }
     }
@@ -105,17 +125,29 @@ mod tests {
     fn ranks_are_at_most_a_row_apart() {
         let mut state = 7_u64;
         let mut draw = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as usize % below
         };
         for _ in 0..500 {
             let (ranks, count) = (1 + draw(9), draw(6));
-            let tensors: Vec<_> = (0..count).map(|_| TensorRows { count: draw(40), bytes: draw(60) }).collect();
+            let tensors: Vec<_> = (0..count)
+                .map(|_| TensorRows {
+                    count: draw(40),
+                    bytes: draw(60),
+                })
+                .collect();
             let lengths = balanced(&tensors, &vec![0; ranks]);
             for (tensor, lengths) in tensors.iter().zip(&lengths) {
                 assert_eq!(lengths.iter().sum::<usize>(), tensor.count);
             }
-            let largest = tensors.iter().filter(|rows| rows.count > 0).map(|rows| rows.bytes).max().unwrap_or(0);
+            let largest = tensors
+                .iter()
+                .filter(|rows| rows.count > 0)
+                .map(|rows| rows.bytes)
+                .max()
+                .unwrap_or(0);
             let loads = loads(&tensors, &lengths, ranks);
             assert!(spread(&loads) <= largest, "{loads:?} of {tensors:?}");
         }

@@ -38,7 +38,11 @@ mod tests {
         for (len, parts, lengths) in cases {
             let mut start = 0;
             for (index, &length) in lengths.iter().enumerate() {
-                assert_eq!(chunk(len, parts, index), start..start + length, "chunk {index} of {len} / {parts}");
+                assert_eq!(
+                    chunk(len, parts, index),
+                    start..start + length,
+                    "chunk {index} of {len} / {parts}"
+                );
                 start += length;
             }
             assert_eq!(start, len);

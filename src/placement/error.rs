@@ -20,7 +20,9 @@ pub enum PlacementError {
         mesh_shape: Vec<usize>,
     },
     /// A mesh dimension has no ranks.
-    #[error("mesh dim {mesh_dim} of {mesh_shape:?} has size 0. Give every mesh dimension at least one rank")]
+    #[error(
+        "mesh dim {mesh_dim} of {mesh_shape:?} has size 0. Give every mesh dimension at least one rank"
+    )]
     EmptyMesh {
         /// The mesh dimension.
         mesh_dim: usize,
@@ -159,7 +161,9 @@ pub enum PlacementError {
         allowed: Vec<usize>,
     },
     /// A strided shard has split factor 0.
-    #[error("SS({dim},0) on mesh dim {mesh_dim} has split factor 0. Use a split factor of at least 1")]
+    #[error(
+        "SS({dim},0) on mesh dim {mesh_dim} has split factor 0. Use a split factor of at least 1"
+    )]
     SplitFactor {
         /// The mesh dimension.
         mesh_dim: usize,

@@ -22,7 +22,10 @@ pub(crate) struct FusedStep<'a> {
 impl FusedStep<'_> {
     /// Returns the number of ranks that participate.
     pub(super) fn ranks(&self) -> u64 {
-        self.mesh_dims.iter().map(|&mesh_dim| self.before.mesh_shape()[mesh_dim] as u64).product()
+        self.mesh_dims
+            .iter()
+            .map(|&mesh_dim| self.before.mesh_shape()[mesh_dim] as u64)
+            .product()
     }
 }
 
@@ -41,7 +44,8 @@ pub(crate) fn fused_steps<'a>(
     };
     steps.chunk_by(one).scan(from, move |before, steps| {
         let (step, after) = steps.last()?;
-        let mut mesh_dims: SmallVec<[usize; 3]> = steps.iter().map(|(step, _)| step.mesh_dim()).collect();
+        let mut mesh_dims: SmallVec<[usize; 3]> =
+            steps.iter().map(|(step, _)| step.mesh_dim()).collect();
         match step {
             Step::AllReduce { .. } => mesh_dims.sort_unstable(),
             // Gathers go from the innermost mesh dimension outwards.
@@ -49,6 +53,12 @@ pub(crate) fn fused_steps<'a>(
             _ => {}
         }
         let before = std::mem::replace(before, after);
-        Some(FusedStep { step: *step, mesh_dims, before, after, varies: varies(step) })
+        Some(FusedStep {
+            step: *step,
+            mesh_dims,
+            before,
+            after,
+            varies: varies(step),
+        })
     })
 }

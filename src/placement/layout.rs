@@ -58,11 +58,18 @@ impl Layout {
             });
         }
         if let Some(mesh_dim) = mesh_shape.iter().position(|&size| size == 0) {
-            return Err(PlacementError::EmptyMesh { mesh_dim, mesh_shape: mesh_shape.to_vec() });
+            return Err(PlacementError::EmptyMesh {
+                mesh_dim,
+                mesh_shape: mesh_shape.to_vec(),
+            });
         }
         let (mesh_shape, placements) = (mesh_shape.into(), placements.into());
-        let mut layout =
-            Self { mesh_shape, placements, shard_order: SmallVec::new(), uneven_mesh_dims: SmallVec::new() };
+        let mut layout = Self {
+            mesh_shape,
+            placements,
+            shard_order: SmallVec::new(),
+            uneven_mesh_dims: SmallVec::new(),
+        };
         if let Some(error) = layout.mixed_partial() {
             return Err(error);
         }
@@ -90,14 +97,21 @@ impl Layout {
     ) -> Result<Self, PlacementError> {
         let mut layout = Self::new(mesh_shape, placements)?;
         for (entry, &(dim, sharding_dims)) in shard_order.iter().enumerate() {
-            if shard_order[..entry].iter().any(|&(earlier, _)| earlier == dim) {
+            if shard_order[..entry]
+                .iter()
+                .any(|&(earlier, _)| earlier == dim)
+            {
                 return Err(PlacementError::OrderTwice { dim });
             }
             let mut sorted: ShardOrder = sharding_dims.into();
             sorted.sort_unstable();
             if sorted.as_slice() != layout.shard_order(dim) {
                 let expected = layout.shard_order(dim).to_vec();
-                return Err(PlacementError::Order { dim, given: sharding_dims.to_vec(), expected });
+                return Err(PlacementError::Order {
+                    dim,
+                    given: sharding_dims.to_vec(),
+                    expected,
+                });
             }
             if !sharding_dims.is_empty() {
                 *layout.shard_order_mut(dim) = sharding_dims.into();
@@ -134,10 +148,18 @@ impl Layout {
         let (lengths, ranks) = (lengths.into(), self.mesh_shape[mesh_dim]);
         let placement = self.placements[mesh_dim];
         if placement.shard_dim().is_none() {
-            return Err(PlacementError::MeshDimNotSharded { mesh_dim, placement, lengths: lengths.to_vec() });
+            return Err(PlacementError::MeshDimNotSharded {
+                mesh_dim,
+                placement,
+                lengths: lengths.to_vec(),
+            });
         }
         if lengths.len() != ranks {
-            return Err(PlacementError::ShardSizeCount { mesh_dim, ranks, lengths: lengths.to_vec() });
+            return Err(PlacementError::ShardSizeCount {
+                mesh_dim,
+                ranks,
+                lengths: lengths.to_vec(),
+            });
         }
         self.set_lengths(mesh_dim, Some(lengths));
         Ok(self)
@@ -154,7 +176,11 @@ impl Layout {
         mesh_order: &[usize],
     ) -> Result<Self, PlacementError> {
         let mut layout = Self::new(mesh_shape, placements)?;
-        let place = |sharding_dim: &usize| mesh_order.iter().position(|mesh_dim| mesh_dim == sharding_dim);
+        let place = |sharding_dim: &usize| {
+            mesh_order
+                .iter()
+                .position(|mesh_dim| mesh_dim == sharding_dim)
+        };
         for (_, sharding_dims) in &mut layout.shard_order {
             sharding_dims.sort_by_key(place);
         }
@@ -167,19 +193,33 @@ impl Layout {
     ///
     /// # Errors
     /// [`MixedPartial`](PlacementError::MixedPartial), as [`new`](Self::new).
-    pub(crate) fn replaced(&self, by: impl Fn(usize, Placement) -> Placement) -> Result<Self, PlacementError> {
-        let placements: Placements = self.placements.iter().enumerate().map(|(dim, &own)| by(dim, own)).collect();
+    pub(crate) fn replaced(
+        &self,
+        by: impl Fn(usize, Placement) -> Placement,
+    ) -> Result<Self, PlacementError> {
+        let placements: Placements = self
+            .placements
+            .iter()
+            .enumerate()
+            .map(|(dim, &own)| by(dim, own))
+            .collect();
         let mut replaced = Self::new(&self.mesh_shape, &placements)?;
         for (dim, sharding_dims) in &mut replaced.shard_order {
             let known = self.shard_order(*dim);
             sharding_dims.sort_by_key(|sharding_dim| {
-                known.iter().position(|other| other == sharding_dim).unwrap_or(known.len())
+                known
+                    .iter()
+                    .position(|other| other == sharding_dim)
+                    .unwrap_or(known.len())
             });
         }
         for (mesh_dim, lengths) in self.uneven_mesh_dims() {
             let outside = |layout: &Self| {
                 let dim = layout.placements[mesh_dim].shard_dim()?;
-                let outside = layout.shard_order(dim).iter().take_while(|&&sharding_dim| sharding_dim != mesh_dim);
+                let outside = layout
+                    .shard_order(dim)
+                    .iter()
+                    .take_while(|&&sharding_dim| sharding_dim != mesh_dim);
                 Some((dim, outside.copied().collect::<ShardOrder>()))
             };
             if outside(&replaced) == outside(self) {
@@ -192,7 +232,8 @@ impl Layout {
     /// Returns the layout with chunks in place of uneven sizes for all shards of `tensor_dim`.
     pub(crate) fn in_chunks(mut self, tensor_dim: usize) -> Self {
         let sharding_dims: ShardOrder = self.shard_order(tensor_dim).into();
-        self.uneven_mesh_dims.retain(|(mesh_dim, _)| !sharding_dims.contains(mesh_dim));
+        self.uneven_mesh_dims
+            .retain(|(mesh_dim, _)| !sharding_dims.contains(mesh_dim));
         self
     }
 
@@ -223,23 +264,32 @@ impl Layout {
 
     /// Returns the sharded tensor dimensions, ascending, each with its mesh dimensions, outermost first.
     pub fn orders(&self) -> impl Iterator<Item = (usize, &[usize])> {
-        self.shard_order.iter().map(|(dim, sharding_dims)| (*dim, sharding_dims.as_slice()))
+        self.shard_order
+            .iter()
+            .map(|(dim, sharding_dims)| (*dim, sharding_dims.as_slice()))
     }
 
     /// Returns true if the mesh dimensions shard every tensor dimension in ascending order.
     pub fn has_default_order(&self) -> bool {
-        self.shard_order.iter().all(|(_, sharding_dims)| sharding_dims.is_sorted())
+        self.shard_order
+            .iter()
+            .all(|(_, sharding_dims)| sharding_dims.is_sorted())
     }
 
     /// Returns the uneven shard sizes of `mesh_dim`, one per rank; `None` if it splits into chunks or does not
     /// shard.
     pub fn uneven_sizes(&self, mesh_dim: usize) -> Option<&Arc<[usize]>> {
-        self.uneven_mesh_dims.iter().find(|(uneven, _)| *uneven == mesh_dim).map(|(_, lengths)| lengths)
+        self.uneven_mesh_dims
+            .iter()
+            .find(|(uneven, _)| *uneven == mesh_dim)
+            .map(|(_, lengths)| lengths)
     }
 
     /// Returns the mesh dimensions with uneven shard sizes, ascending, each with its sizes.
     pub fn uneven_mesh_dims(&self) -> impl Iterator<Item = (usize, &Arc<[usize]>)> {
-        self.uneven_mesh_dims.iter().map(|(mesh_dim, lengths)| (*mesh_dim, lengths))
+        self.uneven_mesh_dims
+            .iter()
+            .map(|(mesh_dim, lengths)| (*mesh_dim, lengths))
     }
 
     /// Returns true if every tensor dimension is split into chunks, by the mesh dimensions in ascending order.
@@ -254,7 +304,9 @@ impl Layout {
 
     /// Returns true if any placement is `Partial`.
     pub fn has_partial(&self) -> bool {
-        self.placements.iter().any(|placement| placement.partial_op().is_some())
+        self.placements
+            .iter()
+            .any(|placement| placement.partial_op().is_some())
     }
 
     /// Checks that a tensor of `ndim` dimensions can have this layout.
@@ -266,7 +318,11 @@ impl Layout {
             if let Placement::Shard(dim) = *placement
                 && dim >= ndim
             {
-                return Err(PlacementError::DimOutOfRange { mesh_dim, dim, ndim });
+                return Err(PlacementError::DimOutOfRange {
+                    mesh_dim,
+                    dim,
+                    ndim,
+                });
             }
         }
         Ok(())
@@ -275,13 +331,20 @@ impl Layout {
     /// Returns the layout with `placement` on `mesh_dim`. A shard becomes the innermost one of its tensor
     /// dimension, with the uneven sizes `lengths` or else chunks. Returns `None` if the table of transitions has no
     /// such step.
-    pub(super) fn moved(&self, mesh_dim: usize, placement: Placement, lengths: Option<&Arc<[usize]>>) -> Option<Self> {
+    pub(super) fn moved(
+        &self,
+        mesh_dim: usize,
+        placement: Placement,
+        lengths: Option<&Arc<[usize]>>,
+    ) -> Option<Self> {
         let mut moved = self.clone();
         if let Placement::Shard(dim) = self.placements[mesh_dim] {
             if moved.shard_order_mut(dim).pop() != Some(mesh_dim) {
                 return None;
             }
-            moved.shard_order.retain(|(_, sharding_dims)| !sharding_dims.is_empty());
+            moved
+                .shard_order
+                .retain(|(_, sharding_dims)| !sharding_dims.is_empty());
         }
         if let Placement::Shard(dim) = placement {
             moved.shard_order_mut(dim).push(mesh_dim);
@@ -302,32 +365,52 @@ impl Layout {
         for (_, sharding_dims) in &mut plain.shard_order {
             sharding_dims.retain(|sharding_dim| self.mesh_shape[*sharding_dim] > 1);
         }
-        plain.shard_order.retain(|(_, sharding_dims)| !sharding_dims.is_empty());
-        plain.uneven_mesh_dims.retain(|(mesh_dim, _)| self.mesh_shape[*mesh_dim] > 1);
+        plain
+            .shard_order
+            .retain(|(_, sharding_dims)| !sharding_dims.is_empty());
+        plain
+            .uneven_mesh_dims
+            .retain(|(mesh_dim, _)| self.mesh_shape[*mesh_dim] > 1);
         plain
     }
 
     fn set_lengths(&mut self, mesh_dim: usize, lengths: Option<Arc<[usize]>>) {
-        self.uneven_mesh_dims.retain(|(uneven, _)| *uneven != mesh_dim);
+        self.uneven_mesh_dims
+            .retain(|(uneven, _)| *uneven != mesh_dim);
         if let Some(lengths) = lengths {
-            let at = self.uneven_mesh_dims.partition_point(|(uneven, _)| *uneven < mesh_dim);
+            let at = self
+                .uneven_mesh_dims
+                .partition_point(|(uneven, _)| *uneven < mesh_dim);
             self.uneven_mesh_dims.insert(at, (mesh_dim, lengths));
         }
     }
 
     fn shard_order_mut(&mut self, dim: usize) -> &mut ShardOrder {
         let at = self.shard_order.partition_point(|(other, _)| *other < dim);
-        if self.shard_order.get(at).is_none_or(|(other, _)| *other != dim) {
+        if self
+            .shard_order
+            .get(at)
+            .is_none_or(|(other, _)| *other != dim)
+        {
             self.shard_order.insert(at, (dim, ShardOrder::new()));
         }
         &mut self.shard_order[at].1
     }
 
     fn mixed_partial(&self) -> Option<PlacementError> {
-        let mut partials = self.placements.iter().enumerate().filter_map(|(dim, p)| Some((dim, p.partial_op()?)));
+        let mut partials = self
+            .placements
+            .iter()
+            .enumerate()
+            .filter_map(|(dim, p)| Some((dim, p.partial_op()?)));
         let (mesh_dim, op) = partials.next()?;
         let (other_mesh_dim, other) = partials.find(|(_, other)| !op.commutes_with(*other))?;
-        Some(PlacementError::MixedPartial { mesh_dim, op, other_mesh_dim, other })
+        Some(PlacementError::MixedPartial {
+            mesh_dim,
+            op,
+            other_mesh_dim,
+            other,
+        })
     }
 }
 
@@ -336,9 +419,20 @@ impl Layout {
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");
-        write!(f, "[{}", list(&mut self.placements.iter().map(ToString::to_string)))?;
-        for (dim, sharding_dims) in self.orders().filter(|(_, sharding_dims)| !sharding_dims.is_sorted()) {
-            write!(f, "; dim {dim} sharded by mesh dims {}", list(&mut sharding_dims.iter().map(ToString::to_string)))?;
+        write!(
+            f,
+            "[{}",
+            list(&mut self.placements.iter().map(ToString::to_string))
+        )?;
+        for (dim, sharding_dims) in self
+            .orders()
+            .filter(|(_, sharding_dims)| !sharding_dims.is_sorted())
+        {
+            write!(
+                f,
+                "; dim {dim} sharded by mesh dims {}",
+                list(&mut sharding_dims.iter().map(ToString::to_string))
+            )?;
         }
         for (mesh_dim, lengths) in self.uneven_mesh_dims() {
             let lengths: Vec<_> = lengths.iter().map(ToString::to_string).collect();

@@ -14,7 +14,10 @@ pub(super) struct Matrix {
 impl Matrix {
     pub(super) fn from_fn(shape: [usize; 2], value: impl Fn([usize; 2]) -> i128) -> Self {
         let at = (0..shape[0]).flat_map(|row| (0..shape[1]).map(move |column| [row, column]));
-        Self { shape, values: at.map(value).collect() }
+        Self {
+            shape,
+            values: at.map(value).collect(),
+        }
     }
 
     fn get(&self, at: [usize; 2]) -> i128 {
@@ -32,10 +35,18 @@ impl Matrix {
     }
 
     pub(super) fn concat(dim: usize, parts: &[Self]) -> Self {
-        let owners =
-            parts.iter().enumerate().flat_map(|(part, m)| (0..m.shape[dim]).map(move |i| (part, i))).collect_vec();
+        let owners = parts
+            .iter()
+            .enumerate()
+            .flat_map(|(part, m)| (0..m.shape[dim]).map(move |i| (part, i)))
+            .collect_vec();
         let mut shape = parts[0].shape;
-        assert!(parts.iter().all(|part| part.shape[1 - dim] == shape[1 - dim]), "uneven {parts:?}");
+        assert!(
+            parts
+                .iter()
+                .all(|part| part.shape[1 - dim] == shape[1 - dim]),
+            "uneven {parts:?}"
+        );
         shape[dim] = owners.len();
         Self::from_fn(shape, |mut at| {
             let (part, index) = owners[at[dim]];
@@ -45,14 +56,21 @@ impl Matrix {
     }
 
     pub(super) fn reduce(op: PartialOp, parts: &[Self]) -> Self {
-        assert!(parts.iter().all(|part| part.shape == parts[0].shape), "unequal {parts:?}");
+        assert!(
+            parts.iter().all(|part| part.shape == parts[0].shape),
+            "unequal {parts:?}"
+        );
         Self::from_fn(parts[0].shape, |at| {
             let values = parts.iter().map(|part| part.get(at));
             match op {
                 PartialOp::Sum => values.sum(),
                 PartialOp::Avg => {
                     let sum: i128 = values.sum();
-                    assert_eq!(sum % parts.len() as i128, 0, "the inputs are too small for exact averages");
+                    assert_eq!(
+                        sum % parts.len() as i128,
+                        0,
+                        "the inputs are too small for exact averages"
+                    );
                     sum / parts.len() as i128
                 }
                 PartialOp::Min => values.min().unwrap(),

@@ -34,7 +34,16 @@ mod tests {
 
     #[test]
     fn text_round_trips() {
-        let texts = ["R", "S(0)", "S(12)", "P(sum)", "P(avg)", "P(min)", "P(max)", "P(product)"];
+        let texts = [
+            "R",
+            "S(0)",
+            "S(12)",
+            "P(sum)",
+            "P(avg)",
+            "P(min)",
+            "P(max)",
+            "P(product)",
+        ];
         for text in texts {
             assert_eq!(text.parse::<Placement>().unwrap().to_string(), text);
         }
@@ -46,7 +55,10 @@ mod tests {
         for text in ["", "S", "S()", "S(-1)", "S(1", "P(mean)", "r", "SS(0,2)"] {
             let error = text.parse::<Placement>().unwrap_err();
             assert_eq!(error, PlacementError::Unreadable { text: text.into() });
-            assert!(error.to_string().contains("`R`, `S(0)` or `P(sum)`"), "{error}");
+            assert!(
+                error.to_string().contains("`R`, `S(0)` or `P(sum)`"),
+                "{error}"
+            );
         }
     }
 }

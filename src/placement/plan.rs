@@ -30,7 +30,10 @@ pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, Placement
         return Ok(Vec::new());
     }
     if from.mesh_shape() != to.mesh_shape() {
-        return Err(PlacementError::MeshShape { from: from.mesh_shape().to_vec(), to: to.mesh_shape().to_vec() });
+        return Err(PlacementError::MeshShape {
+            from: from.mesh_shape().to_vec(),
+            to: to.mesh_shape().to_vec(),
+        });
     }
     for (mesh_dim, (&before, &after)) in from.placements().iter().zip(to.placements()).enumerate() {
         let made = before.partial_op().is_none() && after == Placement::Partial(PartialOp::Sum);
@@ -38,7 +41,11 @@ pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, Placement
             && before != after
             && !made
         {
-            return Err(PlacementError::PartialTarget { mesh_dim, from: before, op });
+            return Err(PlacementError::PartialTarget {
+                mesh_dim,
+                from: before,
+                op,
+            });
         }
     }
     let mut steps = cheapest(from.without_trivial(), &to.without_trivial());
@@ -53,12 +60,21 @@ pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, Placement
 ///
 /// # Errors
 /// As [`plan`], for other partial targets.
-pub(crate) fn plan_input(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, PlacementError> {
+pub(crate) fn plan_input(
+    from: &Layout,
+    to: &Layout,
+) -> Result<Vec<(Step, Layout)>, PlacementError> {
     let becomes_term = |mesh_dim: usize, own: Placement| {
         let target = to.placements()[mesh_dim];
         own.partial_op().is_some() && target.partial_op().is_some() && own != target
     };
-    let reduced = from.replaced(|dim, own| if becomes_term(dim, own) { Placement::Replicate } else { own })?;
+    let reduced = from.replaced(|dim, own| {
+        if becomes_term(dim, own) {
+            Placement::Replicate
+        } else {
+            own
+        }
+    })?;
     let mut steps = plan(from, &reduced)?;
     steps.extend(plan(&reduced, to)?);
     Ok(steps)
@@ -78,7 +94,11 @@ struct Reached {
 /// twice, so a mesh of `n` dimensions has at most `3^n` layouts.
 fn cheapest(from: Layout, to: &Layout) -> Vec<(Step, Layout)> {
     let mut best = HashMap::from([(from.clone(), (0, 0))]);
-    let mut reached = vec![Reached { layout: from, cost: (0, 0), by: None }];
+    let mut reached = vec![Reached {
+        layout: from,
+        cost: (0, 0),
+        by: None,
+    }];
     // Among equal costs, the layout that was reached first is taken, on every rank (invariant 5).
     let mut open = BinaryHeap::from([Reverse(((0, 0), 0))]);
     while let Some(Reverse((cost, at))) = open.pop() {
@@ -93,7 +113,11 @@ fn cheapest(from: Layout, to: &Layout) -> Vec<(Step, Layout)> {
             if best.get(&layout).is_none_or(|known| cost < *known) {
                 best.insert(layout.clone(), cost);
                 open.push(Reverse((cost, reached.len())));
-                reached.push(Reached { layout, cost, by: Some((at, step)) });
+                reached.push(Reached {
+                    layout,
+                    cost,
+                    by: Some((at, step)),
+                });
             }
         }
     }
@@ -112,7 +136,9 @@ fn moves(layout: &Layout, to: &Layout) -> SmallVec<[(Step, Layout); 4]> {
         for next in [target, Placement::Replicate] {
             let step = Step::between(mesh_dim, placement, next);
             let lengths = to.uneven_sizes(mesh_dim).filter(|_| next == target);
-            let Some((step, moved)) = step.zip(layout.moved(mesh_dim, next, lengths)) else { continue };
+            let Some((step, moved)) = step.zip(layout.moved(mesh_dim, next, lengths)) else {
+                continue;
+            };
             if next != target || settled(&moved, to, mesh_dim) {
                 moves.push((step, moved));
             }
@@ -131,10 +157,13 @@ fn settled(layout: &Layout, to: &Layout, mesh_dim: usize) -> bool {
     if placement != to.placements()[mesh_dim] {
         return false;
     }
-    let Placement::Shard(dim) = placement else { return true };
+    let Placement::Shard(dim) = placement else {
+        return true;
+    };
     let mut sharding_dims = layout.shard_order(dim).iter().zip(to.shard_order(dim));
     let found = sharding_dims.find_map(|(sharding_dim, wanted)| {
-        let same = sharding_dim == wanted && layout.uneven_sizes(*sharding_dim) == to.uneven_sizes(*sharding_dim);
+        let same = sharding_dim == wanted
+            && layout.uneven_sizes(*sharding_dim) == to.uneven_sizes(*sharding_dim);
         (!same || *sharding_dim == mesh_dim).then_some(same)
     });
     found == Some(true)

@@ -66,7 +66,10 @@ impl ShardSizes {
             // Three ranks suffice: one with a full chunk, the one with a shorter chunk, and the last one.
             Self::Chunked(len) => {
                 let full = len.div_ceil(ranks).max(1);
-                [0, (len / full).min(ranks - 1), ranks - 1].iter().map(|&rank| self.range(ranks, rank).len()).collect()
+                [0, (len / full).min(ranks - 1), ranks - 1]
+                    .iter()
+                    .map(|&rank| self.range(ranks, rank).len())
+                    .collect()
             }
             Self::Uneven(lengths) => lengths.iter().copied().collect(),
         };
@@ -85,27 +88,54 @@ mod tests {
     /// All divisions of up to 4 elements among up to 4 ranks are compared with assigning one element after another.
     #[test]
     fn uneven_sizes_deal_the_elements_in_order() {
-        for lengths in (1..=4).flat_map(|ranks| (0..ranks).map(|_| 0..=4).multi_cartesian_product()) {
-            let owners = lengths.iter().enumerate().flat_map(|(rank, &len)| vec![rank; len]).collect_vec();
+        for lengths in (1..=4).flat_map(|ranks| (0..ranks).map(|_| 0..=4).multi_cartesian_product())
+        {
+            let owners = lengths
+                .iter()
+                .enumerate()
+                .flat_map(|(rank, &len)| vec![rank; len])
+                .collect_vec();
             let sizes = ShardSizes::Uneven(lengths.clone().into());
             assert_eq!(sizes.total(), owners.len());
-            let mut held = lengths.iter().enumerate().map(|(rank, _)| sizes.range(lengths.len(), rank)).collect_vec();
+            let mut held = lengths
+                .iter()
+                .enumerate()
+                .map(|(rank, _)| sizes.range(lengths.len(), rank))
+                .collect_vec();
             for (element, &owner) in owners.iter().enumerate() {
-                let holders = held.iter().positions(|range| range.contains(&element)).collect_vec();
+                let holders = held
+                    .iter()
+                    .positions(|range| range.contains(&element))
+                    .collect_vec();
                 assert_eq!(holders, [owner], "element {element} of {lengths:?}");
             }
             held.dedup_by_key(|range| range.len());
-            assert!(held.iter().all(|range| sizes.distinct(lengths.len()).contains(&range.len())), "{lengths:?}");
+            assert!(
+                held.iter()
+                    .all(|range| sizes.distinct(lengths.len()).contains(&range.len())),
+                "{lengths:?}"
+            );
         }
     }
 
     #[test]
     fn the_distinct_lengths_are_those_of_all_ranks() {
         for (len, ranks) in (0..30).cartesian_product(1..=8) {
-            let all = (0..ranks).map(|rank| chunk(len, ranks, rank).len()).sorted().dedup().collect_vec();
-            assert_eq!(ShardSizes::Chunked(len).distinct(ranks).to_vec(), all, "{len} over {ranks}");
+            let all = (0..ranks)
+                .map(|rank| chunk(len, ranks, rank).len())
+                .sorted()
+                .dedup()
+                .collect_vec();
+            assert_eq!(
+                ShardSizes::Chunked(len).distinct(ranks).to_vec(),
+                all,
+                "{len} over {ranks}"
+            );
         }
-        assert_eq!(ShardSizes::Uneven([3, 0, 3, 1].into()).distinct(4).to_vec(), [0, 1, 3]);
+        assert_eq!(
+            ShardSizes::Uneven([3, 0, 3, 1].into()).distinct(4).to_vec(),
+            [0, 1, 3]
+        );
     }
 
     #[test]

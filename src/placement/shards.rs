@@ -15,7 +15,8 @@ impl Layout {
     pub fn check_shape(&self, global: &[usize]) -> Result<(), PlacementError> {
         self.check(global.len())?;
         if self.is_uneven() {
-            self.orders().try_for_each(|(dim, _)| self.parts(dim, global[dim]).map(drop))?;
+            self.orders()
+                .try_for_each(|(dim, _)| self.parts(dim, global[dim]).map(drop))?;
         }
         Ok(())
     }
@@ -25,7 +26,10 @@ impl Layout {
     /// # Panics
     /// As [`local_slices`](Self::local_slices).
     pub fn local_shape(&self, global: &[usize], coordinate: &[usize]) -> Vec<usize> {
-        self.local_slices(global, coordinate).iter().map(ExactSizeIterator::len).collect()
+        self.local_slices(global, coordinate)
+            .iter()
+            .map(ExactSizeIterator::len)
+            .collect()
     }
 
     /// Returns the interval of each tensor dimension that the rank at `coordinate` holds.
@@ -39,7 +43,9 @@ impl Layout {
     pub fn local_slices(&self, global: &[usize], coordinate: &[usize]) -> Vec<Range<usize>> {
         let mut slices: Vec<_> = global.iter().map(|&len| 0..len).collect();
         for (dim, sharding_dims) in self.orders() {
-            let slice = slices.get_mut(dim).unwrap_or_else(|| self.misfit(dim, global));
+            let slice = slices
+                .get_mut(dim)
+                .unwrap_or_else(|| self.misfit(dim, global));
             *slice = self.nested(dim, slice.len(), sharding_dims, coordinate);
         }
         slices
@@ -58,7 +64,9 @@ impl Layout {
         let mut shortest = global.to_vec();
         for (dim, _) in self.orders() {
             let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
-            shortest[dim] = self.parts(dim, len).unwrap_or_else(|error| panic!("{error}"))[0];
+            shortest[dim] = self
+                .parts(dim, len)
+                .unwrap_or_else(|error| panic!("{error}"))[0];
         }
         shortest
     }
@@ -70,7 +78,10 @@ impl Layout {
         for &mesh_dim in self.shard_order(dim) {
             let mut parts = SmallVec::new();
             for &block in &blocks {
-                parts.extend(self.shard_sizes_of(dim, mesh_dim, block)?.distinct(self.mesh_shape()[mesh_dim]));
+                parts.extend(
+                    self.shard_sizes_of(dim, mesh_dim, block)?
+                        .distinct(self.mesh_shape()[mesh_dim]),
+                );
             }
             parts.sort_unstable();
             parts.dedup();
@@ -80,11 +91,23 @@ impl Layout {
     }
 
     /// Returns the shard sizes into which `mesh_dim` splits an interval of dimension `dim` of length `len`.
-    fn shard_sizes_of(&self, dim: usize, mesh_dim: usize, len: usize) -> Result<ShardSizes, PlacementError> {
+    fn shard_sizes_of(
+        &self,
+        dim: usize,
+        mesh_dim: usize,
+        len: usize,
+    ) -> Result<ShardSizes, PlacementError> {
         match self.uneven_sizes(mesh_dim) {
             None => Ok(ShardSizes::Chunked(len)),
-            Some(lengths) if lengths.iter().sum::<usize>() == len => Ok(ShardSizes::Uneven(lengths.clone())),
-            Some(lengths) => Err(PlacementError::ShardSizeSum { mesh_dim, dim, lengths: lengths.to_vec(), len }),
+            Some(lengths) if lengths.iter().sum::<usize>() == len => {
+                Ok(ShardSizes::Uneven(lengths.clone()))
+            }
+            Some(lengths) => Err(PlacementError::ShardSizeSum {
+                mesh_dim,
+                dim,
+                lengths: lengths.to_vec(),
+                len,
+            }),
         }
     }
 
@@ -95,7 +118,10 @@ impl Layout {
     /// As [`local_slices`](Self::local_slices).
     pub fn global_offset(&self, global: &[usize], coordinate: &[usize]) -> Vec<usize> {
         let slices = self.local_slices(global, coordinate).into_iter();
-        slices.zip(global).map(|(slice, &len)| if slice.is_empty() { len } else { slice.start }).collect()
+        slices
+            .zip(global)
+            .map(|(slice, &len)| if slice.is_empty() { len } else { slice.start })
+            .collect()
     }
 
     /// Returns the shard sizes into which `mesh_dim` splits its interval, for the rank at `coordinate`. The
@@ -104,14 +130,23 @@ impl Layout {
     ///
     /// # Panics
     /// If `mesh_dim` does not shard, and as [`local_slices`](Self::local_slices).
-    pub fn shard_sizes(&self, global: &[usize], coordinate: &[usize], mesh_dim: usize) -> ShardSizes {
+    pub fn shard_sizes(
+        &self,
+        global: &[usize],
+        coordinate: &[usize],
+        mesh_dim: usize,
+    ) -> ShardSizes {
         let Placement::Shard(dim) = self.placements()[mesh_dim] else {
             panic!("mesh dim {mesh_dim} of {self} does not shard");
         };
-        let outer = self.shard_order(dim).iter().take_while(|&&sharding_dim| sharding_dim != mesh_dim);
+        let outer = self
+            .shard_order(dim)
+            .iter()
+            .take_while(|&&sharding_dim| sharding_dim != mesh_dim);
         let len = *global.get(dim).unwrap_or_else(|| self.misfit(dim, global));
         let block = self.nested(dim, len, outer, coordinate);
-        self.shard_sizes_of(dim, mesh_dim, block.len()).unwrap_or_else(|error| panic!("{error}"))
+        self.shard_sizes_of(dim, mesh_dim, block.len())
+            .unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// Returns the shard sizes into which `mesh_dims` together split their interval, for the rank at `coordinate`.
@@ -124,20 +159,31 @@ impl Layout {
     ///
     /// # Panics
     /// As [`shard_sizes`](Self::shard_sizes), and if `mesh_dims` is empty.
-    pub(crate) fn shard_sizes_over(&self, global: &[usize], coordinate: &[usize], mesh_dims: &[usize]) -> ShardSizes {
+    pub(crate) fn shard_sizes_over(
+        &self,
+        global: &[usize],
+        coordinate: &[usize],
+        mesh_dims: &[usize],
+    ) -> ShardSizes {
         let block = self.shard_sizes(global, coordinate, mesh_dims[0]);
-        let Placement::Shard(dim) = self.placements()[mesh_dims[0]] else { unreachable!("it was found to shard") };
+        let Placement::Shard(dim) = self.placements()[mesh_dims[0]] else {
+            unreachable!("it was found to shard")
+        };
         if mesh_dims.len() == 1 {
             return block;
         }
-        let lengths = mesh_dims.iter().fold(vec![block.total()], |lengths, &mesh_dim| {
-            let ranks = self.mesh_shape()[mesh_dim];
-            let parts = |len: usize| {
-                let sharding_dim = self.shard_sizes_of(dim, mesh_dim, len).unwrap_or_else(|error| panic!("{error}"));
-                (0..ranks).map(move |rank| sharding_dim.range(ranks, rank).len())
-            };
-            lengths.into_iter().flat_map(parts).collect()
-        });
+        let lengths = mesh_dims
+            .iter()
+            .fold(vec![block.total()], |lengths, &mesh_dim| {
+                let ranks = self.mesh_shape()[mesh_dim];
+                let parts = |len: usize| {
+                    let sharding_dim = self
+                        .shard_sizes_of(dim, mesh_dim, len)
+                        .unwrap_or_else(|error| panic!("{error}"));
+                    (0..ranks).map(move |rank| sharding_dim.range(ranks, rank).len())
+                };
+                lengths.into_iter().flat_map(parts).collect()
+            });
         ShardSizes::Uneven(lengths.into())
     }
 
@@ -151,8 +197,9 @@ impl Layout {
         coordinate: &[usize],
     ) -> Range<usize> {
         sharding_dims.into_iter().fold(0..len, |block, &mesh_dim| {
-            let sharding_dim =
-                self.shard_sizes_of(dim, mesh_dim, block.len()).unwrap_or_else(|error| panic!("{error}"));
+            let sharding_dim = self
+                .shard_sizes_of(dim, mesh_dim, block.len())
+                .unwrap_or_else(|error| panic!("{error}"));
             let part = sharding_dim.range(self.mesh_shape()[mesh_dim], coordinate[mesh_dim]);
             block.start + part.start..block.start + part.end
         })

@@ -103,9 +103,12 @@ impl Step {
             (Self::AllReduce { op, .. }, Self::AllReduce { op: next, .. }) => op == next,
             (Self::AllGather { dim, .. }, Self::AllGather { dim: next, .. })
             | (Self::Slice { dim, .. }, Self::Slice { dim: next, .. }) => dim == next,
-            (Self::ReduceScatter { dim, op, .. }, Self::ReduceScatter { dim: next, op: by, .. }) => {
-                (dim, op) == (next, by)
-            }
+            (
+                Self::ReduceScatter { dim, op, .. },
+                Self::ReduceScatter {
+                    dim: next, op: by, ..
+                },
+            ) => (dim, op) == (next, by),
             _ => false,
         }
     }
@@ -117,7 +120,9 @@ impl Step {
             Self::AllReduce { .. } => Some("all-reduce"),
             Self::ReduceScatter { .. } => Some("reduce-scatter"),
             Self::AllToAll { .. } => Some("all-to-all"),
-            Self::Slice { .. } | Self::ReplicateToPartial { .. } | Self::ShardToPartial { .. } => None,
+            Self::Slice { .. } | Self::ReplicateToPartial { .. } | Self::ShardToPartial { .. } => {
+                None
+            }
         }
     }
 
@@ -129,13 +134,20 @@ impl Step {
     /// Returns the collectives that compute the gradient of the step's input, which is laid out as `before`. Each
     /// comes with the amount that every one of the `ranks` ranks sends; see the table of
     /// [`dtensor`](crate::dtensor).
-    pub(super) fn undone_by(self, before: &Layout, ranks: u64) -> SmallVec<[(&'static str, u64); 2]> {
+    pub(super) fn undone_by(
+        self,
+        before: &Layout,
+        ranks: u64,
+    ) -> SmallVec<[(&'static str, u64); 2]> {
         let local = before.local_share();
         let part = local / ranks * (ranks - 1);
         let mut undone = SmallVec::new();
         match self {
             // The extremum is gathered too, to find the ranks that hold it.
-            Self::ReduceScatter { op: PartialOp::Min | PartialOp::Max, .. } => undone.push(("all-gather", 2 * part)),
+            Self::ReduceScatter {
+                op: PartialOp::Min | PartialOp::Max,
+                ..
+            } => undone.push(("all-gather", 2 * part)),
             Self::Slice { .. } | Self::ReduceScatter { .. } => undone.push(("all-gather", part)),
             Self::AllToAll { .. } => undone.push(("all-to-all", part)),
             Self::AllGather { .. }
@@ -183,6 +195,8 @@ impl Layout {
     /// even ones.
     pub(super) fn local_share(&self) -> u64 {
         let sharding_dims = self.orders().flat_map(|(_, sharding_dims)| sharding_dims);
-        sharding_dims.fold(Step::FULL_TENSOR, |local, &sharding_dim| local / self.mesh_shape()[sharding_dim] as u64)
+        sharding_dims.fold(Step::FULL_TENSOR, |local, &sharding_dim| {
+            local / self.mesh_shape()[sharding_dim] as u64
+        })
     }
 }

@@ -53,15 +53,28 @@ impl StridedLayout {
     ///
     /// # Errors
     /// As [`Layout::new`]; [`SplitFactor`](PlacementError::SplitFactor) for a split factor of 0.
-    pub fn new(mesh_shape: &[usize], placements: &[StridedPlacement]) -> Result<Self, PlacementError> {
-        let plain: Placements = placements.iter().map(|placement| placement.without_stride()).collect();
+    pub fn new(
+        mesh_shape: &[usize],
+        placements: &[StridedPlacement],
+    ) -> Result<Self, PlacementError> {
+        let plain: Placements = placements
+            .iter()
+            .map(|placement| placement.without_stride())
+            .collect();
         Layout::new(mesh_shape, &plain)?;
         for (mesh_dim, placement) in placements.iter().enumerate() {
-            if let StridedPlacement::Strided { dim, split_factor: 0 } = *placement {
+            if let StridedPlacement::Strided {
+                dim,
+                split_factor: 0,
+            } = *placement
+            {
                 return Err(PlacementError::SplitFactor { mesh_dim, dim });
             }
         }
-        Ok(Self { mesh_shape: mesh_shape.into(), placements: placements.into() })
+        Ok(Self {
+            mesh_shape: mesh_shape.into(),
+            placements: placements.into(),
+        })
     }
 
     /// Returns the placements, one per mesh dimension.
@@ -79,13 +92,31 @@ impl StridedLayout {
     ///
     /// # Panics
     /// If `global` does not have a dimension that is sharded, or if `coordinate` is outside the mesh.
-    pub fn local_runs(&self, global: &[usize], coordinate: &[usize]) -> Vec<SmallVec<[Range<usize>; 2]>> {
-        let mut runs: Vec<Intervals> = global.iter().map(|&len| merged(std::iter::once(0..len))).collect();
+    pub fn local_runs(
+        &self,
+        global: &[usize],
+        coordinate: &[usize],
+    ) -> Vec<SmallVec<[Range<usize>; 2]>> {
+        let mut runs: Vec<Intervals> = global
+            .iter()
+            .map(|&len| merged(std::iter::once(0..len)))
+            .collect();
         for (mesh_dim, placement) in self.placements.iter().enumerate() {
-            let Some((dim, split_factor)) = placement.shard() else { continue };
+            let Some((dim, split_factor)) = placement.shard() else {
+                continue;
+            };
             let len = runs[dim].iter().map(ExactSizeIterator::len).sum();
-            let parts = dealt(len, split_factor, self.mesh_shape[mesh_dim], coordinate[mesh_dim]);
-            runs[dim] = merged(parts.flat_map(|part| select(&runs[dim], part)).collect::<Intervals>());
+            let parts = dealt(
+                len,
+                split_factor,
+                self.mesh_shape[mesh_dim],
+                coordinate[mesh_dim],
+            );
+            runs[dim] = merged(
+                parts
+                    .flat_map(|part| select(&runs[dim], part))
+                    .collect::<Intervals>(),
+            );
         }
         runs
     }
@@ -101,48 +132,77 @@ impl StridedLayout {
         // The loop goes from right to left. The split factor of a shard is the product of the sizes of the mesh
         // dimensions to its right that are outside it, so it determines the shard's position among them.
         for (mesh_dim, placement) in self.placements.iter().enumerate().rev() {
-            let Some((dim, split_factor)) = placement.shard() else { continue };
-            let at = orders.iter().position(|(other, _)| *other == dim).unwrap_or_else(|| {
-                orders.push((dim, smallvec![]));
-                orders.len() - 1
-            });
+            let Some((dim, split_factor)) = placement.shard() else {
+                continue;
+            };
+            let at = orders
+                .iter()
+                .position(|(other, _)| *other == dim)
+                .unwrap_or_else(|| {
+                    orders.push((dim, smallvec![]));
+                    orders.len() - 1
+                });
             let sharding_dims = &mut orders[at].1;
             let factors: Vec<usize> = (0..=sharding_dims.len())
                 .map(|before| {
-                    sharding_dims[..before].iter().map(|&sharding_dim| self.mesh_shape[sharding_dim]).product()
+                    sharding_dims[..before]
+                        .iter()
+                        .map(|&sharding_dim| self.mesh_shape[sharding_dim])
+                        .product()
                 })
                 .collect();
             match factors.iter().position(|factor| *factor == split_factor) {
                 Some(place) => sharding_dims.insert(place, mesh_dim),
                 // A single rank holds all blocks, whatever their number.
                 None if self.mesh_shape[mesh_dim] == 1 => sharding_dims.insert(0, mesh_dim),
-                None => return Err(PlacementError::Strided { mesh_dim, dim, split_factor, allowed: factors }),
+                None => {
+                    return Err(PlacementError::Strided {
+                        mesh_dim,
+                        dim,
+                        split_factor,
+                        allowed: factors,
+                    });
+                }
             }
         }
-        let orders: Vec<(usize, &[usize])> =
-            orders.iter().map(|(dim, sharding_dims)| (*dim, sharding_dims.as_slice())).collect();
+        let orders: Vec<(usize, &[usize])> = orders
+            .iter()
+            .map(|(dim, sharding_dims)| (*dim, sharding_dims.as_slice()))
+            .collect();
         Layout::with_shard_order(&self.mesh_shape, &plain, &orders)
     }
 
     /// Returns the placements with a plain shard in place of every strided one.
     pub(super) fn without_strides(&self) -> Placements {
-        self.placements.iter().map(|placement| placement.without_stride()).collect()
+        self.placements
+            .iter()
+            .map(|placement| placement.without_stride())
+            .collect()
     }
 
     /// Returns the placements that express `layout`.
     pub(super) fn encode(layout: &Layout) -> SmallVec<[StridedPlacement; 3]> {
-        let strided = layout.placements().iter().enumerate().map(|(mesh_dim, &placement)| {
-            let Placement::Shard(dim) = placement else { return StridedPlacement::Plain(placement) };
-            let before = layout.shard_order(dim).iter().take_while(|&&sharding_dim| sharding_dim != mesh_dim);
-            match before
-                .filter(|&&sharding_dim| sharding_dim > mesh_dim)
-                .map(|&sharding_dim| layout.mesh_shape()[sharding_dim])
-                .product()
-            {
-                1 => StridedPlacement::Plain(placement),
-                split_factor => StridedPlacement::Strided { dim, split_factor },
-            }
-        });
+        let strided = layout
+            .placements()
+            .iter()
+            .enumerate()
+            .map(|(mesh_dim, &placement)| {
+                let Placement::Shard(dim) = placement else {
+                    return StridedPlacement::Plain(placement);
+                };
+                let before = layout
+                    .shard_order(dim)
+                    .iter()
+                    .take_while(|&&sharding_dim| sharding_dim != mesh_dim);
+                match before
+                    .filter(|&&sharding_dim| sharding_dim > mesh_dim)
+                    .map(|&sharding_dim| layout.mesh_shape()[sharding_dim])
+                    .product()
+                {
+                    1 => StridedPlacement::Plain(placement),
+                    split_factor => StridedPlacement::Strided { dim, split_factor },
+                }
+            });
         strided.collect()
     }
 }
@@ -159,7 +219,10 @@ impl StridedPlacement {
     /// Returns the placement without its stride, and the split factor. Two placements are equal if and only if
     /// these are.
     fn meaning(self) -> (Placement, usize) {
-        (self.without_stride(), self.shard().map_or(1, |(_, split_factor)| split_factor))
+        (
+            self.without_stride(),
+            self.shard().map_or(1, |(_, split_factor)| split_factor),
+        )
     }
 
     fn without_stride(self) -> Placement {
@@ -185,7 +248,12 @@ impl Hash for StridedPlacement {
 }
 
 /// Returns the intervals of a length that rank `rank` of `ranks` holds under a strided shard.
-pub(super) fn dealt(len: usize, split_factor: usize, ranks: usize, rank: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn dealt(
+    len: usize,
+    split_factor: usize,
+    ranks: usize,
+    rank: usize,
+) -> impl Iterator<Item = Range<usize>> {
     // Later blocks are empty.
     (0..split_factor.min(len)).map(move |block| {
         let block = ShardSizes::Chunked(len).range(split_factor, block);
@@ -243,9 +311,14 @@ impl FromStr for StridedPlacement {
         let Some(strided) = text.strip_prefix("SS(") else {
             return text.parse().map(Self::Plain);
         };
-        let read = strided.strip_suffix(')').and_then(|inner| inner.split_once(','));
+        let read = strided
+            .strip_suffix(')')
+            .and_then(|inner| inner.split_once(','));
         let read = read.and_then(|(dim, split_factor)| {
-            Some(Self::Strided { dim: dim.parse().ok()?, split_factor: split_factor.parse().ok()? })
+            Some(Self::Strided {
+                dim: dim.parse().ok()?,
+                split_factor: split_factor.parse().ok()?,
+            })
         });
         read.ok_or_else(|| PlacementError::Unreadable { text: text.into() })
     }
@@ -260,7 +333,10 @@ impl Layout {
     /// # Errors
     /// As [`new`](Self::new); [`Strided`](PlacementError::Strided) for a split factor that does not correspond to
     /// any shard order, and [`SplitFactor`](PlacementError::SplitFactor) for 0.
-    pub fn from_strided(mesh_shape: &[usize], placements: &[StridedPlacement]) -> Result<Self, PlacementError> {
+    pub fn from_strided(
+        mesh_shape: &[usize],
+        placements: &[StridedPlacement],
+    ) -> Result<Self, PlacementError> {
         StridedLayout::new(mesh_shape, placements)?.decode()
     }
 

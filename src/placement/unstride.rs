@@ -34,11 +34,23 @@ impl StridedLayout {
     /// As [`local_runs`](Self::local_runs).
     pub(crate) fn same(&self, global: &[usize]) -> Option<Layout> {
         let layout = self.decode().ok()?;
-        let one = |slice: Range<usize>| if slice.is_empty() { Vec::new() } else { vec![slice] };
-        let mut coordinates = self.mesh_shape().iter().map(|&size| 0..size).multi_cartesian_product();
+        let one = |slice: Range<usize>| {
+            if slice.is_empty() {
+                Vec::new()
+            } else {
+                vec![slice]
+            }
+        };
+        let mut coordinates = self
+            .mesh_shape()
+            .iter()
+            .map(|&size| 0..size)
+            .multi_cartesian_product();
         let same = coordinates.all(|coordinate| {
             let slices = layout.local_slices(global, &coordinate).into_iter();
-            slices.zip(self.local_runs(global, &coordinate)).all(|(slice, runs)| one(slice)[..] == runs[..])
+            slices
+                .zip(self.local_runs(global, &coordinate))
+                .all(|(slice, runs)| one(slice)[..] == runs[..])
         });
         same.then_some(layout)
     }
@@ -59,13 +71,19 @@ impl StridedLayout {
     pub(crate) fn undone(&self) -> Result<(Layout, Vec<usize>), PlacementError> {
         let shard = |mesh_dim: usize| self.placements()[mesh_dim].shard();
         let strided_inside = |dim: usize, mesh_dim: usize| {
-            (0..=mesh_dim).any(|outer| shard(outer).is_some_and(|(other, factor)| other == dim && factor > 1))
+            (0..=mesh_dim)
+                .any(|outer| shard(outer).is_some_and(|(other, factor)| other == dim && factor > 1))
         };
         let undone = (0..self.placements().len()).rev();
-        let undone: Vec<usize> =
-            undone.filter(|&mesh_dim| shard(mesh_dim).is_some_and(|(dim, _)| strided_inside(dim, mesh_dim))).collect();
+        let undone: Vec<usize> = undone
+            .filter(|&mesh_dim| {
+                shard(mesh_dim).is_some_and(|(dim, _)| strided_inside(dim, mesh_dim))
+            })
+            .collect();
         let mut placements = self.without_strides();
-        undone.iter().for_each(|&mesh_dim| placements[mesh_dim] = Placement::Replicate);
+        undone
+            .iter()
+            .for_each(|&mesh_dim| placements[mesh_dim] = Placement::Replicate);
         Ok((Layout::new(self.mesh_shape(), &placements)?, undone))
     }
 
@@ -74,15 +92,32 @@ impl StridedLayout {
     /// # Panics
     /// If `mesh_dim` does not shard, and as [`local_runs`](Self::local_runs).
     pub(crate) fn dealt(&self, global: &[usize], coordinate: &[usize], mesh_dim: usize) -> Dealt {
-        let (dim, split_factor) = self.placements()[mesh_dim].shard().expect("only a shard is undone");
-        let outside = Self::new(&self.mesh_shape()[..mesh_dim], &self.placements()[..mesh_dim])
-            .expect("the outer dimensions of a valid layout are valid");
-        let len = outside.local_runs(global, &coordinate[..mesh_dim])[dim].iter().map(ExactSizeIterator::len).sum();
+        let (dim, split_factor) = self.placements()[mesh_dim]
+            .shard()
+            .expect("only a shard is undone");
+        let outside = Self::new(
+            &self.mesh_shape()[..mesh_dim],
+            &self.placements()[..mesh_dim],
+        )
+        .expect("the outer dimensions of a valid layout are valid");
+        let len = outside.local_runs(global, &coordinate[..mesh_dim])[dim]
+            .iter()
+            .map(ExactSizeIterator::len)
+            .sum();
         let ranks = self.mesh_shape()[mesh_dim];
-        let parts =
-            (0..ranks).map(|rank| dealt(len, split_factor, ranks, rank).flatten().collect()).collect::<Vec<Vec<_>>>();
+        let parts = (0..ranks)
+            .map(|rank| dealt(len, split_factor, ranks, rank).flatten().collect())
+            .collect::<Vec<Vec<_>>>();
         let mut places = vec![0; len];
-        parts.iter().flatten().enumerate().for_each(|(place, &element)| places[element] = place);
-        Dealt { dim, lengths: parts.iter().map(Vec::len).collect(), places }
+        parts
+            .iter()
+            .flatten()
+            .enumerate()
+            .for_each(|(place, &element)| places[element] = place);
+        Dealt {
+            dim,
+            lengths: parts.iter().map(Vec::len).collect(),
+            places,
+        }
     }
 }

@@ -33,7 +33,11 @@ pub struct UnitCopies(CopyPlan);
 impl UnitCopies {
     /// Creates the plan for full tensors of `shapes`, sharded in chunks along `dim` over `ranks` ranks.
     pub fn new(copy: UnitCopy, ranks: usize, shapes: Vec<Shape>, dim: usize) -> Self {
-        let tensor = |shape: Shape| ShardedTensorSpec { sizes: ShardSizes::Chunked(shape[dim]), shape, dim };
+        let tensor = |shape: Shape| ShardedTensorSpec {
+            sizes: ShardSizes::Chunked(shape[dim]),
+            shape,
+            dim,
+        };
         let layout = FlatLayout::new(ranks, shapes.into_iter().map(tensor).collect(), 1);
         Self(match copy {
             UnitCopy::GatherIn => layout.pack_parts(0),
@@ -60,7 +64,10 @@ impl UnitCopies {
 
     /// Runs the copies on Flex tensors.
     #[cfg(feature = "flex")]
-    pub fn run_flex(&self, sources: &[burn::backend::flex::FlexTensor]) -> Vec<burn::backend::flex::FlexTensor> {
+    pub fn run_flex(
+        &self,
+        sources: &[burn::backend::flex::FlexTensor],
+    ) -> Vec<burn::backend::flex::FlexTensor> {
         crate::kernels::flex::run(&self.0, &Sources::of(sources))
     }
 
@@ -91,13 +98,27 @@ impl CubeCopies {
         let client = device.client();
         let tensor = |len: usize, dtype: DType| {
             let memory = client.empty((len * dtype.size()).max(1));
-            CubeTensor::new_contiguous(client.clone(), device.clone(), Shape::new([len]), memory, dtype)
+            CubeTensor::new_contiguous(
+                client.clone(),
+                device.clone(),
+                Shape::new([len]),
+                memory,
+                dtype,
+            )
         };
         let plan = CubePlan::new(device, copies, dtype).unwrap_or_else(|error| panic!("{error}"));
-        let sources = copies.sources().iter().map(|shape| tensor(shape.num_elements(), dtype)).collect();
+        let sources = copies
+            .sources()
+            .iter()
+            .map(|shape| tensor(shape.num_elements(), dtype))
+            .collect();
         let made: usize = copies.targets().iter().map(Shape::num_elements).sum();
         let bytes = (copies.copied() + made) * dtype.size();
-        Self { plan, sources, block: tensor(bytes / 2 / size_of::<f32>(), DType::F32) }
+        Self {
+            plan,
+            sources,
+            block: tensor(bytes / 2 / size_of::<f32>(), DType::F32),
+        }
     }
 
     /// Returns the number of kernels that the copies launch.

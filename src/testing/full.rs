@@ -32,7 +32,10 @@ pub fn assert_full_close<const D: usize>(
 /// # Panics
 /// If the shapes or any elements differ.
 #[track_caller]
-pub fn assert_full_eq<const D: usize, K: Kind>(actual: &DTensor<D, K>, expected: impl Into<TensorData>) {
+pub fn assert_full_eq<const D: usize, K: Kind>(
+    actual: &DTensor<D, K>,
+    expected: impl Into<TensorData>,
+) {
     full(actual.clone()).assert_eq(&expected.into(), false);
 }
 

@@ -48,8 +48,14 @@ pub fn graph_depth<const D: usize, K: Kind>(x: DTensor<D, K>) -> (DTensor<D, K>,
         return (x, depth);
     }
     let spec = x.spec().clone();
-    let local = autodiff::unary(x.to_local().into_dispatch(), Arc::new(DepthProbe(depth.clone())));
-    (DTensor::from_parts(Tensor::from_dispatch(local), spec), depth)
+    let local = autodiff::unary(
+        x.to_local().into_dispatch(),
+        Arc::new(DepthProbe(depth.clone())),
+    );
+    (
+        DTensor::from_parts(Tensor::from_dispatch(local), spec),
+        depth,
+    )
 }
 
 /// Graph node that passes value and gradient through unchanged and records the depth of its parent.
@@ -62,7 +68,10 @@ impl GraphOp for DepthProbe {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        self.0.0.set(step.depth() - 1).expect("a node's backward runs once");
+        self.0
+            .0
+            .set(step.depth() - 1)
+            .expect("a node's backward runs once");
         let grad = step.take();
         step.give(0, || grad);
     }

@@ -72,7 +72,11 @@ impl Transport for LoopbackTransport {
 
     fn send(&self, to: usize, message: Message) {
         assert_ne!(to, self.here, "no process sends to itself");
-        let payloads: usize = message.payloads.iter().map(|payload| payload.as_ref().as_ref().len()).sum();
+        let payloads: usize = message
+            .payloads
+            .iter()
+            .map(|payload| payload.as_ref().as_ref().len())
+            .sum();
         self.sent[to].fetch_add((message.header.len() + payloads) as u64, Ordering::SeqCst);
         self.inboxes[to].put(LoopbackEvent::Message(self.here, message));
     }
@@ -82,7 +86,10 @@ impl Transport for LoopbackTransport {
     }
 
     fn sent(&self) -> Vec<u64> {
-        self.sent.iter().map(|sent| sent.load(Ordering::SeqCst)).collect()
+        self.sent
+            .iter()
+            .map(|sent| sent.load(Ordering::SeqCst))
+            .collect()
     }
 
     fn set_handler(&self, handler: Arc<dyn MessageHandler>) {
@@ -92,7 +99,10 @@ impl Transport for LoopbackTransport {
 
 impl LoopbackTransport {
     fn handler(&self) -> &dyn MessageHandler {
-        &**self.handler.get().expect("the handler is set before the job runs")
+        &**self
+            .handler
+            .get()
+            .expect("the handler is set before the job runs")
     }
 
     fn run(&self, seed: u64) {
@@ -111,14 +121,28 @@ impl LoopbackTransport {
                     self.inboxes[self.here].bell.wait(&mut events);
                 }
                 let only_events = late.is_empty() || self.held.load(Ordering::SeqCst);
-                if only_events || draw(2) == 0 { events.pop_front() } else { None }
+                if only_events || draw(2) == 0 {
+                    events.pop_front()
+                } else {
+                    None
+                }
             };
             match event {
                 // The process is lost, so its messages are discarded, even if it continues to send.
                 Some(LoopbackEvent::Message(from, _)) if lost.contains(&from) => {}
-                Some(LoopbackEvent::Message(from, Message { header, payloads, taken })) => {
+                Some(LoopbackEvent::Message(
+                    from,
+                    Message {
+                        header,
+                        payloads,
+                        taken,
+                    },
+                )) => {
                     taken.iter().for_each(SendStamp::note);
-                    let lengths: Vec<_> = payloads.iter().map(|payload| payload.as_ref().as_ref().len()).collect();
+                    let lengths: Vec<_> = payloads
+                        .iter()
+                        .map(|payload| payload.as_ref().as_ref().len())
+                        .collect();
                     let buffers = self.handler().header(from, header, &lengths);
                     let number = headers[from];
                     headers[from] += 1;
@@ -126,20 +150,35 @@ impl LoopbackTransport {
                         // SAFETY: there are no buffers.
                         unsafe { self.handler().arrived(from, number, buffers) };
                     } else {
-                        late.push(Late { from, number, payloads, buffers });
+                        late.push(Late {
+                            from,
+                            number,
+                            payloads,
+                            buffers,
+                        });
                     }
                 }
                 Some(LoopbackEvent::Lost(process)) => {
                     lost.push(process);
                     late.retain(|late| late.from != process);
-                    self.handler().lost(Some(process), "the process was removed from the queue");
+                    self.handler()
+                        .lost(Some(process), "the process was removed from the queue");
                 }
                 Some(LoopbackEvent::Over) => return,
                 None if late.is_empty() || self.held.load(Ordering::SeqCst) => thread::yield_now(),
                 None => {
-                    let Late { from, number, payloads, mut buffers } = late.swap_remove(draw(late.len()));
-                    if buffers.iter().any(|buffer| !(&**buffer as &dyn Any).is::<UninitBytes>()) {
-                        let bytes: usize = buffers.iter_mut().map(|buffer| buffer.space().len()).sum();
+                    let Late {
+                        from,
+                        number,
+                        payloads,
+                        mut buffers,
+                    } = late.swap_remove(draw(late.len()));
+                    if buffers
+                        .iter()
+                        .any(|buffer| !(&**buffer as &dyn Any).is::<UninitBytes>())
+                    {
+                        let bytes: usize =
+                            buffers.iter_mut().map(|buffer| buffer.space().len()).sum();
                         self.placed.fetch_add(bytes as u64, Ordering::SeqCst);
                     }
                     for (payload, buffer) in payloads.iter().zip(&mut buffers) {
@@ -163,7 +202,12 @@ fn uninit(bytes: &[u8]) -> &[MaybeUninit<u8>] {
 
 impl fmt::Debug for LoopbackTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LoopbackTransport({} of {})", self.here, self.processes())
+        write!(
+            f,
+            "LoopbackTransport({} of {})",
+            self.here,
+            self.processes()
+        )
     }
 }
 
@@ -195,24 +239,42 @@ impl LoopbackJob {
         let inboxes: Arc<[Inbox]> = (0..processes).map(|_| Inbox::default()).collect();
         let transport = |here| {
             let sent = (0..processes).map(|_| AtomicU64::default()).collect();
-            let (placed, polled, handler) = (AtomicU64::default(), AtomicU64::default(), OnceLock::new());
+            let (placed, polled, handler) =
+                (AtomicU64::default(), AtomicU64::default(), OnceLock::new());
             let held = AtomicBool::new(false);
-            Arc::new(LoopbackTransport { here, inboxes: inboxes.clone(), sent, placed, held, polled, handler })
+            Arc::new(LoopbackTransport {
+                here,
+                inboxes: inboxes.clone(),
+                sent,
+                placed,
+                held,
+                polled,
+                handler,
+            })
         };
         let transports: Vec<_> = (0..processes).map(transport).collect();
-        let processes = transports.iter().map(|transport| ProcessJob::new(transport.clone())).collect();
+        let processes = transports
+            .iter()
+            .map(|transport| ProcessJob::new(transport.clone()))
+            .collect();
         let start = |transport: &Arc<LoopbackTransport>| {
             let transport = transport.clone();
             let seed = seed + transport.here as u64;
             thread::spawn(move || {
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(|| transport.run(seed))) {
-                    transport.handler().lost(None, "the transport's thread panicked");
+                    transport
+                        .handler()
+                        .lost(None, "the transport's thread panicked");
                     resume_unwind(payload);
                 }
             })
         };
         let threads = transports.iter().map(start).collect();
-        Self { transports, processes, threads }
+        Self {
+            transports,
+            processes,
+            threads,
+        }
     }
 
     /// Runs `body` in every process at the same time. If it panics in a process, the other processes lose that
@@ -227,17 +289,28 @@ impl LoopbackJob {
         };
         let ends: Vec<_> = thread::scope(|scope| {
             let run = &run;
-            let threads = self.processes.iter().enumerate().map(|process| scope.spawn(move || run(process)));
+            let threads = self
+                .processes
+                .iter()
+                .enumerate()
+                .map(|process| scope.spawn(move || run(process)));
             let threads: Vec<_> = threads.collect();
-            threads.into_iter().map(|thread| thread.join().expect("panics are caught inside the thread")).collect()
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("panics are caught inside the thread"))
+                .collect()
         });
-        ends.into_iter().map(|end| end.unwrap_or_else(|payload| resume_unwind(payload))).collect()
+        ends.into_iter()
+            .map(|end| end.unwrap_or_else(|payload| resume_unwind(payload)))
+            .collect()
     }
 
     /// Notifies all other processes that a process is lost.
     pub fn lose(&self, process: usize) {
         let inboxes = self.transports[0].inboxes.iter().enumerate();
-        inboxes.filter(|(other, _)| *other != process).for_each(|(_, inbox)| inbox.put(LoopbackEvent::Lost(process)));
+        inboxes
+            .filter(|(other, _)| *other != process)
+            .for_each(|(_, inbox)| inbox.put(LoopbackEvent::Lost(process)));
     }
 
     /// Returns the number of processes.
@@ -268,7 +341,10 @@ impl LoopbackJob {
 
 impl Drop for LoopbackJob {
     fn drop(&mut self) {
-        self.transports[0].inboxes.iter().for_each(|inbox| inbox.put(LoopbackEvent::Over));
+        self.transports[0]
+            .inboxes
+            .iter()
+            .for_each(|inbox| inbox.put(LoopbackEvent::Over));
         for thread in self.threads.drain(..) {
             if thread.join().is_err() && !thread::panicking() {
                 panic!("a transport's thread panicked");

@@ -24,7 +24,12 @@ impl MeshTest {
     /// Creates a test on a mesh of this shape with these dimension names.
     pub fn new(shape: impl AsRef<[usize]>, names: impl DimNames) -> Self {
         let names = names.dim_names().into_iter().map(Into::into).collect();
-        Self { shape: shape.as_ref().to_vec(), names, deadline: Duration::from_secs(30), device: None }
+        Self {
+            shape: shape.as_ref().to_vec(),
+            names,
+            deadline: Duration::from_secs(30),
+            device: None,
+        }
     }
 
     /// Sets how long a rank waits for the others in one collective. Default: 30 s.
@@ -57,15 +62,23 @@ impl MeshTest {
     ///
     /// # Panics
     /// If every rank succeeds.
-    pub fn run_failing<T: Send>(&self, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> LaunchError {
+    pub fn run_failing<T: Send>(
+        &self,
+        body: impl Fn(&DeviceMesh) -> Result<T> + Sync,
+    ) -> LaunchError {
         self.launch(Launch::threads(self.ranks()), body)
             .err()
             .unwrap_or_else(|| panic!("on {self}: every rank succeeded, a failure was expected"))
     }
 
     /// Runs `body` on the ranks of `config` that are in this process. Panics like [`run`](Self::run).
-    pub(super) fn run_on<T: Send>(&self, config: Launch, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> Vec<T> {
-        self.launch(config, body).unwrap_or_else(|error| panic!("on {self}: {error}"))
+    pub(super) fn run_on<T: Send>(
+        &self,
+        config: Launch,
+        body: impl Fn(&DeviceMesh) -> Result<T> + Sync,
+    ) -> Vec<T> {
+        self.launch(config, body)
+            .unwrap_or_else(|error| panic!("on {self}: {error}"))
     }
 
     #[expect(clippy::result_large_err, reason = "created once per test")]
@@ -79,7 +92,9 @@ impl MeshTest {
             Some(device) => config.with_device(device.clone()),
             None => config,
         };
-        let returned = launch(config, |world| body(&DeviceMesh::new(world, &self.shape, &self.names)?))?;
+        let returned = launch(config, |world| {
+            body(&DeviceMesh::new(world, &self.shape, &self.names)?)
+        })?;
         Ok(returned.into_iter().map(|(_, returned)| returned).collect())
     }
 }

@@ -34,7 +34,10 @@ pub struct ProcessMeshTest {
 impl MeshTest {
     /// Runs the same test with the ranks in `count` processes, an equal number in each.
     pub fn with_processes(self, count: usize) -> ProcessMeshTest {
-        ProcessMeshTest { mesh: self, processes: ProcessTest::new(count) }
+        ProcessMeshTest {
+            mesh: self,
+            processes: ProcessTest::new(count),
+        }
     }
 }
 
@@ -65,7 +68,8 @@ impl ProcessMeshTest {
     }
 
     fn on_ranks(&self, body: impl Fn(&DeviceMesh) -> Result<()> + Sync) {
-        let config = Launch::from_env(self.mesh.ranks()).unwrap_or_else(|error| panic!("on {}: {error}", self.mesh));
+        let config = Launch::from_env(self.mesh.ranks())
+            .unwrap_or_else(|error| panic!("on {}: {error}", self.mesh));
         self.mesh.run_on(config, body);
     }
 }

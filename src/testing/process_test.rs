@@ -60,7 +60,12 @@ const LOOK: Duration = Duration::from_millis(10);
 impl ProcessTest {
     /// Creates a test in `count` processes.
     pub fn new(count: usize) -> Self {
-        Self { count, deadline: Duration::from_secs(60), launcher: Launcher::Usual, variables: Vec::new() }
+        Self {
+            count,
+            deadline: Duration::from_secs(60),
+            launcher: Launcher::Usual,
+            variables: Vec::new(),
+        }
     }
 
     /// Runs the same test with an `mpirun` that continues when processes are killed. It is an Open MPI 5 whose
@@ -79,7 +84,10 @@ impl ProcessTest {
     /// If neither variable is set, because a test that did not run must not pass.
     pub fn with_fault_tolerance(self) -> Option<Self> {
         if env::var_os(FAULT_TOLERANT).is_some_and(|path| !path.is_empty()) {
-            return Some(Self { launcher: Launcher::FaultTolerant, ..self });
+            return Some(Self {
+                launcher: Launcher::FaultTolerant,
+                ..self
+            });
         }
         assert!(
             env::var(SKIPPING).is_ok_and(|value| value == "1"),
@@ -97,7 +105,10 @@ impl ProcessTest {
     /// # Panics
     /// Like [`with_fault_tolerance`](Self::with_fault_tolerance).
     pub fn with_failure_detection(self) -> Option<Self> {
-        Some(Self { launcher: Launcher::Detecting, ..self.with_fault_tolerance()? })
+        Some(Self {
+            launcher: Launcher::Detecting,
+            ..self.with_fault_tolerance()?
+        })
     }
 
     /// Sets an environment variable of the processes.
@@ -122,7 +133,11 @@ impl ProcessTest {
         let (status, text) = self.start(body)?;
         // A launcher that continues without a lost process may report the loss in its exit status.
         let is_lost = self.launcher != Launcher::Usual && status.code() != Some(PANICKED);
-        assert!(status.success() || is_lost, "on {} processes: {text}", self.count);
+        assert!(
+            status.success() || is_lost,
+            "on {} processes: {text}",
+            self.count
+        );
         Some(text)
     }
 
@@ -132,7 +147,11 @@ impl ProcessTest {
     /// If every process succeeds.
     pub fn run_failing(&self, body: impl FnOnce()) -> Option<String> {
         let (status, text) = self.start(body)?;
-        assert!(!status.success(), "on {} processes: all succeeded, a failure was expected\n{text}", self.count);
+        assert!(
+            !status.success(),
+            "on {} processes: all succeeded, a failure was expected\n{text}",
+            self.count
+        );
         Some(text)
     }
 
@@ -151,21 +170,32 @@ impl ProcessTest {
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock();
         let thread = thread::current();
-        let test =
-            thread.name().filter(|name| *name != "main").expect("the test runner names the thread of a test after it");
+        let test = thread
+            .name()
+            .filter(|name| *name != "main")
+            .expect("the test runner names the thread of a test after it");
         let start = || {
-            let run = ProcessRun::new().expect("the folder for the launcher's files can be created");
+            let run =
+                ProcessRun::new().expect("the folder for the launcher's files can be created");
             run.wait(test, self).unwrap_or_else(|error| {
-                panic!("cannot run `{}`: {error}. Install an MPI library, or set MPIRUN", self.launcher.path())
+                panic!(
+                    "cannot run `{}`: {error}. Install an MPI library, or set MPIRUN",
+                    self.launcher.path()
+                )
             })
         };
-        iter::repeat_with(start).take(STARTS).find(|end| self.has_begun(end)).or_else(|| Some(start()))
+        iter::repeat_with(start)
+            .take(STARTS)
+            .find(|end| self.has_begun(end))
+            .or_else(|| Some(start()))
     }
 
     /// Returns true unless the processes ended, with this status and output, before all of them were connected.
     fn has_begun(&self, (status, text): &(ExitStatus, String)) -> bool {
         // The failure detector may end all processes, and the launcher reports that as success.
-        let is_unsaid = self.launcher == Launcher::Detecting && status.success() && !text.contains("test result:");
+        let is_unsaid = self.launcher == Launcher::Detecting
+            && status.success()
+            && !text.contains("test result:");
         status.code() != Some(UNCONNECTED) && !is_unsaid
     }
 
@@ -203,7 +233,10 @@ impl Launcher {
         let path = fs::canonicalize(self.path())?;
         let home = path.ancestors().nth(2).unwrap_or(&path).to_path_buf();
         let mut command = Command::new(path);
-        command.envs(SETTINGS).env("LD_LIBRARY_PATH", home.join("lib")).args(["--with-ft", "ulfm"]);
+        command
+            .envs(SETTINGS)
+            .env("LD_LIBRARY_PATH", home.join("lib"))
+            .args(["--with-ft", "ulfm"]);
         if self == Self::Detecting {
             for (parameter, value) in DETECTOR {
                 command.args(["--mca", parameter, value]);
@@ -246,27 +279,45 @@ struct ProcessRun {
 impl ProcessRun {
     fn new() -> io::Result<Self> {
         static RUNS: AtomicU32 = AtomicU32::new(0);
-        let name = format!("burn-dtensor-{}-{}", process::id(), RUNS.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "burn-dtensor-{}-{}",
+            process::id(),
+            RUNS.fetch_add(1, Ordering::Relaxed)
+        );
         // Memory that processes share should be in `/dev/shm`, not on a disk.
         let shared = Path::new("/dev/shm");
-        let folder = if shared.is_dir() { shared.join(&name) } else { env::temp_dir().join(&name) };
+        let folder = if shared.is_dir() {
+            shared.join(&name)
+        } else {
+            env::temp_dir().join(&name)
+        };
         fs::create_dir(&folder)?;
         Ok(Self { name, folder })
     }
 
     /// Starts the processes for `test` and waits for them. Returns the exit status of the launcher and the output.
     fn wait(&self, test: &str, settings: &ProcessTest) -> io::Result<(ExitStatus, String)> {
-        let ProcessTest { count, deadline, launcher, variables } = settings;
+        let ProcessTest {
+            count,
+            deadline,
+            launcher,
+            variables,
+        } = settings;
         let mut command = launcher.command()?;
         let path = self.folder.join("text");
         let text = File::create(&path)?;
-        command.args(["-n", &count.to_string()]).arg(env::current_exe()?);
+        command
+            .args(["-n", &count.to_string()])
+            .arg(env::current_exe()?);
         command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
         command
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .env(RUN, &self.name)
             .envs(FOLDERS.map(|variable| (variable, &self.folder)));
-        command.stdin(Stdio::null()).stdout(text.try_clone()?).stderr(text);
+        command
+            .stdin(Stdio::null())
+            .stdout(text.try_clone()?)
+            .stderr(text);
         let mut child = command.spawn()?;
         let end = Instant::now() + *deadline + GRACE;
         let (mut asked, mut killed) = (false, false);
@@ -287,7 +338,11 @@ impl ProcessRun {
         };
         self.kill();
         let text = String::from_utf8_lossy(&fs::read(path)?).into_owned();
-        let hung = if asked { format!(", hung and was ended after {:?}", *deadline + GRACE) } else { String::new() };
+        let hung = if asked {
+            format!(", hung and was ended after {:?}", *deadline + GRACE)
+        } else {
+            String::new()
+        };
         Ok((status, format!("{status}{hung}\n{text}")))
     }
 
@@ -308,10 +363,15 @@ impl ProcessRun {
         let ours = format!("{RUN}={}", self.name);
         let is_ours = |pid: &u32| {
             let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-            environment.split(|byte| *byte == 0).any(|variable| variable == ours.as_bytes())
+            environment
+                .split(|byte| *byte == 0)
+                .any(|variable| variable == ours.as_bytes())
         };
         let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-        processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_ours).collect()
+        processes
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .filter(is_ours)
+            .collect()
     }
 }
 
@@ -335,7 +395,11 @@ const SETTINGS: [(&str, &str); 6] = [
 ];
 
 /// Environment variables for the folders in which the launcher and the library put their files.
-const FOLDERS: [&str; 3] = ["TMPDIR", "OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory"];
+const FOLDERS: [&str; 3] = [
+    "TMPDIR",
+    "OMPI_MCA_btl_vader_backing_directory",
+    "OMPI_MCA_btl_sm_backing_directory",
+];
 
 fn signal(name: &str, processes: &[u32]) {
     let processes: Vec<_> = processes.iter().map(u32::to_string).collect();
@@ -351,24 +415,34 @@ mod tests {
 
     #[test]
     fn each_process_runs_the_test_and_no_other() {
-        let text = ProcessTest::new(3).run(|| println!("process {}", env::var("OMPI_COMM_WORLD_RANK").unwrap()));
+        let text = ProcessTest::new(3)
+            .run(|| println!("process {}", env::var("OMPI_COMM_WORLD_RANK").unwrap()));
         let Some(text) = text else { return };
         for process in 0..3 {
-            assert_eq!(text.matches(&format!("process {process}\n")).count(), 1, "{text}");
+            assert_eq!(
+                text.matches(&format!("process {process}\n")).count(),
+                1,
+                "{text}"
+            );
         }
         assert_eq!(text.matches("running 1 test").count(), 3, "{text}");
     }
 
     #[test]
     fn what_fails_in_one_process_is_told() {
-        let text = ProcessTest::new(2).run_failing(|| assert_eq!(env::var("OMPI_COMM_WORLD_RANK").unwrap(), "1"));
-        assert!(text.is_none_or(|text| text.starts_with("exit status: 101\n") && text.contains("left: \"0\"")));
+        let text = ProcessTest::new(2)
+            .run_failing(|| assert_eq!(env::var("OMPI_COMM_WORLD_RANK").unwrap(), "1"));
+        assert!(text.is_none_or(
+            |text| text.starts_with("exit status: 101\n") && text.contains("left: \"0\"")
+        ));
     }
 
     #[test]
     fn processes_that_a_detector_ends_are_started_again() {
         let mark = env::temp_dir().join(format!("burn-dtensor-{}-started-before", process::id()));
-        let Some(test) = ProcessTest::new(1).with_failure_detection() else { return };
+        let Some(test) = ProcessTest::new(1).with_failure_detection() else {
+            return;
+        };
         let text = test.with_env("STARTED_BEFORE", &mark).run(|| {
             if fs::create_dir(env::var_os("STARTED_BEFORE").unwrap()).is_ok() {
                 process::exit(0);
@@ -381,13 +455,18 @@ mod tests {
 
     #[test]
     fn a_process_that_hangs_ends_itself() {
-        let text = ProcessTest::new(2).with_deadline(Duration::from_secs(1)).run_failing(sleep);
+        let text = ProcessTest::new(2)
+            .with_deadline(Duration::from_secs(1))
+            .run_failing(sleep);
         assert!(text.is_none_or(|text| text.contains("has not ended within 1s")));
     }
 
     #[test]
     fn processes_without_a_deadline_are_ended_by_the_launcher() {
-        hang("processes_without_a_deadline_are_ended_by_the_launcher", sleep);
+        hang(
+            "processes_without_a_deadline_are_ended_by_the_launcher",
+            sleep,
+        );
     }
 
     #[test]
@@ -403,7 +482,10 @@ mod tests {
         let name = "a_process_that_is_lost_is_told_and_leaves_nothing";
         let told = |status: ExitStatus, text: &str| {
             assert!(!status.success());
-            assert!(text.contains("process 1 ends by itself") && text.contains("signal 6"), "{text}");
+            assert!(
+                text.contains("process 1 ends by itself") && text.contains("signal 6"),
+                "{text}"
+            );
         };
         alone(name, Duration::from_secs(60), told, || {
             launch(Launch::from_env(2).unwrap(), |world| {
@@ -428,20 +510,33 @@ mod tests {
     fn hang(test: &str, body: impl FnOnce()) {
         let told = |status: ExitStatus, text: &str| {
             assert!(!status.success());
-            assert!(text.lines().next().unwrap().ends_with(", hung and was ended after 3s"), "{text}");
+            assert!(
+                text.lines()
+                    .next()
+                    .unwrap()
+                    .ends_with(", hung and was ended after 3s"),
+                "{text}"
+            );
         };
         alone(test, Duration::ZERO, told, body);
     }
 
     /// Runs `body` in two processes, passes their exit status and output to `look`, and checks that no process and
     /// no file remains.
-    fn alone(test: &str, deadline: Duration, look: impl FnOnce(ExitStatus, &str), body: impl FnOnce()) {
+    fn alone(
+        test: &str,
+        deadline: Duration,
+        look: impl FnOnce(ExitStatus, &str),
+        body: impl FnOnce(),
+    ) {
         if env::var_os(RUN).is_some() {
             return body();
         }
         let run = ProcessRun::new().unwrap();
         let test = format!("{}::{test}", module_path!().split_once("::").unwrap().1);
-        let (status, text) = run.wait(&test, &ProcessTest::new(2).with_deadline(deadline)).unwrap();
+        let (status, text) = run
+            .wait(&test, &ProcessTest::new(2).with_deadline(deadline))
+            .unwrap();
         look(status, &text);
         assert!(run.alive().is_empty());
         let folder = run.folder.clone();

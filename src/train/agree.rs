@@ -53,9 +53,17 @@ impl TrainingRanks {
     pub(super) fn new(mesh: &DeviceMesh, interrupter: &Interrupter) -> Result<Self> {
         let root = mesh.root();
         let ranks = root.ranks().to_vec();
-        let has_own_rows = ranks.iter().map(|rank| mesh.ranks().contains(rank)).collect();
+        let has_own_rows = ranks
+            .iter()
+            .map(|rank| mesh.ranks().contains(rank))
+            .collect();
         let comm = root.all()?;
-        Ok(Self { ranks, has_own_rows, comm, interrupter: interrupter.clone() })
+        Ok(Self {
+            ranks,
+            has_own_rows,
+            comm,
+            interrupter: interrupter.clone(),
+        })
     }
 
     /// Returns true on the rank that draws, and whose decisions count.
@@ -66,19 +74,37 @@ impl TrainingRanks {
     /// Exchanges the same count of numbers from each rank.
     fn exchange<const N: usize>(&self, own: [usize; N]) -> Result<Vec<[usize; N]>> {
         let all = self.comm.all_gather_numbers(Call::new("train"), &own)?;
-        Ok(all.chunks_exact(N).map(|of_rank| of_rank.try_into().expect("chunks of this length")).collect())
+        Ok(all
+            .chunks_exact(N)
+            .map(|of_rank| of_rank.try_into().expect("chunks of this length"))
+            .collect())
     }
 
     /// Returns the global ranks that have no items, and the number of items of all ranks.
     pub(super) fn items(&self, own: usize) -> Result<(Vec<usize>, usize)> {
-        let all = self.exchange([own])?.into_iter().map(|[items]| items).collect_vec();
-        let empty = self.ranks.iter().zip(&all).filter(|(_, items)| **items == 0).map(|(rank, _)| *rank).collect();
+        let all = self
+            .exchange([own])?
+            .into_iter()
+            .map(|[items]| items)
+            .collect_vec();
+        let empty = self
+            .ranks
+            .iter()
+            .zip(&all)
+            .filter(|(_, items)| **items == 0)
+            .map(|(rank, _)| *rank)
+            .collect();
         Ok((empty, self.sum(all)))
     }
 
     /// Adds up what the ranks have, once for ranks that have the same rows.
     fn sum(&self, of_ranks: impl IntoIterator<Item = usize>) -> usize {
-        self.has_own_rows.iter().zip(of_ranks).filter(|(own, _)| **own).map(|(_, number)| number).sum()
+        self.has_own_rows
+            .iter()
+            .zip(of_ranks)
+            .filter(|(own, _)| **own)
+            .map(|(_, number)| number)
+            .sum()
     }
 
     /// Returns the decision of the first rank.
@@ -108,11 +134,19 @@ impl TrainingRanks {
                 self.stop(found, at)?;
             }
         }
-        let has_batch = self.ranks.iter().zip(&all).map(|(&rank, &[number, _])| (rank, status(number)));
+        let has_batch = self
+            .ranks
+            .iter()
+            .zip(&all)
+            .map(|(&rank, &[number, _])| (rank, status(number)));
         Ok(Round {
-            has_batch: has_batch.map(|(rank, status)| (rank, status == Status::Batch)).collect(),
+            has_batch: has_batch
+                .map(|(rank, status)| (rank, status == Status::Batch))
+                .collect(),
             processed: self.sum(all.iter().map(|[_, processed]| *processed)),
-            stopped: all.iter().any(|&[number, _]| status(number) == Status::Stop),
+            stopped: all
+                .iter()
+                .any(|&[number, _]| status(number) == Status::Stop),
         })
     }
 
@@ -123,12 +157,21 @@ impl TrainingRanks {
             _ => self.interrupter.get_message(),
         };
         let rank = self.ranks[at];
-        let text = self.comm.broadcast_object(Call::new("train_stop"), Some(&own), at)?;
+        let text = self
+            .comm
+            .broadcast_object(Call::new("train_stop"), Some(&own), at)?;
         if found == Status::Failed {
-            return Err(TrainError::Failed { rank, error: text.unwrap_or_default() }.into());
+            return Err(TrainError::Failed {
+                rank,
+                error: text.unwrap_or_default(),
+            }
+            .into());
         }
         if !self.interrupter.should_stop() {
-            let reason = text.map_or_else(|| format!("rank {rank} stopped"), |text| format!("rank {rank}: {text}"));
+            let reason = text.map_or_else(
+                || format!("rank {rank} stopped"),
+                |text| format!("rank {rank}: {text}"),
+            );
             self.interrupter.stop(Some(&reason));
         }
         Ok(())
@@ -153,7 +196,13 @@ impl Round {
             return Ok(());
         }
         let ranks = |of: Vec<(usize, bool)>| of.into_iter().map(|(rank, _)| rank).collect();
-        Err(TrainError::UnevenBatches { epoch, batches, ended: ranks(ended), further: ranks(further) }.into())
+        Err(TrainError::UnevenBatches {
+            epoch,
+            batches,
+            ended: ranks(ended),
+            further: ranks(further),
+        }
+        .into())
     }
 
     /// Returns burn's progress after this batch, over all ranks.
@@ -178,22 +227,39 @@ pub(super) struct SplitBatch<I> {
 }
 
 impl<'a, I> SplitBatches<'a, I> {
-    pub(super) fn new(loader: &'a dyn DataLoader<I>, filler: Option<&'a dyn DataLoader<I>>) -> Self {
-        Self { iterator: loader.iter(), filler, next: None }
+    pub(super) fn new(
+        loader: &'a dyn DataLoader<I>,
+        filler: Option<&'a dyn DataLoader<I>>,
+    ) -> Self {
+        Self {
+            iterator: loader.iter(),
+            filler,
+            next: None,
+        }
     }
 
     /// Fetches the next batch, and tells the other ranks.
     pub(super) fn fetch(&mut self, ranks: &TrainingRanks) -> Result<Round> {
         let batch = or_failed(ranks, self.iterator.next());
-        let next = if batch.is_some() { Status::Batch } else { Status::End };
-        self.next = batch.map(|batch| SplitBatch { batch, is_counted: true });
+        let next = if batch.is_some() {
+            Status::Batch
+        } else {
+            Status::End
+        };
+        self.next = batch.map(|batch| SplitBatch {
+            batch,
+            is_counted: true,
+        });
         let mut round = ranks.round(next, self.iterator.progress().items_processed)?;
         if let Some(filler) = self.filler
             && round.is_mixed()
         {
             if self.next.is_none() {
                 let batch = or_failed(ranks, filler.iter().next());
-                self.next = batch.map(|batch| SplitBatch { batch, is_counted: false });
+                self.next = batch.map(|batch| SplitBatch {
+                    batch,
+                    is_counted: false,
+                });
             }
             // Whether every rank that has ended could read its filler.
             round.stopped |= ranks.is_stopped()?;
@@ -208,7 +274,10 @@ impl<'a, I> SplitBatches<'a, I> {
 }
 
 /// Returns a batch that was read. An error ends the training at the next exchange.
-fn or_failed<I>(ranks: &TrainingRanks, batch: Option<std::result::Result<I, DatasetError>>) -> Option<I> {
+fn or_failed<I>(
+    ranks: &TrainingRanks,
+    batch: Option<std::result::Result<I, DatasetError>>,
+) -> Option<I> {
     batch.transpose().unwrap_or_else(|error| {
         ranks.interrupter.fail(error);
         None

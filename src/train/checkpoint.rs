@@ -42,15 +42,35 @@ pub fn last_checkpoint(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> Result
     let (epochs, begun, writers): (Vec<_>, Vec<_>, Vec<_>) = of_ranks.into_iter().multiunzip();
     // Ranks on another host may see other folders.
     let writers: Writers = writers.into_iter().flatten().collect();
-    if writers.values().any(|&has_model| has_model) && !writers.keys().eq(root.ranks().iter().sorted()) {
-        let (directory, found) = (directory.display().to_string(), writers.into_keys().collect());
-        return Err(TrainError::OtherRanks { directory, found, ranks: root.ranks().to_vec() }.into());
+    if writers.values().any(|&has_model| has_model)
+        && !writers.keys().eq(root.ranks().iter().sorted())
+    {
+        let (directory, found) = (
+            directory.display().to_string(),
+            writers.into_keys().collect(),
+        );
+        return Err(TrainError::OtherRanks {
+            directory,
+            found,
+            ranks: root.ranks().to_vec(),
+        }
+        .into());
     }
-    let last: Vec<_> = epochs.iter().map(|of_rank: &BTreeSet<usize>| of_rank.last().copied()).collect();
-    let of_all = epochs.into_iter().reduce(|a, b| &a & &b).expect("a mesh has ranks");
+    let last: Vec<_> = epochs
+        .iter()
+        .map(|of_rank: &BTreeSet<usize>| of_rank.last().copied())
+        .collect();
+    let of_all = epochs
+        .into_iter()
+        .reduce(|a, b| &a & &b)
+        .expect("a mesh has ranks");
     // A training that was killed in its first save has nothing to resume from.
     if of_all.is_empty() && begun.into_iter().flatten().max() > Some(1) {
-        return Err(TrainError::NoCommonEpoch { directory: directory.display().to_string(), last }.into());
+        return Err(TrainError::NoCommonEpoch {
+            directory: directory.display().to_string(),
+            last,
+        }
+        .into());
     }
     Ok(of_all.last().copied())
 }
@@ -71,7 +91,10 @@ fn writers(directory: &Path) -> Writers {
 
 /// Returns the names in a folder; none if it does not exist.
 fn names(folder: &Path) -> impl Iterator<Item = String> {
-    fs::read_dir(folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
 }
 
 /// Files of a checkpoint.
@@ -95,5 +118,8 @@ fn complete(folder: &Path) -> BTreeSet<usize> {
             && OptimizerRecord::load(file("optim", epoch)).is_ok()
             && LrSchedulerRecord::load(file("scheduler", epoch)).is_ok()
     };
-    names(folder).filter_map(|name| epoch_of_model(&name)).filter(is_read).collect()
+    names(folder)
+        .filter_map(|name| epoch_of_model(&name))
+        .filter(is_read)
+        .collect()
 }

@@ -1,7 +1,9 @@
 //! [`GatherOutput`]: outputs of steps, gathered from all ranks.
 
 use burn::tensor::{Tensor, kind};
-use burn::train::{ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput};
+use burn::train::{
+    ClassificationOutput, MultiLabelClassificationOutput, RegressionOutput, SequenceOutput,
+};
 
 use super::TrainError;
 use crate::Result;
@@ -78,8 +80,13 @@ pub struct GlobalBatch {
 impl GlobalBatch {
     /// Exchanges the numbers of rows. `counted` is false on a rank that computes only so that all ranks do.
     pub(super) fn exchange(comm: &Communicator, local: usize, counted: bool) -> Result<Self> {
-        let counts = comm.all_gather_numbers(Call::new("train_rows"), &[if counted { local } else { 0 }])?;
-        Ok(Self { comm: comm.clone(), counts, local })
+        let counts =
+            comm.all_gather_numbers(Call::new("train_rows"), &[if counted { local } else { 0 }])?;
+        Ok(Self {
+            comm: comm.clone(),
+            counts,
+            local,
+        })
     }
 
     /// Concatenates the tensors of all ranks along dimension 0, which has one entry per row. The other dimensions
@@ -91,15 +98,31 @@ impl GlobalBatch {
     /// # Errors
     /// [`TrainError::OutputRows`]; [`CommError`](crate::comm::CommError) if another rank fails, or passes another
     /// shape or element type.
-    pub fn concat<const D: usize, K: kind::Autodiff>(&self, tensor: Tensor<D, K>) -> Result<Tensor<D, K>> {
+    pub fn concat<const D: usize, K: kind::Autodiff>(
+        &self,
+        tensor: Tensor<D, K>,
+    ) -> Result<Tensor<D, K>> {
         let len = tensor.dims()[0];
         if len != self.local {
-            return Err(TrainError::OutputRows { len, rows: self.local }.into());
+            return Err(TrainError::OutputRows {
+                len,
+                rows: self.local,
+            }
+            .into());
         }
-        let own = tensor.inner().slice(0..self.counts[self.comm.group().rank()]);
+        let own = tensor
+            .inner()
+            .slice(0..self.counts[self.comm.group().rank()]);
         let sizes = ShardSizes::Uneven(self.counts.clone().into());
-        let shard = ShardedTensor { tensor: own.into_dispatch(), dim: 0, sizes };
-        Ok(self.comm.all_gather(Call::new("train_output"), vec![shard]).single()?)
+        let shard = ShardedTensor {
+            tensor: own.into_dispatch(),
+            dim: 0,
+            sizes,
+        };
+        Ok(self
+            .comm
+            .all_gather(Call::new("train_output"), vec![shard])
+            .single()?)
     }
 
     /// Returns the loss of the global batch. A loss of shape `[1]` is the mean over the rank's rows, and the result
@@ -112,15 +135,28 @@ impl GlobalBatch {
     /// As [`concat`](Self::concat).
     pub fn loss(&self, loss: Tensor<1>) -> Result<Tensor<1>> {
         let [len] = loss.dims();
-        let lengths = self.comm.all_gather_numbers(Call::new("train_loss"), &[len])?;
+        let lengths = self
+            .comm
+            .all_gather_numbers(Call::new("train_loss"), &[len])?;
         if lengths.iter().any(|&len| len != 1) {
             return self.concat(loss);
         }
         let weight = self.counts[self.comm.group().rank()] as f64 / self.total() as f64;
         // The loss of rows that do not count may be anything, also infinite.
         let loss = loss.inner();
-        let part = if weight == 0.0 { loss.zeros_like() } else { loss.mul_scalar(weight) };
-        Ok(self.comm.all_reduce(Call::new("train_loss"), vec![part.into_dispatch()], ReduceOp::Sum).single()?)
+        let part = if weight == 0.0 {
+            loss.zeros_like()
+        } else {
+            loss.mul_scalar(weight)
+        };
+        Ok(self
+            .comm
+            .all_reduce(
+                Call::new("train_loss"),
+                vec![part.into_dispatch()],
+                ReduceOp::Sum,
+            )
+            .single()?)
     }
 
     /// Returns the number of rows of the global batch.

@@ -13,7 +13,12 @@ use crate::param::{Visited, walk};
 ///
 /// Local: no communication.
 pub(super) fn with_global_shapes<M: Module>(model: &M) -> M {
-    let shape = |visited: Visited| (visited.id, visited.param.spec(visited.base.dtype()).shape().clone());
+    let shape = |visited: Visited| {
+        (
+            visited.id,
+            visited.param.spec(visited.base.dtype()).shape().clone(),
+        )
+    };
     let mut mapper = GlobalShapes(walk(model).distributed.into_iter().map(shape).collect());
     model.clone().map(&mut mapper)
 }
@@ -22,7 +27,9 @@ struct GlobalShapes(HashMap<ParamId, Shape>);
 
 impl ModuleMapper for GlobalShapes {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(shape) = self.0.get(&param.id) else { return param };
+        let Some(shape) = self.0.get(&param.id) else {
+            return param;
+        };
         let base = param.base();
         let zero = Tensor::<D>::zeros([1; D], (&base.device(), base.dtype()));
         Param::initialized(param.id, zero.expand(shape.dims::<D>()))

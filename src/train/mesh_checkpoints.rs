@@ -18,7 +18,8 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use burn::train::checkpoint::{
-    AsyncCheckpointer, Checkpoint, Checkpointer, CheckpointerError, CheckpointingAction, CheckpointingStrategy,
+    AsyncCheckpointer, Checkpoint, Checkpointer, CheckpointerError, CheckpointingAction,
+    CheckpointingStrategy,
 };
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
@@ -47,14 +48,19 @@ pub fn resume<M: LearnerModel>(
     optim: ModuleOptimizer,
     schedule: impl Into<ModuleLrScheduler>,
 ) -> Result<(Learner<M>, Option<usize>)> {
-    let Some(checkpoint) = run.latest()? else { return Ok((Learner::new(model, optim, schedule), None)) };
+    let Some(checkpoint) = run.latest()? else {
+        return Ok((Learner::new(model, optim, schedule), None));
+    };
     let (model, _) = checkpoint.load_model(MODEL, model, &LoadOptions::new())?;
     let (state, _) = checkpoint.load_optimizer(OPTIMIZER, &model, &LoadOptions::new())?;
     let optim = load_optimizer_state(optim, &model, state)?;
     let record = Bytes::from_bytes_vec(checkpoint.value(SCHEDULE)?);
     let record = LrSchedulerRecord::from_bytes(record).map_err(Error::other)?;
     let epoch = checkpoint.step().map(|epoch| epoch as usize);
-    Ok((Learner::new(model, optim, schedule.into().load_record(record)), epoch))
+    Ok((
+        Learner::new(model, optim, schedule.into().load_record(record)),
+        epoch,
+    ))
 }
 
 /// Saves the learner at the end of an epoch.
@@ -92,7 +98,9 @@ pub(super) fn save<M: LearnerModel>(
 }
 
 fn record<R>(records: &Receiver<R>) -> R {
-    records.recv().expect("burn's checkpointer saves a record of each part")
+    records
+        .recv()
+        .expect("burn's checkpointer saves a record of each part")
 }
 
 /// Checkpointer that passes records on.
@@ -110,7 +118,9 @@ impl<R: Checkpoint> Checkpointer<R> for PassOn<R> {
     }
 
     fn restore(&self, epoch: usize) -> Result<R, CheckpointerError> {
-        Err(CheckpointerError::Unknown(format!("the record of epoch {epoch} was not kept")))
+        Err(CheckpointerError::Unknown(format!(
+            "the record of epoch {epoch} was not kept"
+        )))
     }
 }
 

@@ -15,9 +15,9 @@ use burn::data::dataloader::DataLoader;
 use burn::optim::GradientsAccumulator;
 use burn::tensor::DType;
 use burn::train::{
-    EventProcessorTraining, InferenceStep, ItemLazy, Learner, LearnerEvent, LearnerModel, LearningResult,
-    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep, TrainingComponents,
-    TrainingItem, ValidLoader,
+    EventProcessorTraining, InferenceStep, ItemLazy, Learner, LearnerEvent, LearnerModel,
+    LearningResult, SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader,
+    TrainStep, TrainingComponents, TrainingItem, ValidLoader,
 };
 
 use super::TrainError;
@@ -54,9 +54,14 @@ where
         valid: ValidLoader<M>,
         mut components: TrainingComponents<M>,
     ) -> LearningResult<M> {
-        let is_first = TrainingRanks::new(&self.mesh, &components.interrupter).or_unwind().is_first();
+        let is_first = TrainingRanks::new(&self.mesh, &components.interrupter)
+            .or_unwind()
+            .is_first();
         components.summary = components.summary.filter(|_| is_first);
-        let fit = WithSummary { on_mesh: self, model: RefCell::new(None) };
+        let fit = WithSummary {
+            on_mesh: self,
+            model: RefCell::new(None),
+        };
         let mut result = fit.train(learner, train, valid, components);
         if let Some(model) = fit.model.take() {
             result.model = model.valid();
@@ -75,9 +80,16 @@ where
         let ranks = TrainingRanks::new(&self.mesh, &components.interrupter).or_unwind();
         let rows = self.mesh.all().or_unwind();
         let checkpoints = self.checkpoints.as_ref();
-        Fit { mesh: &self.mesh, checkpoints, ranks, rows, components, learner }
-            .run(train, valid, starting_epoch)
-            .or_unwind()
+        Fit {
+            mesh: &self.mesh,
+            checkpoints,
+            ranks,
+            rows,
+            components,
+            learner,
+        }
+        .run(train, valid, starting_epoch)
+        .or_unwind()
     }
 }
 
@@ -102,7 +114,9 @@ where
         starting_epoch: usize,
     ) -> Fitted<M> {
         let is_printed = components.summary.is_some();
-        let (model, processor) = self.on_mesh.fit(components, learner, train, valid, starting_epoch);
+        let (model, processor) =
+            self.on_mesh
+                .fit(components, learner, train, valid, starting_epoch);
         if !is_printed {
             return (model, processor);
         }
@@ -128,18 +142,33 @@ where
     <M as TrainStep>::Output: GatherOutput,
     <M as InferenceStep>::Output: GatherOutput,
 {
-    fn run(mut self, train: TrainLoader<M>, valid: ValidLoader<M>, starting_epoch: usize) -> Result<Fitted<M>> {
+    fn run(
+        mut self,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        starting_epoch: usize,
+    ) -> Result<Fitted<M>> {
         let model = self.learner.model();
         // Tensor parallelism alone leaves the ranks of this mesh with models of their own.
         let params = ModelScan::of(&model).params;
-        let mut meshes =
-            params.iter().filter_map(|param| Some(param.distributed.as_ref()?.spec(DType::F32).mesh().clone()));
-        let covers = |of: DeviceMesh| self.mesh.ranks().iter().all(|rank| of.ranks().contains(rank));
+        let mut meshes = params
+            .iter()
+            .filter_map(|param| Some(param.distributed.as_ref()?.spec(DType::F32).mesh().clone()));
+        let covers = |of: DeviceMesh| {
+            self.mesh
+                .ranks()
+                .iter()
+                .all(|rank| of.ranks().contains(rank))
+        };
         if self.mesh.size() > 1 && !meshes.any(covers) {
             let (mesh, ranks) = (self.mesh.to_string(), self.mesh.size());
             return Err(TrainError::NotDistributed { mesh, ranks }.into());
         }
-        let device = model.devices().into_iter().find(|device| device.is_autodiff()).ok_or(TrainError::NoAutodiff)?;
+        let device = model
+            .devices()
+            .into_iter()
+            .find(|device| device.is_autodiff())
+            .ok_or(TrainError::NoAutodiff)?;
         let (train, valid) = (train.to_device(&device), valid.to_device(&device.inner()));
         let (_, train_items) = self.ranks.items(train.num_items())?;
         let (empty, valid_items) = self.ranks.items(valid.num_items())?;
@@ -177,14 +206,19 @@ where
         epoch: usize,
         total_items: usize,
     ) -> Result<()> {
-        self.send_train(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+        self.send_train(LearnerEvent::StartSplit {
+            epoch_number: epoch,
+            total_items,
+        });
         let mut batches = SplitBatches::new(loader, None);
         let mut accumulator = GradientsAccumulator::new();
         let (mut iteration, mut accumulated) = (0, 0);
         let mut round = batches.fetch(&self.ranks)?;
         while round.any() && !round.stopped {
             round.check_even(epoch, iteration)?;
-            let SplitBatch { batch, .. } = batches.take().expect("the ranks have agreed that each has one");
+            let SplitBatch { batch, .. } = batches
+                .take()
+                .expect("the ranks have agreed that each has one");
             let next = batches.fetch(&self.ranks)?;
             iteration += 1;
             let output = self.learner.train_step(batch);
@@ -204,8 +238,16 @@ where
                 self.learner.lr_step();
                 self.learner.optimizer_step(grads);
             }
-            let (output, progress) = (self.gathered(output.item, true)?, round.progress(total_items));
-            let item = TrainingItem::new(output, progress, Some(iteration), Some(self.learner.lr_current()));
+            let (output, progress) = (
+                self.gathered(output.item, true)?,
+                round.progress(total_items),
+            );
+            let item = TrainingItem::new(
+                output,
+                progress,
+                Some(iteration),
+                Some(self.learner.lr_current()),
+            );
             self.send_train(LearnerEvent::ProcessedItem(item));
             round = next;
         }
@@ -222,18 +264,24 @@ where
         epoch: usize,
         total_items: usize,
     ) -> Result<()> {
-        self.send_valid(LearnerEvent::StartSplit { epoch_number: epoch, total_items });
+        self.send_valid(LearnerEvent::StartSplit {
+            epoch_number: epoch,
+            total_items,
+        });
         let model = self.learner.model().valid();
         let mut batches = SplitBatches::new(loader, first_row);
         let mut iteration = 0;
         let mut round = batches.fetch(&self.ranks)?;
         while round.any() && !round.stopped {
             let SplitBatch { batch, is_counted } =
-                batches.take().ok_or_else(|| TrainError::NoRows { empty: vec![self.mesh.rank()] })?;
+                batches.take().ok_or_else(|| TrainError::NoRows {
+                    empty: vec![self.mesh.rank()],
+                })?;
             let next = batches.fetch(&self.ranks)?;
             iteration += 1;
             let output = self.gathered(InferenceStep::step(&model, batch), is_counted)?;
-            let item = TrainingItem::new(output, round.progress(total_items), Some(iteration), None);
+            let item =
+                TrainingItem::new(output, round.progress(total_items), Some(iteration), None);
             self.send_valid(LearnerEvent::ProcessedItem(item));
             round = next;
         }

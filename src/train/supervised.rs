@@ -46,10 +46,15 @@ where
 {
     mesh.member("train on it")?;
     let training = SupervisedTraining::new(rank_directory(mesh, directory), train, valid)
-        .with_training_strategy(TrainingStrategy::Custom(Arc::new(OnMesh { mesh: mesh.clone(), checkpoints: None })));
+        .with_training_strategy(TrainingStrategy::Custom(Arc::new(OnMesh {
+            mesh: mesh.clone(),
+            checkpoints: None,
+        })));
     Ok(match mesh.root().ranks()[0] == mesh.rank() {
         true => training,
-        false => training.renderer(Box::new(SilentRenderer)).with_application_logger(None),
+        false => training
+            .renderer(Box::new(SilentRenderer))
+            .with_application_logger(None),
     })
 }
 
@@ -71,7 +76,10 @@ where
     <M as TrainStep>::Output: GatherOutput,
     <M as InferenceStep>::Output: GatherOutput,
 {
-    let strategy = OnMesh { mesh: mesh.clone(), checkpoints: Some(run) };
+    let strategy = OnMesh {
+        mesh: mesh.clone(),
+        checkpoints: Some(run),
+    };
     training.with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
 }
 

@@ -21,7 +21,11 @@ struct Net {
 
 impl Net {
     fn new(device: &Device) -> Self {
-        Self { layers: (0..4).map(|_| LinearConfig::new(WIDTH, WIDTH).init(device)).collect() }
+        Self {
+            layers: (0..4)
+                .map(|_| LinearConfig::new(WIDTH, WIDTH).init(device))
+                .collect(),
+        }
     }
 
     /// The output, and where each layer's weight was.
@@ -52,7 +56,11 @@ fn addresses(options: Launch) -> Vec<Vec<Vec<usize>>> {
     launch(options, |world| {
         let device = world.device().clone().autodiff();
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
-        let mut model = fully_shard(Net::new(&device), &mesh, FullyShard::new().with_units(["layers.*"]))?;
+        let mut model = fully_shard(
+            Net::new(&device),
+            &mesh,
+            FullyShard::new().with_units(["layers.*"]),
+        )?;
         let mut optim = AdamWConfig::new().init();
         let mut steps = Vec::new();
         for _ in 0..10 {
@@ -71,7 +79,11 @@ fn addresses(options: Launch) -> Vec<Vec<Vec<usize>>> {
 
 /// How many places those of the third step and of later ones are.
 fn places<'a>(ranks: impl IntoIterator<Item = &'a Vec<Vec<usize>>>) -> usize {
-    ranks.into_iter().flat_map(|steps| steps[2..].iter().flatten()).collect::<HashSet<_>>().len()
+    ranks
+        .into_iter()
+        .flat_map(|steps| steps[2..].iter().flatten())
+        .collect::<HashSet<_>>()
+        .len()
 }
 
 /// What forward and backward gather is in memory that is used from unit to unit and from step to step. Ranks that share a
@@ -82,7 +94,10 @@ fn gathered_weights_lie_where_they_lay_before() {
     let ranks = addresses(apart(RANKS));
     if std::thread::available_parallelism().map_or(1, usize::from) < RANKS {
         let count = places(&ranks);
-        assert!(count <= 2 * RANKS, "{count} places for one unit at a time on each rank");
+        assert!(
+            count <= 2 * RANKS,
+            "{count} places for one unit at a time on each rank"
+        );
         return;
     }
     for steps in &ranks {

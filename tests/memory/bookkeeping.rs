@@ -15,7 +15,11 @@ const FULL: [usize; 2] = [8, 8];
 
 /// Of one call, posted and waited for, on a rank: what it allocates when the other has looked up what both need, and what it
 /// does at least.
-fn of_call(comm: &Communicator, plan: &Arc<CollectivePlan>, tensors: &[DispatchTensor]) -> Result<usize> {
+fn of_call(
+    comm: &Communicator,
+    plan: &Arc<CollectivePlan>,
+    tensors: &[DispatchTensor],
+) -> Result<usize> {
     let mut least = usize::MAX;
     for call in 0..8 {
         let tensors = tensors.to_vec();
@@ -38,16 +42,31 @@ fn of_call(comm: &Communicator, plan: &Arc<CollectivePlan>, tensors: &[DispatchT
 fn of(
     tensors: usize,
     own: [usize; 2],
-    plan: impl Fn(&Communicator, Vec<(TensorMeta, usize, ShardSizes)>) -> Result<Arc<CollectivePlan>> + Sync,
+    plan: impl Fn(&Communicator, Vec<(TensorMeta, usize, ShardSizes)>) -> Result<Arc<CollectivePlan>>
+    + Sync,
 ) -> usize {
     let counts = launch(Launch::threads(2), |world| {
         let comm = world.all();
-        let full = (TensorMeta { shape: Shape::from(FULL), dtype: DType::F32 }, 0, ShardSizes::Chunked(FULL[0]));
+        let full = (
+            TensorMeta {
+                shape: Shape::from(FULL),
+                dtype: DType::F32,
+            },
+            0,
+            ShardSizes::Chunked(FULL[0]),
+        );
         let plan = plan(&comm, vec![full; tensors])?;
-        let own: Vec<_> = (0..tensors).map(|_| Tensor::<2>::ones(own, world.device()).into_dispatch()).collect();
+        let own: Vec<_> = (0..tensors)
+            .map(|_| Tensor::<2>::ones(own, world.device()).into_dispatch())
+            .collect();
         of_call(&comm, &plan, &own)
     });
-    counts.unwrap().into_iter().map(|(_, count)| count).max().unwrap()
+    counts
+        .unwrap()
+        .into_iter()
+        .map(|(_, count)| count)
+        .max()
+        .unwrap()
 }
 
 /// Tensors are what burn makes of elements that are there, and the elements; beside them there is a handful, whatever
@@ -55,11 +74,22 @@ fn of(
 #[test]
 fn a_planned_collective_allocates_its_results_and_a_handful() {
     let _alone = alone();
-    let (_tensor, of_result) = allocations(|| FlexTensor::from_data(TensorData::new(vec![1f32; 64], FULL)));
-    let gather = |count| of(count, [4, 8], |comm, full_tensors| Ok(comm.plan_all_gather(full_tensors)?));
-    let scatter =
-        |count| of(count, FULL, |comm, full_tensors| Ok(comm.plan_reduce_scatter(full_tensors, ReduceOp::Avg)?));
-    for (what, few, many) in [("gather", gather(20), gather(60)), ("scatter", scatter(20), scatter(60))] {
+    let (_tensor, of_result) =
+        allocations(|| FlexTensor::from_data(TensorData::new(vec![1f32; 64], FULL)));
+    let gather = |count| {
+        of(count, [4, 8], |comm, full_tensors| {
+            Ok(comm.plan_all_gather(full_tensors)?)
+        })
+    };
+    let scatter = |count| {
+        of(count, FULL, |comm, full_tensors| {
+            Ok(comm.plan_reduce_scatter(full_tensors, ReduceOp::Avg)?)
+        })
+    };
+    for (what, few, many) in [
+        ("gather", gather(20), gather(60)),
+        ("scatter", scatter(20), scatter(60)),
+    ] {
         // Who comes when the other is not there may make one or two more, of any number of tensors.
         let more = (many - few).abs_diff(40 * of_result);
         assert!(more <= 4, "{what}: {few} of 20 tensors, {many} of 60");

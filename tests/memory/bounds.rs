@@ -74,8 +74,14 @@ impl Pace {
 impl Net {
     fn new(blocks: usize, device: &Device) -> Self {
         let linear = |width| LinearConfig::new(WIDTH, width).init(device);
-        let block = |_| Block { first: linear(WIDTH), second: linear(WIDTH) };
-        Self { blocks: (0..blocks).map(block).collect(), head: linear(CLASSES) }
+        let block = |_| Block {
+            first: linear(WIDTH),
+            second: linear(WIDTH),
+        };
+        Self {
+            blocks: (0..blocks).map(block).collect(),
+            head: linear(CLASSES),
+        }
     }
 
     /// Three-dimensional inputs: burn's `linear` reshapes its weight for them, and the graph keeps that view.
@@ -86,7 +92,9 @@ impl Net {
                 pace.keep(world);
                 let there = world.clone();
                 let x = in_backward(x, move || pace.keep(&there));
-                unit(block, x, |block, x| block.second.forward(block.first.forward(x).tanh()).tanh())
+                unit(block, x, |block, x| {
+                    block.second.forward(block.first.forward(x).tanh()).tanh()
+                })
             };
             let x = net.blocks.iter().fold(x, block);
             net.head.forward(x)
@@ -122,13 +130,26 @@ const FSDP: Case = Case {
 
 /// Has each unit name the two that come next, forward and back.
 fn prefetch_two(net: &Net) -> Result<()> {
-    let blocks = net.blocks.iter().map(FsdpModule::of).collect::<Result<Vec<_>>>()?;
-    let order: Vec<_> = std::iter::once(FsdpModule::of(net)?.own()).chain(blocks).collect();
+    let blocks = net
+        .blocks
+        .iter()
+        .map(FsdpModule::of)
+        .collect::<Result<Vec<_>>>()?;
+    let order: Vec<_> = std::iter::once(FsdpModule::of(net)?.own())
+        .chain(blocks)
+        .collect();
     for (at, unit) in order.iter().enumerate() {
         unit.set_forward_prefetch(order[at + 1..].iter().take(2).cloned().collect::<Vec<_>>());
         // Backward comes to the root first.
         let end = if at == 0 { order.len() } else { at };
-        unit.set_backward_prefetch(order[1..end].iter().rev().take(2).cloned().collect::<Vec<_>>());
+        unit.set_backward_prefetch(
+            order[1..end]
+                .iter()
+                .rev()
+                .take(2)
+                .cloned()
+                .collect::<Vec<_>>(),
+        );
     }
     Ok(())
 }
@@ -140,7 +161,11 @@ impl Case {
         let peaks = launch(apart(ranks), |world| {
             allocates_for(world.rank());
             let device = world.device().clone().autodiff();
-            let mesh = DeviceMesh::new(world, self.mesh, &["replicate", "shard"][2 - self.mesh.len()..])?;
+            let mesh = DeviceMesh::new(
+                world,
+                self.mesh,
+                &["replicate", "shard"][2 - self.mesh.len()..],
+            )?;
             let config = (self.config)(FullyShard::new().with_units(["blocks.*"]));
             let net = fully_shard(Net::new(blocks, &device), &mesh, config)?;
             (self.set)(&net)?;
@@ -152,15 +177,27 @@ impl Case {
                 restart_peak();
                 for batch in 1..=self.batches {
                     FsdpModule::of(&net)?.set_requires_gradient_sync(batch == self.batches);
-                    drop(GradientsParams::from_grads(net.loss(world, pace).backward(), &net));
+                    drop(GradientsParams::from_grads(
+                        net.loss(world, pace).backward(),
+                        &net,
+                    ));
                 }
                 taken = own_peak() - rest;
             }
             Ok(taken)
         });
-        let most = peaks.unwrap().into_iter().map(|(_, taken)| taken).max().expect("a rank");
+        let most = peaks
+            .unwrap()
+            .into_iter()
+            .map(|(_, taken)| taken)
+            .max()
+            .expect("a rank");
         let shards = full(blocks) / self.mesh[self.mesh.len() - 1];
-        let grads = if self.batches > 1 { full(blocks) } else { shards };
+        let grads = if self.batches > 1 {
+            full(blocks)
+        } else {
+            shards
+        };
         (most as f64 - grads as f64) / UNIT as f64
     }
 
@@ -170,13 +207,32 @@ impl Case {
         let _alone = alone();
         let [shallow, deep] = DEPTHS.map(|blocks| self.transients(blocks, Pace::InStep));
         // Held to a bound of its own, at any depth.
-        let depth = if crate::is_long() { DEPTHS[1] } else { DEPTHS[1] / 2 };
+        let depth = if crate::is_long() {
+            DEPTHS[1]
+        } else {
+            DEPTHS[1] / 2
+        };
         let late = self.transients(depth, Pace::OneLate);
-        println!("{}: {shallow:.3} units with 4 layers, {deep:.3} with 32; {late:.3} with one rank late", self.name);
+        println!(
+            "{}: {shallow:.3} units with 4 layers, {deep:.3} with 32; {late:.3} with one rank late",
+            self.name
+        );
         let nodes = ((DEPTHS[1] - DEPTHS[0]) * self.layer) as f64 / UNIT as f64;
-        assert!((deep - shallow).abs() < nodes, "{}: {shallow} units with 4 layers, {deep} with 32", self.name);
-        let shard = if let [_, ranks] = self.mesh { 1.0 / *ranks as f64 } else { 0.0 };
-        assert!(deep <= 4.0 && late <= 4.0 + shard, "{}: {deep} units, {late} with one rank late", self.name);
+        assert!(
+            (deep - shallow).abs() < nodes,
+            "{}: {shallow} units with 4 layers, {deep} with 32",
+            self.name
+        );
+        let shard = if let [_, ranks] = self.mesh {
+            1.0 / *ranks as f64
+        } else {
+            0.0
+        };
+        assert!(
+            deep <= 4.0 && late <= 4.0 + shard,
+            "{}: {deep} units, {late} with one rank late",
+            self.name
+        );
     }
 }
 
@@ -187,25 +243,48 @@ fn fully_sharded() {
 
 #[test]
 fn with_replicas() {
-    Case { name: "HSDP", mesh: &[2, 2], ..FSDP }.check();
+    Case {
+        name: "HSDP",
+        mesh: &[2, 2],
+        ..FSDP
+    }
+    .check();
 }
 
 #[test]
 fn bf16_parameters_reduced_in_f32() {
     let config = |config| {
-        let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_reduce_dtype(DType::F32);
+        let policy = MixedPrecisionPolicy::new()
+            .with_param_dtype(DType::BF16)
+            .with_reduce_dtype(DType::F32);
         (FSDP.config)(config).with_mixed_precision(policy)
     };
-    Case { name: "bf16 reduced in f32", config, ..FSDP }.check();
+    Case {
+        name: "bf16 reduced in f32",
+        config,
+        ..FSDP
+    }
+    .check();
 }
 
 #[test]
 fn two_prefetched_units() {
-    Case { name: "prefetch 2", set: prefetch_two, ..FSDP }.check();
+    Case {
+        name: "prefetch 2",
+        set: prefetch_two,
+        ..FSDP
+    }
+    .check();
 }
 
 /// What waits are whole gradients, of every unit: they are counted in place of the gradients' shards.
 #[test]
 fn gradients_that_wait() {
-    Case { name: "accumulation without sync", batches: 3, layer: 48 << 10, ..FSDP }.check();
+    Case {
+        name: "accumulation without sync",
+        batches: 3,
+        layer: 48 << 10,
+        ..FSDP
+    }
+    .check();
 }

@@ -29,14 +29,23 @@ struct Net {
 impl Net {
     fn new(blocks: usize, device: &Device) -> Self {
         let linear = || LinearConfig::new(WIDTH, WIDTH).init(device);
-        let block = |_| Block { norm: LayerNormConfig::new(WIDTH).init(device), first: linear(), second: linear() };
-        Self { table: EmbeddingConfig::new(VOCAB, WIDTH).init(device), blocks: (0..blocks).map(block).collect() }
+        let block = |_| Block {
+            norm: LayerNormConfig::new(WIDTH).init(device),
+            first: linear(),
+            second: linear(),
+        };
+        Self {
+            table: EmbeddingConfig::new(VOCAB, WIDTH).init(device),
+            blocks: (0..blocks).map(block).collect(),
+        }
     }
 
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         unit(self, tokens, |net, tokens| {
             let x = net.table.forward(tokens);
-            net.blocks.iter().fold(x, |x, block| unit(block, x, Block::forward))
+            net.blocks
+                .iter()
+                .fold(x, |x, block| unit(block, x, Block::forward))
         })
     }
 
@@ -53,7 +62,11 @@ impl Net {
         unit(self, tokens, |net, tokens| {
             let x = net.table.forward(tokens);
             net.blocks.iter().fold(x, |x, block| {
-                unit(block, x, |block, x| block.forward_parallel(x).unwrap_or_else(|error| error.unwind()))
+                unit(block, x, |block, x| {
+                    block
+                        .forward_parallel(x)
+                        .unwrap_or_else(|error| error.unwind())
+                })
             })
         })
     }
@@ -68,9 +81,14 @@ impl Block {
     fn forward_parallel(&self, x: Tensor<3>) -> Result<Tensor<3>> {
         let (first, second) = (self.first.weight.dtensor()?, self.second.weight.dtensor()?);
         let tp = first.mesh().clone();
-        let h = DTensor::from_local(self.norm.forward(x.clone()), &tp, &[Placement::Replicate])?.vary(&[0])?;
-        let terms = h.matmul(first.to_local().unsqueeze()).tanh().matmul(second.to_local().unsqueeze());
-        let sum = DTensor::from_local(terms, &tp, &[Placement::Partial(PartialOp::Sum)])?.full_tensor()?;
+        let h = DTensor::from_local(self.norm.forward(x.clone()), &tp, &[Placement::Replicate])?
+            .vary(&[0])?;
+        let terms = h
+            .matmul(first.to_local().unsqueeze())
+            .tanh()
+            .matmul(second.to_local().unsqueeze());
+        let sum = DTensor::from_local(terms, &tp, &[Placement::Partial(PartialOp::Sum)])?
+            .full_tensor()?;
         Ok(x + sum)
     }
 }
@@ -84,11 +102,20 @@ fn shards(blocks: usize) -> usize {
 }
 
 fn measure(blocks: usize, checkpointing: bool, reshard: ReshardAfterForward) -> Measured {
-    measure_on(1, blocks, checkpointing, config(reshard), false, Net::forward)
+    measure_on(
+        1,
+        blocks,
+        checkpointing,
+        config(reshard),
+        false,
+        Net::forward,
+    )
 }
 
 fn config(reshard: ReshardAfterForward) -> FullyShard {
-    FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard)
+    FullyShard::new()
+        .with_units(["blocks.*"])
+        .with_reshard_after_forward(reshard)
 }
 
 type Forward = fn(&Net, Tensor<2, Int>) -> Tensor<3>;
@@ -133,10 +160,19 @@ fn after_forward_only_shards_and_one_unit_are_live() {
     for checkpointing in [false, true] {
         for blocks in [4, 16] {
             let m = measure(blocks, checkpointing, ReshardAfterForward::Auto);
-            println!("{blocks} blocks, checkpointing {checkpointing}: {m:?}, shards {}, block {BLOCK}", shards(blocks));
-            assert!(m.before <= shards(blocks) + small(blocks), "before forward: {m:?}");
+            println!(
+                "{blocks} blocks, checkpointing {checkpointing}: {m:?}, shards {}, block {BLOCK}",
+                shards(blocks)
+            );
+            assert!(
+                m.before <= shards(blocks) + small(blocks),
+                "before forward: {m:?}"
+            );
             // The root keeps its table: one unit, much smaller than a block.
-            assert!(m.after_forward <= shards(blocks) + TABLE + small(blocks), "after forward: {m:?}");
+            assert!(
+                m.after_forward <= shards(blocks) + TABLE + small(blocks),
+                "after forward: {m:?}"
+            );
         }
     }
 }
@@ -153,13 +189,22 @@ fn backward_peaks_at_shards_gradients_and_four_units() {
                 "{blocks} blocks, checkpointing {checkpointing}: {m:?}, {:.2} units above shards and gradients",
                 above as f64 / BLOCK as f64
             );
-            assert!(above <= 4 * BLOCK + small(blocks), "peak in backward: {m:?}");
-            assert!(m.after_backward <= 2 * shards(blocks) + small(blocks), "after backward: {m:?}");
+            assert!(
+                above <= 4 * BLOCK + small(blocks),
+                "peak in backward: {m:?}"
+            );
+            assert!(
+                m.after_backward <= 2 * shards(blocks) + small(blocks),
+                "after backward: {m:?}"
+            );
             units.push(above);
         }
         // Both ranks count together, so a peak is of one unit more or less as theirs meet or not.
         // One buffer kept per block would be twelve units.
-        assert!(units[1] <= units[0] + BLOCK, "the peak grows with depth: {units:?}");
+        assert!(
+            units[1] <= units[0] + BLOCK,
+            "the peak grows with depth: {units:?}"
+        );
     }
 }
 
@@ -168,20 +213,37 @@ fn backward_peaks_at_shards_gradients_and_four_units() {
 #[test]
 fn half_precision_reduced_in_single_takes_half_the_shards_more() {
     let _alone = alone();
-    let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_reduce_dtype(DType::F32);
+    let policy = MixedPrecisionPolicy::new()
+        .with_param_dtype(DType::BF16)
+        .with_reduce_dtype(DType::F32);
     let mut units = Vec::new();
     for blocks in [4, 16] {
         let config = config(ReshardAfterForward::Always).with_mixed_precision(policy.clone());
         let m = measure_on(1, blocks, false, config, false, Net::forward);
         let above = m.peak_backward - 2 * shards(blocks);
-        println!("{blocks} blocks: {m:?}, {:.2} units above shards and gradients", above as f64 / BLOCK as f64);
+        println!(
+            "{blocks} blocks: {m:?}, {:.2} units above shards and gradients",
+            above as f64 / BLOCK as f64
+        );
         let cast = shards(blocks) / 2;
-        assert!(m.after_forward <= shards(blocks) + cast + small(blocks), "after forward: {m:?}");
-        assert!(above <= 4 * BLOCK + small(blocks), "peak in backward: {m:?}");
-        assert!(m.after_backward <= 2 * shards(blocks) + small(blocks), "after backward: {m:?}");
+        assert!(
+            m.after_forward <= shards(blocks) + cast + small(blocks),
+            "after forward: {m:?}"
+        );
+        assert!(
+            above <= 4 * BLOCK + small(blocks),
+            "peak in backward: {m:?}"
+        );
+        assert!(
+            m.after_backward <= 2 * shards(blocks) + small(blocks),
+            "after backward: {m:?}"
+        );
         units.push(above);
     }
-    assert!(units[1] <= units[0] + BLOCK, "the peak grows with depth: {units:?}");
+    assert!(
+        units[1] <= units[0] + BLOCK,
+        "the peak grows with depth: {units:?}"
+    );
 }
 
 /// Weights that every rank holds whole, but not as they are stored: a unit frees its copies, which the graph has views of.
@@ -195,7 +257,10 @@ fn casts_of_replicated_weights_are_freed_after_forward() {
     let m = measure_on(1, blocks, false, config, false, Net::forward);
     let stored = blocks * BLOCK + TABLE;
     println!("{m:?}, stored {stored}, block {BLOCK}");
-    assert!(m.after_forward <= stored + small(blocks), "after forward: {m:?}");
+    assert!(
+        m.after_forward <= stored + small(blocks),
+        "after forward: {m:?}"
+    );
 }
 
 /// Their nodes in the graph stand in for inputs to hang on: some bytes each.
@@ -205,24 +270,56 @@ fn blocks_that_reads_open_take_no_more() {
     let _alone = alone();
     let mut units = Vec::new();
     for blocks in [4, 16] {
-        let m = measure_on(1, blocks, false, config(ReshardAfterForward::Always), false, Net::forward_by_read);
+        let m = measure_on(
+            1,
+            blocks,
+            false,
+            config(ReshardAfterForward::Always),
+            false,
+            Net::forward_by_read,
+        );
         let above = m.peak_backward - 2 * shards(blocks);
-        println!("{blocks} blocks: {m:?}, {:.2} units above shards and gradients", above as f64 / BLOCK as f64);
-        assert!(m.after_forward <= shards(blocks) + small(blocks) + blocks * NODES, "after forward: {m:?}");
-        assert!(above <= 4 * BLOCK + small(blocks), "peak in backward: {m:?}");
+        println!(
+            "{blocks} blocks: {m:?}, {:.2} units above shards and gradients",
+            above as f64 / BLOCK as f64
+        );
+        assert!(
+            m.after_forward <= shards(blocks) + small(blocks) + blocks * NODES,
+            "after forward: {m:?}"
+        );
+        assert!(
+            above <= 4 * BLOCK + small(blocks),
+            "peak in backward: {m:?}"
+        );
         units.push(above);
     }
-    assert!(units[1] <= units[0] + BLOCK + 12 * NODES, "the peak grows with depth: {units:?}");
+    assert!(
+        units[1] <= units[0] + BLOCK + 12 * NODES,
+        "the peak grows with depth: {units:?}"
+    );
 }
 
 #[test]
 fn frozen_blocks_are_freed_after_forward_wherever_they_are_entered() {
     let _alone = alone();
     for forward in [Net::forward as Forward, Net::forward_by_read] {
-        let m = measure_on(1, 8, false, config(ReshardAfterForward::Always), true, forward);
+        let m = measure_on(
+            1,
+            8,
+            false,
+            config(ReshardAfterForward::Always),
+            true,
+            forward,
+        );
         println!("{m:?}, block {BLOCK}");
-        assert!(m.after_forward <= shards(8) + BLOCK + small(8), "after forward: {m:?}");
-        assert!(m.peak_backward <= shards(8) + 4 * BLOCK + small(8), "peak in backward: {m:?}");
+        assert!(
+            m.after_forward <= shards(8) + BLOCK + small(8),
+            "after forward: {m:?}"
+        );
+        assert!(
+            m.peak_backward <= shards(8) + 4 * BLOCK + small(8),
+            "peak in backward: {m:?}"
+        );
     }
 }
 
@@ -232,14 +329,28 @@ fn after_forward_only_shards_of_tensor_parallel_shards_are_live() {
     let _alone = alone();
     for checkpointing in [false, true] {
         for blocks in [4, 16] {
-            let m =
-                measure_on(2, blocks, checkpointing, config(ReshardAfterForward::Always), false, Net::forward_parallel);
+            let m = measure_on(
+                2,
+                blocks,
+                checkpointing,
+                config(ReshardAfterForward::Always),
+                false,
+                Net::forward_parallel,
+            );
             // Of a block's matrices each rank has a quarter; of the table and the rest, half.
             let shards = (blocks * BLOCK / 2 + TABLE) / RANKS;
-            println!("{blocks} blocks, checkpointing {checkpointing}: {m:?}, shards {shards}, block {BLOCK}");
+            println!(
+                "{blocks} blocks, checkpointing {checkpointing}: {m:?}, shards {shards}, block {BLOCK}"
+            );
             assert!(m.before <= shards + small(blocks), "before forward: {m:?}");
-            assert!(m.after_forward <= shards + small(blocks), "after forward: {m:?}");
-            assert!(m.peak_backward - 2 * shards <= 2 * BLOCK + small(blocks), "peak in backward: {m:?}");
+            assert!(
+                m.after_forward <= shards + small(blocks),
+                "after forward: {m:?}"
+            );
+            assert!(
+                m.peak_backward - 2 * shards <= 2 * BLOCK + small(blocks),
+                "peak in backward: {m:?}"
+            );
         }
     }
 }
@@ -249,5 +360,8 @@ fn without_resharding_the_full_model_stays() {
     let _alone = alone();
     let blocks = 4;
     let m = measure(blocks, false, ReshardAfterForward::Never);
-    assert!(m.after_forward >= shards(blocks) + blocks * BLOCK, "the measurement sees kept units: {m:?}");
+    assert!(
+        m.after_forward >= shards(blocks) + blocks * BLOCK,
+        "the measurement sees kept units: {m:?}"
+    );
 }

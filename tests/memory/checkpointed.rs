@@ -34,7 +34,9 @@ impl Net {
             up: LinearConfig::new(WIDTH, HIDDEN).init(device),
             down: LinearConfig::new(HIDDEN, WIDTH).init(device),
         };
-        Self { blocks: (0..blocks).map(block).collect() }
+        Self {
+            blocks: (0..blocks).map(block).collect(),
+        }
     }
 
     fn forward(&self, x: Tensor<2>, again: bool) -> Tensor<2> {
@@ -67,7 +69,10 @@ fn measure(ranks: usize, blocks: usize, again: bool, checkpointing: bool) -> Mea
                 _ => fully_shard(net, &mesh, FullyShard::new().with_units(["blocks.*"])),
             }
         },
-        |net, device| net.forward(Tensor::ones([ROWS, WIDTH], device), again).sum(),
+        |net, device| {
+            net.forward(Tensor::ones([ROWS, WIDTH], device), again)
+                .sum()
+        },
     )
 }
 
@@ -77,7 +82,10 @@ fn of_a_block(ranks: usize, again: bool, checkpointing: bool) -> (usize, usize) 
     let [few, many] = [2, 2 + MORE].map(|blocks| measure(ranks, blocks, again, checkpointing));
     let after = |measured: Measured| measured.after_forward - measured.before;
     let backward = |measured: Measured| measured.peak_backward - measured.after_forward;
-    ((after(many) - after(few)) / MORE, backward(many).saturating_sub(backward(few)) / MORE)
+    (
+        (after(many) - after(few)) / MORE,
+        backward(many).saturating_sub(backward(few)) / MORE,
+    )
 }
 
 /// What burn's table of graphs takes of a block beside tensors, whatever the tensors' size: of its nodes, and until the next
@@ -91,9 +99,14 @@ fn a_block_that_computes_again_keeps_its_input() {
         for checkpointing in [false, true] {
             let (kept, _) = of_a_block(ranks, false, checkpointing);
             let (again, _) = of_a_block(ranks, true, checkpointing);
-            let context = format!("{ranks} ranks, gradient checkpointing {checkpointing}: {kept} kept, {again} again");
+            let context = format!(
+                "{ranks} ranks, gradient checkpointing {checkpointing}: {kept} kept, {again} again"
+            );
             println!("{context}");
-            assert!((INPUT..INPUT + NODES).contains(&again), "{context}, of an input of {INPUT}");
+            assert!(
+                (INPUT..INPUT + NODES).contains(&again),
+                "{context}, of an input of {INPUT}"
+            );
             assert!(kept >= INPUT + BETWEEN, "{context}");
         }
     }

@@ -31,8 +31,15 @@ enum Fault {
     InForward,
 }
 
-const FAULTS: [Fault; 7] =
-    [Fault::Panics, Fault::Fails, Fault::Returns, Fault::OtherShape, Fault::OtherLabel, Fault::Waits, Fault::InForward];
+const FAULTS: [Fault; 7] = [
+    Fault::Panics,
+    Fault::Fails,
+    Fault::Returns,
+    Fault::OtherShape,
+    Fault::OtherLabel,
+    Fault::Waits,
+    Fault::InForward,
+];
 
 /// Elements of a deposit: 100 KB.
 const LEN: usize = 25_600;
@@ -45,22 +52,37 @@ fn ones(world: &World, len: usize) -> DispatchTensor {
 }
 
 fn sum(world: &World, label: &str, len: usize) -> Result<()> {
-    Ok(world.all().all_reduce(label.into(), vec![ones(world, len)], ReduceOp::Sum).wait().map(drop)?)
+    Ok(world
+        .all()
+        .all_reduce(label.into(), vec![ones(world, len)], ReduceOp::Sum)
+        .wait()
+        .map(drop)?)
 }
 
 /// Calls that are under way while the world fails: the rank at fault makes none of them.
 fn under_way(world: &World) -> [Work<()>; 4] {
     let comm = world.all().duplicate("under way");
     let sizes = || ShardSizes::Chunked(RANKS * LEN);
-    let sharded = |len| vec![ShardedTensor { tensor: ones(world, len), dim: 0, sizes: sizes() }];
+    let sharded = |len| {
+        vec![ShardedTensor {
+            tensor: ones(world, len),
+            dim: 0,
+            sizes: sizes(),
+        }]
+    };
     let next = (world.rank() + 1) % RANKS;
-    let meta = TensorMeta { shape: [LEN].into(), dtype: DType::F32 };
+    let meta = TensorMeta {
+        shape: [LEN].into(),
+        dtype: DType::F32,
+    };
     [
         comm.all_gather("gather".into(), sharded(LEN)).then(drop),
-        comm.reduce_scatter("scatter".into(), sharded(RANKS * LEN), ReduceOp::Sum).then(drop),
+        comm.reduce_scatter("scatter".into(), sharded(RANKS * LEN), ReduceOp::Sum)
+            .then(drop),
         comm.send("message".into(), vec![ones(world, LEN)], next, 1),
         // Which nobody sends.
-        comm.receive("answer".into(), Some(vec![meta]), next, 2).then(drop),
+        comm.receive("answer".into(), Some(vec![meta]), next, 2)
+            .then(drop),
     ]
 }
 
@@ -94,22 +116,41 @@ fn program(world: &World, layers: &[Linear; 2], fault: Fault, culprit: usize) ->
         Fault::Returns => Ok(()),
         Fault::OtherShape => sum(world, "sum", LEN + 1),
         Fault::OtherLabel => sum(world, "other", LEN),
-        Fault::Waits => Ok(world.all().receive("answer".into(), None, (culprit + 1) % RANKS, 3).wait().map(drop)?),
+        Fault::Waits => Ok(world
+            .all()
+            .receive("answer".into(), None, (culprit + 1) % RANKS, 3)
+            .wait()
+            .map(drop)?),
     }
 }
 
 /// A world that fails. Of every second one the other ranks go on in another.
 fn fail(nth: usize, layers: &[Linear; 2]) {
-    let (fault, culprit, goes_on) = (FAULTS[nth % FAULTS.len()], nth % RANKS, nth.is_multiple_of(2));
-    let ends = launch(Launch::threads(RANKS).with_deadline(Duration::from_secs(60)), |world| {
-        let ended = program(world, layers, fault, culprit);
-        if world.rank() == culprit {
-            return ended;
-        }
-        let error = ended.expect_err("a rank is at fault");
-        if goes_on { sum(&world.shrink()?, "those that are left", LEN) } else { Err(error) }
-    });
-    assert_eq!(ends.is_ok(), goes_on, "{fault:?} of rank {culprit}: {ends:?}");
+    let (fault, culprit, goes_on) = (
+        FAULTS[nth % FAULTS.len()],
+        nth % RANKS,
+        nth.is_multiple_of(2),
+    );
+    let ends = launch(
+        Launch::threads(RANKS).with_deadline(Duration::from_secs(60)),
+        |world| {
+            let ended = program(world, layers, fault, culprit);
+            if world.rank() == culprit {
+                return ended;
+            }
+            let error = ended.expect_err("a rank is at fault");
+            if goes_on {
+                sum(&world.shrink()?, "those that are left", LEN)
+            } else {
+                Err(error)
+            }
+        },
+    );
+    assert_eq!(
+        ends.is_ok(),
+        goes_on,
+        "{fault:?} of rank {culprit}: {ends:?}"
+    );
 }
 
 /// Bytes that are live once the threads of earlier worlds have ended.
@@ -128,16 +169,24 @@ fn thousands_of_worlds_that_fail_leave_nothing() {
     let device = Device::flex();
     let layers = [0, 1].map(|_| LinearConfig::new(WIDTH, WIDTH).init(&device));
     // Draw now, on one thread.
-    layers.iter().for_each(|layer| drop(layer.forward(Tensor::<2>::ones([1, WIDTH], &device))));
+    layers
+        .iter()
+        .for_each(|layer| drop(layer.forward(Tensor::<2>::ones([1, WIDTH], &device))));
     let mut after = Vec::new();
     for thousand in 0..thousands {
         let start = Instant::now();
         (1000 * thousand..1000 * (thousand + 1)).for_each(|nth| fail(nth, &layers));
         let took = start.elapsed() / 1000;
         after.push(settled());
-        println!("thousand {thousand}: {took:?} a world, {} bytes are live", after[thousand]);
+        println!(
+            "thousand {thousand}: {took:?} a world, {} bytes are live",
+            after[thousand]
+        );
     }
     let left = after[thousands - 1].saturating_sub(after[0]);
     // Of each thousand, whose every world had more than a megabyte under way.
-    assert!(left < (thousands - 1) * 25 * 1024, "{left} bytes: {after:?}");
+    assert!(
+        left < (thousands - 1) * 25 * 1024,
+        "{left} bytes: {after:?}"
+    );
 }

@@ -17,7 +17,11 @@ fn blocks(ranks: Launch, gather: fn(&Vec<Linear>) -> Result<Option<Vec<Linear>>>
     let peaks = launch(ranks, |world| {
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
         let block = |_| LinearConfig::new(WIDTH, WIDTH).init(world.device());
-        let model = fully_shard((0..BLOCKS).map(block).collect(), &mesh, FullyShard::new().with_units(["*"]))?;
+        let model = fully_shard(
+            (0..BLOCKS).map(block).collect(),
+            &mesh,
+            FullyShard::new().with_units(["*"]),
+        )?;
         // What is allocated once.
         gather(&model)?;
         let (_model, peak) = live::peak(world, || gather(&model))?;

@@ -25,7 +25,11 @@ struct Net {
 
 impl Net {
     fn lazy(device: &Device) -> Self {
-        Self { layers: (0..LAYERS).map(|_| LinearConfig::new(WIDTH, WIDTH).init(device)).collect() }
+        Self {
+            layers: (0..LAYERS)
+                .map(|_| LinearConfig::new(WIDTH, WIDTH).init(device))
+                .collect(),
+        }
     }
 }
 
@@ -45,26 +49,48 @@ fn beyond_shards(shape: &[usize]) -> Vec<usize> {
     let beyond = launch(apart(shape.iter().product()), |world| {
         let mesh = DeviceMesh::new(world, shape, names)?;
         let device = world.device().clone().autodiff();
-        let shard = |device| fully_shard(Net::lazy(device), &mesh, FullyShard::new().with_units(["layers.*"]));
+        let shard = |device| {
+            fully_shard(
+                Net::lazy(device),
+                &mesh,
+                FullyShard::new().with_units(["layers.*"]),
+            )
+        };
         // What is allocated once.
         drop(shard(&device)?);
         let (_net, held, most) = measured(world.rank(), || shard(&device))?;
         let shards = MODEL / shape[shape.len() - 1];
-        assert!((shards..shards + OTHER).contains(&held), "{held} bytes of shards of {shards}");
+        assert!(
+            (shards..shards + OTHER).contains(&held),
+            "{held} bytes of shards of {shards}"
+        );
         Ok(most - shards)
     });
-    beyond.unwrap().into_iter().map(|(_, beyond)| beyond).collect()
+    beyond
+        .unwrap()
+        .into_iter()
+        .map(|(_, beyond)| beyond)
+        .collect()
 }
 
 #[test]
 fn the_first_rank_holds_one_parameter_and_the_others_parts() {
     for shape in [&[4][..], &[2, 2], &[3], &[1, 4]] {
         let beyond = beyond_shards(shape);
-        println!("on {shape:?}: {beyond:?} bytes beyond the shards, of parameters of {WEIGHT} bytes");
+        println!(
+            "on {shape:?}: {beyond:?} bytes beyond the shards, of parameters of {WEIGHT} bytes"
+        );
         // Where there are replicas, the part that is copied for them.
-        let part = if shape.len() == 2 { WEIGHT / shape[1] } else { 0 };
+        let part = if shape.len() == 2 {
+            WEIGHT / shape[1]
+        } else {
+            0
+        };
         let first = beyond[0];
-        assert!((WEIGHT..=WEIGHT + part + OTHER).contains(&first), "{first} bytes on the first rank");
+        assert!(
+            (WEIGHT..=WEIGHT + part + OTHER).contains(&first),
+            "{first} bytes on the first rank"
+        );
         for &beyond in &beyond[1..] {
             assert!(beyond <= part + OTHER, "{beyond} bytes on another rank");
         }
@@ -90,15 +116,26 @@ fn no_other_parameter_is_unsharded_while_one_is_drawn() {
                     most.fetch_max((live() - before).saturating_sub(shards), SeqCst);
                     Tensor::<2>::ones([WIDTH, WIDTH], device).require_grad()
                 };
-                Param::uninitialized(ParamId::new(), draw, device.clone(), true, [WIDTH, WIDTH].into())
+                Param::uninitialized(
+                    ParamId::new(),
+                    draw,
+                    device.clone(),
+                    true,
+                    [WIDTH, WIDTH].into(),
+                )
             };
-            let net = Lone { weights: (0..LAYERS).map(layer).collect() };
+            let net = Lone {
+                weights: (0..LAYERS).map(layer).collect(),
+            };
             drop(fully_shard(net, &mesh, FullyShard::new())?);
             Ok(())
         })
         .unwrap();
         let most = most.load(SeqCst);
-        assert!(most < WEIGHT * 3 / 4, "{most} bytes beyond the shards of those before");
+        assert!(
+            most < WEIGHT * 3 / 4,
+            "{most} bytes beyond the shards of those before"
+        );
     }
 }
 
@@ -115,8 +152,13 @@ fn a_sharded_model_is_parallelized_with_one_parameter_gathered() {
         let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
         let device = world.device().clone().autodiff();
         let plan = || Plan::new().with_style("layers.*", Style::colwise());
-        let sharded =
-            || fully_shard(Net::lazy(&device), &mesh.slice("dp")?, FullyShard::new().with_units(["layers.*"]));
+        let sharded = || {
+            fully_shard(
+                Net::lazy(&device),
+                &mesh.slice("dp")?,
+                FullyShard::new().with_units(["layers.*"]),
+            )
+        };
         drop(parallelize(sharded()?, &mesh.slice("tp")?, plan())?);
         allocates_for(world.rank());
         let net = sharded()?;
@@ -126,7 +168,12 @@ fn a_sharded_model_is_parallelized_with_one_parameter_gathered() {
         Ok(own_peak() - held)
     });
     for (rank, beyond) in beyond.unwrap() {
-        println!("{beyond} bytes beyond the shards on rank {rank}, of parameters of {WEIGHT} bytes");
-        assert!(beyond <= 2 * WEIGHT + OTHER, "{beyond} bytes on rank {rank}");
+        println!(
+            "{beyond} bytes beyond the shards on rank {rank}, of parameters of {WEIGHT} bytes"
+        );
+        assert!(
+            beyond <= 2 * WEIGHT + OTHER,
+            "{beyond} bytes on rank {rank}"
+        );
     }
 }

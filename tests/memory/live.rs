@@ -31,7 +31,10 @@ struct Account {
 
 impl Account {
     const fn new() -> Self {
-        Self { live: AtomicUsize::new(0), peak: AtomicUsize::new(0) }
+        Self {
+            live: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+        }
     }
 }
 
@@ -179,7 +182,11 @@ pub fn measure<M: Module>(
 ) -> Measured {
     let measured = launch(apart(ranks), |world| {
         let device = world.device().clone().autodiff();
-        let device = if checkpointing { device.gradient_checkpointing() } else { device };
+        let device = if checkpointing {
+            device.gradient_checkpointing()
+        } else {
+            device
+        };
         let settle = |world: &World| {
             world.barrier("measure")?;
             let live = LIVE.load(SeqCst);
@@ -188,7 +195,11 @@ pub fn measure<M: Module>(
         };
         // What the matrix products allocate once per thread, and keep.
         let warm = LinearConfig::new(512, 512).init(&device);
-        drop(warm.forward(Tensor::<3>::ones([1, 2, 512], &device)).sum().backward());
+        drop(
+            warm.forward(Tensor::<3>::ones([1, 2, 512], &device))
+                .sum()
+                .backward(),
+        );
         drop(warm);
         let empty = settle(world)?;
         let model = make(world, &device)?;
@@ -208,7 +219,10 @@ pub fn measure<M: Module>(
             let after_backward = settle(world)?;
             drop(grads);
             // What an earlier graph has left in burn's tables goes with the next backward: differences do not change.
-            let empty = [empty, before, after_forward, after_backward].into_iter().min().expect("there are some");
+            let empty = [empty, before, after_forward, after_backward]
+                .into_iter()
+                .min()
+                .expect("there are some");
             let rank = |live: usize| (live - empty) / ranks;
             last = Some(Measured {
                 before: rank(before),

@@ -10,7 +10,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::checkpoint::{
-    self, Checkpoint, ConsolidateOptions, LoadOptions, ReadOptions, SafetensorsWeights, State, WeightSource,
+    self, Checkpoint, ConsolidateOptions, LoadOptions, ReadOptions, SafetensorsWeights, State,
+    WeightSource,
 };
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
@@ -34,13 +35,21 @@ struct Net {
 
 impl Net {
     fn sharded(mesh: &DeviceMesh, device: &Device) -> Result<Self> {
-        let net = Self { layers: (0..LAYERS).map(|_| LinearConfig::new(WIDTH, WIDTH).init(device)).collect() };
+        let net = Self {
+            layers: (0..LAYERS)
+                .map(|_| LinearConfig::new(WIDTH, WIDTH).init(device))
+                .collect(),
+        };
         fully_shard(net, mesh, FullyShard::new().with_units(["layers.*"]))
     }
 
     fn grads(&self, device: &Device) -> GradientsParams {
         let layer = |x, layer: &Linear| unit(layer, x, |layer, x| layer.forward(x));
-        let loss = self.layers.iter().fold(Tensor::<2>::ones([1, WIDTH], device), layer).sum();
+        let loss = self
+            .layers
+            .iter()
+            .fold(Tensor::<2>::ones([1, WIDTH], device), layer)
+            .sum();
         GradientsParams::from_grads(loss.backward(), self)
     }
 }
@@ -72,12 +81,18 @@ fn save(folder: &Path, mesh: &DeviceMesh, device: &Device) -> Result<()> {
     let (mut model, mut optim) = (Net::sharded(mesh, device)?, sharded(AdamWConfig::new()));
     let grads = model.grads(device);
     model = optim.step(0.1, model, grads)?;
-    let state = State::new(mesh).with_model("model", &model)?.with_optimizer("optimizer", &optim.state(&model)?)?;
+    let state = State::new(mesh)
+        .with_model("model", &model)?
+        .with_optimizer("optimizer", &optim.state(&model)?)?;
     checkpoint::save(folder, &state).map(drop)
 }
 
 /// Returns the bytes that `load` of a model adds to a rank at most, if its old shards may be freed and if a clone holds them.
-fn growth(mesh: &DeviceMesh, device: &Device, load: impl Fn(Net) -> Result<Net>) -> Result<[usize; 2]> {
+fn growth(
+    mesh: &DeviceMesh,
+    device: &Device,
+    load: impl Fn(Net) -> Result<Net>,
+) -> Result<[usize; 2]> {
     // What is allocated once.
     drop(load(Net::sharded(mesh, device)?)?);
     let model = Net::sharded(mesh, device)?;
@@ -98,29 +113,44 @@ fn a_load_holds_the_shards_once() {
         let device = world.device().clone().autodiff();
         save(&saved, &mesh, &device)?;
         world.run_on(0, || {
-            let options = ConsolidateOptions::new().with_key("model").with_transposed(|name| name.ends_with("weight"));
+            let options = ConsolidateOptions::new()
+                .with_key("model")
+                .with_transposed(|name| name.ends_with("weight"));
             checkpoint::consolidate(&saved, &exported, &options, |_, _| {}).unwrap();
         });
         world.barrier("exported")?;
         let checkpoint = Checkpoint::open(&saved, &mesh)?.with_read_options(read());
-        let of_checkpoint =
-            growth(&mesh, &device, |model| Ok(checkpoint.load_model("model", model, &LoadOptions::new())?.0))?;
+        let of_checkpoint = growth(&mesh, &device, |model| {
+            Ok(checkpoint
+                .load_model("model", model, &LoadOptions::new())?
+                .0)
+        })?;
         let weights = SafetensorsWeights::open(&exported, &mesh)?.with_read_options(read());
         let transposed = growth(&mesh, &device, |model| {
             let source = |path: &str| {
                 let source = WeightSource::new(path);
-                Some(if path.ends_with("weight") { source.transposed() } else { source })
+                Some(if path.ends_with("weight") {
+                    source.transposed()
+                } else {
+                    source
+                })
             };
             Ok(weights.load_model(model, source)?.0)
         })?;
         Ok([of_checkpoint, transposed])
     });
-    for (what, [alone, with_clone]) in ["a checkpoint", "transposed weights"].into_iter().zip(growths.unwrap()[0].1) {
+    for (what, [alone, with_clone]) in ["a checkpoint", "transposed weights"]
+        .into_iter()
+        .zip(growths.unwrap()[0].1)
+    {
         println!(
             "a load of {what} adds {alone} bytes, or {with_clone} if a clone has the old shards of {SHARDS} bytes"
         );
         assert!(alone <= MEMORY + OTHER, "{alone} bytes for {what}");
-        assert!((SHARDS..=SHARDS + MEMORY + OTHER).contains(&with_clone), "{with_clone} bytes for {what}");
+        assert!(
+            (SHARDS..=SHARDS + MEMORY + OTHER).contains(&with_clone),
+            "{with_clone} bytes for {what}"
+        );
     }
 }
 
@@ -138,15 +168,25 @@ fn an_optimizer_takes_its_state_without_a_copy_and_gives_one() {
         let load = || checkpoint.load_optimizer("optimizer", &model, &LoadOptions::new());
         drop(sharded(AdamWConfig::new()).load_state(&model, load()?.0)?);
         let ((state, _), loaded) = peak(world, load)?;
-        let (optim, handed) = peak(world, || sharded(AdamWConfig::new()).load_state(&model, state))?;
+        let (optim, handed) = peak(world, || {
+            sharded(AdamWConfig::new()).load_state(&model, state)
+        })?;
         let (_state, copied) = peak(world, || optim.state(&model))?;
         Ok([loaded, handed, copied].map(|bytes| bytes / RANKS))
     });
     let [loaded, handed, copied] = growths.unwrap()[0].1;
     let state = 2 * SHARDS;
-    println!("state of {state} bytes: loading adds {loaded}, handing it over {handed}, and a copy to save it {copied}");
-    assert!((state..=state + MEMORY + OTHER).contains(&loaded), "{loaded} bytes");
+    println!(
+        "state of {state} bytes: loading adds {loaded}, handing it over {handed}, and a copy to save it {copied}"
+    );
+    assert!(
+        (state..=state + MEMORY + OTHER).contains(&loaded),
+        "{loaded} bytes"
+    );
     assert!(handed <= OTHER, "{handed} bytes");
     // burn copies one tensor twice at a time, to align it.
-    assert!((state..=state + WIDTH * WIDTH * 4 / RANKS + OTHER).contains(&copied), "{copied} bytes");
+    assert!(
+        (state..=state + WIDTH * WIDTH * 4 / RANKS + OTHER).contains(&copied),
+        "{copied} bytes"
+    );
 }

@@ -23,8 +23,13 @@ fn taken(matrices: usize) -> f64 {
         allocates_for(world.rank());
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
         let device = world.device().clone().autodiff();
-        let layer = |_| LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(&device);
-        let mut model: Vec<Linear> = fully_shard((0..matrices).map(layer).collect(), &mesh, FullyShard::new())?;
+        let layer = |_| {
+            LinearConfig::new(WIDTH, WIDTH)
+                .with_bias(false)
+                .init(&device)
+        };
+        let mut model: Vec<Linear> =
+            fully_shard((0..matrices).map(layer).collect(), &mesh, FullyShard::new())?;
         let mut optim = sharded(AdamWConfig::new()).with_muon(ParamGroup::all(), MuonConfig::new());
         let mut taken = 0;
         // The first step makes the state, and warms up what is allocated once, and kept.
@@ -43,7 +48,12 @@ fn taken(matrices: usize) -> f64 {
         }
         Ok(taken)
     });
-    let most = taken.expect("no rank fails").into_iter().map(|(_, taken)| taken).max().expect("there are ranks");
+    let most = taken
+        .expect("no rank fails")
+        .into_iter()
+        .map(|(_, taken)| taken)
+        .max()
+        .expect("there are ranks");
     most as f64 / MATRIX as f64
 }
 
@@ -54,6 +64,9 @@ fn a_step_of_muon_holds_a_few_matrices_and_not_the_model() {
     let each = (many - few) / 24.0;
     println!("8 matrices {few:.2}, 32 matrices {many:.2}, each {each:.3}");
     // To gather the model takes a matrix each, and to keep the orthogonal ones, of which parts came back, a quarter.
-    assert!(each < 0.1, "{each} matrices more for each: 8 take {few}, 32 take {many}");
+    assert!(
+        each < 0.1,
+        "{each} matrices more for each: 8 take {few}, 32 take {many}"
+    );
     assert!(few < 8.0, "8 take {few}, 32 take {many}");
 }

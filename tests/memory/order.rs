@@ -24,11 +24,15 @@ const ROWS: usize = 2;
 const BLOCK: usize = (WIDTH * WIDTH + WIDTH) * 4;
 
 fn linears(n: usize, device: &Device) -> Vec<Linear> {
-    (0..n).map(|_| LinearConfig::new(WIDTH, WIDTH).init(device)).collect()
+    (0..n)
+        .map(|_| LinearConfig::new(WIDTH, WIDTH).init(device))
+        .collect()
 }
 
 fn chain(layers: &[Linear], x: Tensor<2>) -> Tensor<2> {
-    layers.iter().fold(x, |x, layer| unit(layer, x, |layer, x| layer.forward(x).tanh()))
+    layers.iter().fold(x, |x, layer| {
+        unit(layer, x, |layer, x| layer.forward(x).tanh())
+    })
 }
 
 fn input(device: &Device) -> Tensor<2> {
@@ -51,9 +55,16 @@ fn transients(layers: [usize; 3], loss: Loss) -> f64 {
         };
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
         let towers = [("a.*", a), ("b.*", b), ("mix.*", mix), ("table", 1)];
-        let patterns = towers.into_iter().filter(|(_, layers)| *layers > 0).map(|(pattern, _)| pattern);
+        let patterns = towers
+            .into_iter()
+            .filter(|(_, layers)| *layers > 0)
+            .map(|(pattern, _)| pattern);
         let units = FullyShard::new().with_units(patterns);
-        fully_shard(net, &mesh, units.with_reshard_after_forward(ReshardAfterForward::Always))
+        fully_shard(
+            net,
+            &mesh,
+            units.with_reshard_after_forward(ReshardAfterForward::Always),
+        )
     };
     let m = live::measure(RANKS, false, make, loss);
     // Gradient shards are as large as shards. What backward frees on its way is left out.
@@ -64,8 +75,13 @@ fn transients(layers: [usize; 3], loss: Loss) -> f64 {
 fn assert_flat(what: &str, layers: fn(usize) -> [usize; 3], loss: Loss) {
     let _alone = alone();
     let [shallow, deep] = [4, 32].map(|n| transients(layers(n), loss));
-    println!("{what}: {shallow:.2} blocks above shards and gradients with 4 layers, {deep:.2} with 32");
-    assert!(deep <= shallow.max(0.0) + 1.5, "{what}: {shallow} blocks at 4 layers, {deep} at 32");
+    println!(
+        "{what}: {shallow:.2} blocks above shards and gradients with 4 layers, {deep:.2} with 32"
+    );
+    assert!(
+        deep <= shallow.max(0.0) + 1.5,
+        "{what}: {shallow} blocks at 4 layers, {deep} at 32"
+    );
     assert!(deep <= 6.0, "{what}: {deep} blocks");
 }
 
@@ -86,7 +102,11 @@ fn a_chain_whose_every_layer_reads_a_weight_outside_its_unit() {
         |net, device| {
             let forward = |net: &Net, x| {
                 let layers = net.a.iter().zip(&net.mix);
-                layers.fold(x, |x, (layer, mix)| mix.forward(unit(layer, x, |layer, x| layer.forward(x).tanh()))).sum()
+                layers
+                    .fold(x, |x, (layer, mix)| {
+                        mix.forward(unit(layer, x, |layer, x| layer.forward(x).tanh()))
+                    })
+                    .sum()
             };
             unit(net, input(device), forward)
         },
@@ -101,11 +121,15 @@ fn an_encoder_and_a_decoder_with_an_embedding_unit() {
         |net, device| {
             let encoded = chain(&net.a, input(device));
             let tokens = Tensor::<2, Int>::zeros([1, ROWS], device);
-            let embedded = unit(&net.table, tokens, |table, tokens| table.forward(tokens).squeeze_dim::<2>(0));
+            let embedded = unit(&net.table, tokens, |table, tokens| {
+                table.forward(tokens).squeeze_dim::<2>(0)
+            });
             let decode = |x, layer: &Linear| {
-                unit(layer, (x, encoded.clone()), |layer, (x, encoded): (Tensor<2>, Tensor<2>)| {
-                    layer.forward(x + encoded).tanh()
-                })
+                unit(
+                    layer,
+                    (x, encoded.clone()),
+                    |layer, (x, encoded): (Tensor<2>, Tensor<2>)| layer.forward(x + encoded).tanh(),
+                )
             };
             net.b.iter().fold(embedded, decode).sum()
         },
@@ -117,7 +141,11 @@ fn two_towers_under_a_root_unit() {
     assert_flat(
         "two towers under a root unit",
         |n| [n, n, 0],
-        |net, device| unit(net, input(device), |net, x| (chain(&net.a, x.clone()) + chain(&net.b, x)).sum()),
+        |net, device| {
+            unit(net, input(device), |net, x| {
+                (chain(&net.a, x.clone()) + chain(&net.b, x)).sum()
+            })
+        },
     );
 }
 
@@ -126,9 +154,16 @@ fn two_towers_under_a_root_unit() {
 #[test]
 fn two_towers_that_nothing_encloses_hold_one_towers_gradients() {
     let _alone = alone();
-    let loss: Loss = |net, device| (chain(&net.a, input(device)) + chain(&net.b, input(device))).sum();
+    let loss: Loss =
+        |net, device| (chain(&net.a, input(device)) + chain(&net.b, input(device))).sum();
     let [shallow, deep] = [4, 32].map(|n| transients([n, n, 0], loss));
     println!("two towers, not enclosed: {shallow:.2} blocks with 4 layers, {deep:.2} with 32");
-    assert!(deep > 8.0, "nothing was held: {deep} blocks; then this may be asserted to be flat");
-    assert!(deep <= 32.0 + 6.0, "more than one tower was held: {deep} blocks");
+    assert!(
+        deep > 8.0,
+        "nothing was held: {deep} blocks; then this may be asserted to be flat"
+    );
+    assert!(
+        deep <= 32.0 + 6.0,
+        "more than one tower was held: {deep} blocks"
+    );
 }

@@ -37,7 +37,8 @@ fn tensors_of_ever_new_shapes_leave_little() {
     launch(Launch::threads(1), |world| {
         let mesh = DeviceMesh::new(world, [1], ["x"])?;
         let left = left_by(4000, |rows| {
-            let ones = DTensor::<1>::ones([1 + rows], &mesh, &[Placement::Shard(0)], world.device());
+            let ones =
+                DTensor::<1>::ones([1 + rows], &mesh, &[Placement::Shard(0)], world.device());
             drop((ones.unwrap() * 2.0).sum());
         });
         // Above what the first 4000 left.
@@ -56,7 +57,11 @@ fn one_work_that_is_not_waited_for_keeps_no_later_deposits() {
             let len = 2 * tensor.dims()[0];
             all.all_gather(
                 "x".into(),
-                vec![ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(len) }],
+                vec![ShardedTensor {
+                    tensor: tensor.into_dispatch(),
+                    dim: 0,
+                    sizes: ShardSizes::Chunked(len),
+                }],
             )
         };
         let ones = |len| Tensor::<1>::ones([len], world.device());

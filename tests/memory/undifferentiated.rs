@@ -34,20 +34,32 @@ enum Entered {
 
 impl Net {
     fn new(device: &Device) -> Self {
-        let layer = || LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(device);
-        Self { own: layer(), inner: layer(), frozen: layer().no_grad() }
+        let layer = || {
+            LinearConfig::new(WIDTH, WIDTH)
+                .with_bias(false)
+                .init(device)
+        };
+        Self {
+            own: layer(),
+            inner: layer(),
+            frozen: layer().no_grad(),
+        }
     }
 
     fn forward(&self, x: Tensor<2>, entered: Entered) -> Tensor<2> {
         let layer = |layer: &Linear, x: Tensor<2>| layer.forward(x);
         match entered {
-            Entered::Nested => {
-                unit(self, x, |net, x| unit(&net.frozen, unit(&net.inner, net.own.forward(x), layer), layer))
-            }
+            Entered::Nested => unit(self, x, |net, x| {
+                unit(
+                    &net.frozen,
+                    unit(&net.inner, net.own.forward(x), layer),
+                    layer,
+                )
+            }),
             Entered::Apart => unit(&self.frozen, unit(&self.inner, x, layer), layer),
-            Entered::Checkpointed => {
-                unit(self, x, |net, x| checkpoint_activations(&net.inner, net.own.forward(x), layer))
-            }
+            Entered::Checkpointed => unit(self, x, |net, x| {
+                checkpoint_activations(&net.inner, net.own.forward(x), layer)
+            }),
             Entered::Never => self.frozen.forward(self.inner.forward(self.own.forward(x))),
         }
     }
@@ -61,7 +73,9 @@ fn growth(ranks: usize, reshard: ReshardAfterForward, entered: Entered, holds: b
         allocates_for(world.rank());
         let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
         let device = world.device().clone().autodiff();
-        let config = FullyShard::new().with_units(["inner", "frozen"]).with_reshard_after_forward(reshard);
+        let config = FullyShard::new()
+            .with_units(["inner", "frozen"])
+            .with_reshard_after_forward(reshard);
         let net = fully_shard(Net::new(&device), &mesh, config)?;
         let mut held = None;
         let mut forward = || {
@@ -75,7 +89,9 @@ fn growth(ranks: usize, reshard: ReshardAfterForward, entered: Entered, holds: b
         world.barrier("many")?;
         let many = own();
         // The model trains on.
-        net.forward(Tensor::ones([1, WIDTH], &device), entered).sum().backward();
+        net.forward(Tensor::ones([1, WIDTH], &device), entered)
+            .sum()
+            .backward();
         Ok(many as i64 - few as i64)
     });
     grown.unwrap().into_iter().map(|(_, grown)| grown).collect()
@@ -85,10 +101,17 @@ fn growth(ranks: usize, reshard: ReshardAfterForward, entered: Entered, holds: b
 fn many_forwards_without_a_backward_keep_no_more_than_two() {
     use ReshardAfterForward::{Always, Auto, Never, Ranks};
     for (ranks, reshard) in [(2, Always), (2, Auto), (2, Never), (4, Ranks(2))] {
-        for entered in [Entered::Nested, Entered::Apart, Entered::Checkpointed, Entered::Never] {
+        for entered in [
+            Entered::Nested,
+            Entered::Apart,
+            Entered::Checkpointed,
+            Entered::Never,
+        ] {
             for holds in [false, true] {
                 for grown in growth(ranks, reshard, entered, holds) {
-                    println!("{reshard:?}, {entered:?}, an output is held: {holds}: {grown} bytes more");
+                    println!(
+                        "{reshard:?}, {entered:?}, an output is held: {holds}: {grown} bytes more"
+                    );
                     assert!(
                         grown < UNIT as i64 / 4,
                         "{reshard:?}, {entered:?}, an output is held: {holds}: {grown} bytes more"
@@ -124,5 +147,8 @@ fn forwards_without_a_backward_are_freed_after_their_threads_have_ended() {
     let (few, many) = (live_after(2), live_after(10));
     println!("{few} bytes are live after 2 launches, {many} after 12");
     // The last threads may not have dropped their thread-locals yet. Ten launches that keep everything hold over 30 units.
-    assert!(many < few + 10 * UNIT, "{few} bytes are live after 2 launches, {many} after 12");
+    assert!(
+        many < few + 10 * UNIT,
+        "{few} bytes are live after 2 launches, {many} after 12"
+    );
 }

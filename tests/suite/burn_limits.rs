@@ -26,7 +26,9 @@ fn a_second_backward_fails_where_a_result_of_its_leaves_is_unused() {
     }));
     let payload = twice.expect_err("burn has mended it");
     let message = payload.downcast_ref::<String>().cloned();
-    let message = message.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
+    let message = message
+        .or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string))
+        .unwrap_or_default();
     assert!(message.contains("already been consumed"), "{message}");
 }
 
@@ -38,9 +40,18 @@ fn the_weight_gradient_of_a_grouped_conv1d_is_wrong_where_its_stride_leaves_elem
     let weight = Tensor::<3>::ones([6, 1, 2], &device()).require_grad();
     let y = module::conv1d(x, weight.clone(), None, ConvOptions::new([2], [0], [1], 2));
     assert_eq!(y.dims(), [1, 6, 1]);
-    let gradient: Vec<f32> = weight.grad(&y.sum().backward()).expect("a leaf").into_data().iter::<f32>().collect();
+    let gradient: Vec<f32> = weight
+        .grad(&y.sum().backward())
+        .expect("a leaf")
+        .into_data()
+        .iter::<f32>()
+        .collect();
     // Every output is the sum of the first two elements of its group's channel.
-    let expected = [[1.0, 2.0]; 3].into_iter().chain([[3.0, 5.0]; 3]).flatten().collect::<Vec<f32>>();
+    let expected = [[1.0, 2.0]; 3]
+        .into_iter()
+        .chain([[3.0, 5.0]; 3])
+        .flatten()
+        .collect::<Vec<f32>>();
     assert_ne!(gradient, expected, "burn has mended it");
 }
 
@@ -52,8 +63,18 @@ fn the_gradient_of_a_bias_through_a_wholly_masked_row_is_no_number() {
     let mask = Tensor::<4, Bool>::full([1, 1, 1, 1], true, &device());
     // The gradient times the value is more than 4, times 1 / the smallest positive number infinite.
     let options = AttentionModuleOptions::default();
-    let y = module::attention(one(1.0), one(1.0), one(5.0), Some(mask), Some(bias.clone()), options);
+    let y = module::attention(
+        one(1.0),
+        one(1.0),
+        one(5.0),
+        Some(mask),
+        Some(bias.clone()),
+        options,
+    );
     assert_eq!(y.clone().into_scalar::<f32>(), 0.0);
-    let gradient = bias.grad(&y.sum().backward()).expect("a leaf").into_scalar::<f32>();
+    let gradient = bias
+        .grad(&y.sum().backward())
+        .expect("a leaf")
+        .into_scalar::<f32>();
     assert!(gradient.is_nan(), "burn has mended it: {gradient}");
 }

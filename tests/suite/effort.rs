@@ -14,7 +14,10 @@ pub fn is_smoke() -> bool {
 
 /// Returns the number in the environment variable `name`, or `default` if it is not set.
 pub fn setting(name: &str, default: u64) -> u64 {
-    env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")))
+    env::var(name).map_or(default, |text| {
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is no number"))
+    })
 }
 
 /// Returns true if a run ends at its first failure, without making it small: if `RANDOM_STOP_AT_FAILURE` is set.

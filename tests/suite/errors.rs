@@ -46,7 +46,10 @@ fn ended(program: impl Fn() -> Result<()> + Sync) -> LaunchError {
     })
     .unwrap_err();
     let text = error.cause.to_string();
-    let Some(Error::Comm(CommError::RankFailed { rank: 1, message, .. })) = &error.others[0].error else {
+    let Some(Error::Comm(CommError::RankFailed {
+        rank: 1, message, ..
+    })) = &error.others[0].error
+    else {
         panic!("{error}")
     };
     assert_eq!(*message, text);
@@ -67,9 +70,16 @@ fn chain(error: &dyn StdError) -> Vec<String> {
 #[test]
 fn a_boxed_error_keeps_its_text_its_source_and_its_type() {
     let error = ended(|| Ok(boxed()?));
-    assert_eq!(chain(&error.cause), ["no batch to train on", "no such file"]);
-    let Error::Other(cause) = error.cause.clone() else { panic!("{error}") };
-    let unreadable = cause.downcast_ref::<Unreadable>().expect("the type that was boxed");
+    assert_eq!(
+        chain(&error.cause),
+        ["no batch to train on", "no such file"]
+    );
+    let Error::Other(cause) = error.cause.clone() else {
+        panic!("{error}")
+    };
+    let unreadable = cause
+        .downcast_ref::<Unreadable>()
+        .expect("the type that was boxed");
     assert_eq!(unreadable.0.kind(), io::ErrorKind::NotFound);
 }
 
@@ -77,7 +87,14 @@ fn a_boxed_error_keeps_its_text_its_source_and_its_type() {
 fn the_report_says_what_an_error_was_caused_by() {
     let text = ended(|| Ok(boxed()?)).to_string();
     let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines[..2], ["launch failed at rank 1: no batch to train on", "  caused by: no such file"], "{text}");
+    assert_eq!(
+        lines[..2],
+        [
+            "launch failed at rank 1: no batch to train on",
+            "  caused by: no such file"
+        ],
+        "{text}"
+    );
     assert_eq!(text.matches("no batch to train on").count(), 1, "{text}");
     assert_eq!(lines.last(), Some(&"  rank 0 ended with it"), "{text}");
 }
@@ -85,10 +102,20 @@ fn the_report_says_what_an_error_was_caused_by() {
 #[test]
 fn errors_of_others_enter_by_a_question_mark() {
     let io = ended(|| Err(missing())?);
-    let Error::Other(cause) = &io.cause else { panic!("{io}") };
-    assert_eq!(cause.downcast_ref::<io::Error>().expect("an I/O error").kind(), io::ErrorKind::NotFound);
+    let Error::Other(cause) = &io.cause else {
+        panic!("{io}")
+    };
     assert_eq!(
-        ended(|| "ten".parse::<usize>().map(drop).map_err(Error::from)).cause.to_string(),
+        cause
+            .downcast_ref::<io::Error>()
+            .expect("an I/O error")
+            .kind(),
+        io::ErrorKind::NotFound
+    );
+    assert_eq!(
+        ended(|| "ten".parse::<usize>().map(drop).map_err(Error::from))
+            .cause
+            .to_string(),
         "invalid digit found in string"
     );
     let record = ended(|| {
@@ -96,14 +123,22 @@ fn errors_of_others_enter_by_a_question_mark() {
         layer.try_load_file("/nowhere")?;
         Ok(())
     });
-    assert!(matches!(&record.cause, Error::Other(cause) if cause.is::<burn::store::RecordError>()), "{record}");
+    assert!(
+        matches!(&record.cause, Error::Other(cause) if cause.is::<burn::store::RecordError>()),
+        "{record}"
+    );
 }
 
 #[test]
 fn an_anyhow_error_keeps_its_contexts() {
     let error = ended(|| {
-        Err::<(), _>(missing()).context("reading `corpus.txt`").context("no data")?;
+        Err::<(), _>(missing())
+            .context("reading `corpus.txt`")
+            .context("no data")?;
         Ok(())
     });
-    assert_eq!(chain(&error.cause), ["no data", "reading `corpus.txt`", "no such file"]);
+    assert_eq!(
+        chain(&error.cause),
+        ["no data", "reading `corpus.txt`", "no such file"]
+    );
 }

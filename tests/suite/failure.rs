@@ -9,7 +9,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Shape, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{
-    CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor, TensorMeta, World, launch,
+    CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor,
+    TensorMeta, World, launch,
 };
 use burn_dtensor::fsdp::{FullyShard, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
@@ -23,14 +24,34 @@ fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<(), Error> + Sync) ->
     launch(Launch::threads(4).with_deadline(FAR), |world| {
         let comm = world.all();
         comm.barrier("start".into()).wait()?;
-        if world.rank() == 2 { wrong(world, &comm) } else { gather(world, &comm, "unit", DType::F32, 9) }
+        if world.rank() == 2 {
+            wrong(world, &comm)
+        } else {
+            gather(world, &comm, "unit", DType::F32, 9)
+        }
     })
     .unwrap_err()
 }
 
-fn gather(world: &World, comm: &Communicator, label: &str, dtype: DType, width: usize) -> Result<(), Error> {
-    let tensor = Tensor::<2>::ones([2, width], world.device()).cast(dtype).into_dispatch();
-    comm.all_gather(label.into(), vec![ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(8) }]).wait()?;
+fn gather(
+    world: &World,
+    comm: &Communicator,
+    label: &str,
+    dtype: DType,
+    width: usize,
+) -> Result<(), Error> {
+    let tensor = Tensor::<2>::ones([2, width], world.device())
+        .cast(dtype)
+        .into_dispatch();
+    comm.all_gather(
+        label.into(),
+        vec![ShardedTensor {
+            tensor,
+            dim: 0,
+            sizes: ShardSizes::Chunked(8),
+        }],
+    )
+    .wait()?;
     Ok(())
 }
 
@@ -52,10 +73,26 @@ fn a_rank_panics() {
     let error = provoke(|_, _| panic!("boom"));
     assert_eq!(error.rank, 2);
     for error in of_the_others(&error) {
-        let CommError::RankPanicked { rank: 2, message, during: Some(id) } = error else { panic!("{error}") };
-        assert_eq!((message.as_str(), id.op, id.seq, &*id.label), ("boom", Op::AllGather, 1, "unit"));
+        let CommError::RankPanicked {
+            rank: 2,
+            message,
+            during: Some(id),
+        } = error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            (message.as_str(), id.op, id.seq, &*id.label),
+            ("boom", Op::AllGather, 1, "unit")
+        );
     }
-    assert!(matches!(error.cause, Error::Comm(CommError::RankPanicked { rank: 2, .. })), "{error}");
+    assert!(
+        matches!(
+            error.cause,
+            Error::Comm(CommError::RankPanicked { rank: 2, .. })
+        ),
+        "{error}"
+    );
 }
 
 #[test]
@@ -73,18 +110,31 @@ fn a_rank_returns_an_error() {
 #[test]
 fn a_rank_unwinds_with_a_typed_error() {
     let error = provoke(|_, _| Error::other("in a backward step").unwind());
-    assert!(matches!(&error.cause, Error::Other(error) if error.to_string() == "in a backward step"));
+    assert!(
+        matches!(&error.cause, Error::Other(error) if error.to_string() == "in a backward step")
+    );
     for error in of_the_others(&error) {
-        assert!(matches!(error, CommError::RankFailed { rank: 2, .. }), "{error}");
+        assert!(
+            matches!(error, CommError::RankFailed { rank: 2, .. }),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn a_rank_returns_early() {
     let error = provoke(|_, _| Ok(()));
-    assert!(matches!(error.cause, Error::Comm(CommError::RankReturned { rank: 2, .. })), "{error}");
+    assert!(
+        matches!(
+            error.cause,
+            Error::Comm(CommError::RankReturned { rank: 2, .. })
+        ),
+        "{error}"
+    );
     for error in of_the_others(&error) {
-        let CommError::RankReturned { rank: 2, during } = error else { panic!("{error}") };
+        let CommError::RankReturned { rank: 2, during } = error else {
+            panic!("{error}")
+        };
         assert_eq!((during.op, during.seq), (Op::AllGather, 1));
     }
 }
@@ -92,12 +142,26 @@ fn a_rank_returns_early() {
 /// Rank 2 disagrees: all four ranks name ranks, operation, number and what differs.
 fn disagree(differs: &str, wrong: impl Fn(&World, &Communicator) -> Result<(), Error> + Sync) {
     let error = provoke(wrong);
-    let Error::Comm(cause) = &error.cause else { panic!("{error}") };
-    let mut errors: Vec<_> = error.others.iter().filter_map(|report| report.error.clone()).collect();
+    let Error::Comm(cause) = &error.cause else {
+        panic!("{error}")
+    };
+    let mut errors: Vec<_> = error
+        .others
+        .iter()
+        .filter_map(|report| report.error.clone())
+        .collect();
     assert_eq!(errors.len(), 3);
     errors.push(cause.clone().into());
     for error in errors {
-        let Error::Comm(CommError::Mismatch { rank, other, during, differs: what }) = &error else { panic!("{error}") };
+        let Error::Comm(CommError::Mismatch {
+            rank,
+            other,
+            during,
+            differs: what,
+        }) = &error
+        else {
+            panic!("{error}")
+        };
         assert!(*rank == 2 || *other == 2, "{error}");
         assert_eq!(during.seq, 1);
         let mirrored = differs.split_once(" vs ").map(|(a, b)| {
@@ -113,34 +177,58 @@ fn disagree(differs: &str, wrong: impl Fn(&World, &Communicator) -> Result<(), E
 
 #[test]
 fn a_rank_calls_another_collective() {
-    disagree("operation barrier vs all_gather", |_, comm| Ok(comm.barrier("unit".into()).wait()?));
+    disagree("operation barrier vs all_gather", |_, comm| {
+        Ok(comm.barrier("unit".into()).wait()?)
+    });
 }
 
 #[test]
 fn a_rank_gathers_another_shape() {
-    disagree("tensor 0: shape [8, 8] vs [8, 9]", |world, comm| gather(world, comm, "unit", DType::F32, 8));
+    disagree("tensor 0: shape [8, 8] vs [8, 9]", |world, comm| {
+        gather(world, comm, "unit", DType::F32, 8)
+    });
 }
 
 #[test]
 fn a_rank_gathers_another_dtype() {
-    disagree("tensor 0: dtype f64 vs f32", |world, comm| gather(world, comm, "unit", DType::F64, 9));
+    disagree("tensor 0: dtype f64 vs f32", |world, comm| {
+        gather(world, comm, "unit", DType::F64, 9)
+    });
 }
 
 #[test]
 fn a_rank_uses_another_label() {
-    disagree("label `other` vs `unit`", |world, comm| gather(world, comm, "other", DType::F32, 9));
+    disagree("label `other` vs `unit`", |world, comm| {
+        gather(world, comm, "other", DType::F32, 9)
+    });
 }
 
 #[test]
 fn a_rank_passes_a_shard_of_the_wrong_size() {
     let error = provoke(|world, comm| {
         let tensor = Tensor::<2>::ones([3, 9], world.device()).into_dispatch();
-        comm.all_gather("unit".into(), vec![ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(8) }]).wait()?;
+        comm.all_gather(
+            "unit".into(),
+            vec![ShardedTensor {
+                tensor,
+                dim: 0,
+                sizes: ShardSizes::Chunked(8),
+            }],
+        )
+        .wait()?;
         Ok(())
     });
     for error in of_the_others(&error) {
-        let CommError::InvalidArgument { rank: 2, problem, .. } = &error else { panic!("{error}") };
-        assert!(problem.contains("length 3 in dimension 0") && problem.contains("has 2"), "{error}");
+        let CommError::InvalidArgument {
+            rank: 2, problem, ..
+        } = &error
+        else {
+            panic!("{error}")
+        };
+        assert!(
+            problem.contains("length 3 in dimension 0") && problem.contains("has 2"),
+            "{error}"
+        );
     }
 }
 
@@ -148,7 +236,8 @@ fn a_rank_passes_a_shard_of_the_wrong_size() {
 fn a_rank_passes_a_tracked_tensor() {
     let error = provoke(|world, comm| {
         let tensor = Tensor::<2>::ones([2, 9], &world.device().clone().autodiff()).into_dispatch();
-        comm.all_reduce("unit".into(), vec![tensor], ReduceOp::Sum).wait()?;
+        comm.all_reduce("unit".into(), vec![tensor], ReduceOp::Sum)
+            .wait()?;
         Ok(())
     });
     for error in of_the_others(&error) {
@@ -162,18 +251,28 @@ fn a_rank_passes_a_tracked_tensor() {
 #[test]
 fn a_rank_is_late() {
     let given_up = AtomicBool::new(false);
-    let error = launch(Launch::threads(3).with_deadline(Duration::from_millis(100)), |world| {
-        while world.rank() == 1 && !given_up.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let result = world.barrier("meet");
-        given_up.store(true, Ordering::Relaxed);
-        result
-    })
+    let error = launch(
+        Launch::threads(3).with_deadline(Duration::from_millis(100)),
+        |world| {
+            while world.rank() == 1 && !given_up.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let result = world.barrier("meet");
+            given_up.store(true, Ordering::Relaxed);
+            result
+        },
+    )
     .unwrap_err();
     assert_eq!(error.rank, 1);
-    for error in std::iter::once(error.cause).chain(error.others.into_iter().filter_map(|report| report.error)) {
-        let Error::Comm(CommError::DeadlineExceeded { missing, during, .. }) = &error else { panic!("{error}") };
+    for error in std::iter::once(error.cause)
+        .chain(error.others.into_iter().filter_map(|report| report.error))
+    {
+        let Error::Comm(CommError::DeadlineExceeded {
+            missing, during, ..
+        }) = &error
+        else {
+            panic!("{error}")
+        };
         assert_eq!((missing.as_slice(), during.op), (&[1][..], Op::Barrier));
     }
 }
@@ -185,17 +284,30 @@ fn ranks_that_wait_for_each_other_are_told() {
         let of = |pair: [usize; 2]| world.group(&pair);
         // Every rank starts with the pair it shares with its right neighbour.
         of(pairs[world.rank()])?.barrier("right".into()).wait()?;
-        of(pairs[(world.rank() + 3) % 4])?.barrier("left".into()).wait()?;
+        of(pairs[(world.rank() + 3) % 4])?
+            .barrier("left".into())
+            .wait()?;
         Ok(())
     })
     .unwrap_err();
-    let errors: Vec<_> =
-        error.others.iter().filter_map(|report| report.error.clone()).chain([error.cause.clone()]).collect();
+    let errors: Vec<_> = error
+        .others
+        .iter()
+        .filter_map(|report| report.error.clone())
+        .chain([error.cause.clone()])
+        .collect();
     assert_eq!(errors.len(), 4);
     for error in errors {
-        let Error::Comm(CommError::Deadlock { waits }) = &error else { panic!("{error}") };
+        let Error::Comm(CommError::Deadlock { waits }) = &error else {
+            panic!("{error}")
+        };
         assert_eq!(waits.len(), 4);
-        assert!(waits.iter().all(|(rank, _, target)| *target == (rank + 1) % 4), "{error}");
+        assert!(
+            waits
+                .iter()
+                .all(|(rank, _, target)| *target == (rank + 1) % 4),
+            "{error}"
+        );
     }
 }
 
@@ -234,9 +346,21 @@ fn the_report_says_what_every_rank_was_doing() {
         })
         .unwrap_err();
         let text = error.to_string();
-        assert!(text.starts_with("launch failed at rank 2: rank 2 panicked: boom\n  rank 0 was "), "{text}");
-        doing = error.others.into_iter().map(|report| report.activity).collect();
-        if doing == ["waiting in barrier #1 `meet` on ranks [0, 1, 2] for rank 2", "finished"] {
+        assert!(
+            text.starts_with("launch failed at rank 2: rank 2 panicked: boom\n  rank 0 was "),
+            "{text}"
+        );
+        doing = error
+            .others
+            .into_iter()
+            .map(|report| report.activity)
+            .collect();
+        if doing
+            == [
+                "waiting in barrier #1 `meet` on ranks [0, 1, 2] for rank 2",
+                "finished",
+            ]
+        {
             return;
         }
     }
@@ -247,7 +371,10 @@ fn the_report_says_what_every_rank_was_doing() {
 fn refused(wrong: impl Fn(&World, &Communicator) -> Result<(), CommError> + Sync) -> String {
     let error = provoke(|world, comm| Ok(wrong(world, comm)?));
     for error in of_the_others(&error) {
-        assert!(matches!(error, CommError::InvalidArgument { rank: 2, .. }), "{error}");
+        assert!(
+            matches!(error, CommError::InvalidArgument { rank: 2, .. }),
+            "{error}"
+        );
     }
     error.cause.to_string()
 }
@@ -255,56 +382,135 @@ fn refused(wrong: impl Fn(&World, &Communicator) -> Result<(), CommError> + Sync
 #[test]
 fn arguments_are_checked_before_anyone_waits() {
     let matrix = |world: &World| Tensor::<2>::ones([2, 9], world.device()).into_dispatch();
-    let meta = || vec![TensorMeta { shape: Shape::from([2, 9]), dtype: DType::F32 }];
-    let shard = |world: &World, dim, len| ShardedTensor { tensor: matrix(world), dim, sizes: ShardSizes::Chunked(len) };
+    let meta = || {
+        vec![TensorMeta {
+            shape: Shape::from([2, 9]),
+            dtype: DType::F32,
+        }]
+    };
+    let shard = |world: &World, dim, len| ShardedTensor {
+        tensor: matrix(world),
+        dim,
+        sizes: ShardSizes::Chunked(len),
+    };
 
-    let told = refused(|world, comm| comm.all_gather("x".into(), vec![shard(world, 2, 8)]).wait().map(drop));
+    let told = refused(|world, comm| {
+        comm.all_gather("x".into(), vec![shard(world, 2, 8)])
+            .wait()
+            .map(drop)
+    });
     assert!(
-        told.contains("rank 2: all_gather `x`: tensor 0 has 2 dimensions, so dimension 2 is out of range"),
+        told.contains(
+            "rank 2: all_gather `x`: tensor 0 has 2 dimensions, so dimension 2 is out of range"
+        ),
         "{told}"
     );
     let told = refused(|world, comm| {
-        comm.reduce_scatter("x".into(), vec![shard(world, 0, 8)], ReduceOp::Sum).wait().map(drop)
+        comm.reduce_scatter("x".into(), vec![shard(world, 0, 8)], ReduceOp::Sum)
+            .wait()
+            .map(drop)
     });
-    assert!(told.contains("has length 2 in dimension 0, but its shard sizes add up to 8"), "{told}");
+    assert!(
+        told.contains("has length 2 in dimension 0, but its shard sizes add up to 8"),
+        "{told}"
+    );
     let uneven = |world: &World, dim, lengths: &[usize]| {
-        vec![ShardedTensor { tensor: matrix(world), dim, sizes: ShardSizes::Uneven(lengths.into()) }]
+        vec![ShardedTensor {
+            tensor: matrix(world),
+            dim,
+            sizes: ShardSizes::Uneven(lengths.into()),
+        }]
     };
-    let told = refused(|world, comm| comm.all_gather("x".into(), uneven(world, 0, &[2, 2, 2])).wait().map(drop));
-    assert!(told.contains("tensor 0 has 3 shard sizes [2, 2, 2] in a group of 4 ranks. Pass one shard size"), "{told}");
-    let told = refused(|world, comm| comm.all_gather("x".into(), uneven(world, 0, &[2, 2, 3, 1])).wait().map(drop));
-    assert!(told.contains("has length 2 in dimension 0, but shard size 2 of [2, 2, 3, 1] is 3"), "{told}");
     let told = refused(|world, comm| {
-        comm.reduce_scatter("x".into(), uneven(world, 1, &[2, 2, 3, 1]), ReduceOp::Sum).wait().map(drop)
+        comm.all_gather("x".into(), uneven(world, 0, &[2, 2, 2]))
+            .wait()
+            .map(drop)
     });
-    assert!(told.contains("has length 9 in dimension 1, but its shard sizes add up to 8"), "{told}");
+    assert!(
+        told.contains(
+            "tensor 0 has 3 shard sizes [2, 2, 2] in a group of 4 ranks. Pass one shard size"
+        ),
+        "{told}"
+    );
+    let told = refused(|world, comm| {
+        comm.all_gather("x".into(), uneven(world, 0, &[2, 2, 3, 1]))
+            .wait()
+            .map(drop)
+    });
+    assert!(
+        told.contains("has length 2 in dimension 0, but shard size 2 of [2, 2, 3, 1] is 3"),
+        "{told}"
+    );
+    let told = refused(|world, comm| {
+        comm.reduce_scatter("x".into(), uneven(world, 1, &[2, 2, 3, 1]), ReduceOp::Sum)
+            .wait()
+            .map(drop)
+    });
+    assert!(
+        told.contains("has length 9 in dimension 1, but its shard sizes add up to 8"),
+        "{told}"
+    );
     let told = refused(|_, comm| {
         let sizes = (1, ShardSizes::Uneven([4, 5].into()));
-        comm.scatter("x".into(), None, meta(), vec![sizes], 0).wait().map(drop)
+        comm.scatter("x".into(), None, meta(), vec![sizes], 0)
+            .wait()
+            .map(drop)
     });
-    assert!(told.contains("has 2 shard sizes [4, 5] in a group of 4 ranks"), "{told}");
+    assert!(
+        told.contains("has 2 shard sizes [4, 5] in a group of 4 ranks"),
+        "{told}"
+    );
     let told = refused(|world, comm| {
-        comm.all_to_all("x".into(), shard(world, 0, 8), 1, ShardSizes::Chunked(8)).wait().map(drop)
+        comm.all_to_all("x".into(), shard(world, 0, 8), 1, ShardSizes::Chunked(8))
+            .wait()
+            .map(drop)
     });
-    assert!(told.contains("has length 9 in dimension 1, but its shard sizes add up to 8"), "{told}");
+    assert!(
+        told.contains("has length 9 in dimension 1, but its shard sizes add up to 8"),
+        "{told}"
+    );
     let told = refused(|world, comm| {
-        comm.all_to_all("x".into(), shard(world, 0, 8), 0, ShardSizes::Chunked(8)).wait().map(drop)
+        comm.all_to_all("x".into(), shard(world, 0, 8), 0, ShardSizes::Chunked(8))
+            .wait()
+            .map(drop)
     });
-    assert!(told.contains("`to_dim` is 0, which is the sharded dimension already"), "{told}");
+    assert!(
+        told.contains("`to_dim` is 0, which is the sharded dimension already"),
+        "{told}"
+    );
     let told = refused(|_, comm| comm.broadcast("x".into(), None, meta(), 4).wait().map(drop));
-    assert!(told.contains("root 4 is outside a group of 4 ranks"), "{told}");
+    assert!(
+        told.contains("root 4 is outside a group of 4 ranks"),
+        "{told}"
+    );
     let told = refused(|_, comm| comm.broadcast("x".into(), None, meta(), 2).wait().map(drop));
     assert!(told.contains("the root passes no tensors"), "{told}");
     let told = refused(|world, comm| {
-        let wrong = vec![TensorMeta { shape: Shape::from([2, 8]), dtype: DType::F32 }];
-        comm.broadcast("x".into(), Some(vec![matrix(world)]), wrong, 2).wait().map(drop)
+        let wrong = vec![TensorMeta {
+            shape: Shape::from([2, 8]),
+            dtype: DType::F32,
+        }];
+        comm.broadcast("x".into(), Some(vec![matrix(world)]), wrong, 2)
+            .wait()
+            .map(drop)
     });
-    assert!(told.contains("tensor 0 is [2, 9] f32, but `metas` describes [2, 8] f32"), "{told}");
-    let told = refused(|_, comm| comm.scatter("x".into(), None, meta(), vec![], 0).wait().map(drop));
+    assert!(
+        told.contains("tensor 0 is [2, 9] f32, but `metas` describes [2, 8] f32"),
+        "{told}"
+    );
+    let told = refused(|_, comm| {
+        comm.scatter("x".into(), None, meta(), vec![], 0)
+            .wait()
+            .map(drop)
+    });
     assert!(told.contains("1 tensors, but 0 `shardings`"), "{told}");
     let told = refused(|world, comm| {
-        let flags = Tensor::<1>::ones([4], world.device()).greater_scalar(0.0).into_dispatch();
-        comm.all_reduce("x".into(), vec![flags], ReduceOp::Sum).wait().map(drop)
+        let flags = Tensor::<1>::ones([4], world.device())
+            .greater_scalar(0.0)
+            .into_dispatch();
+        comm.all_reduce("x".into(), vec![flags], ReduceOp::Sum)
+            .wait()
+            .map(drop)
     });
     assert!(told.contains("bool, which has no Sum. Use Max"), "{told}");
 }
@@ -312,44 +518,89 @@ fn arguments_are_checked_before_anyone_waits() {
 #[test]
 fn lists_of_parts_are_checked_before_anyone_waits() {
     let part = |world: &World| Some(Tensor::<1>::ones([2], world.device()).into_dispatch());
-    let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
-    let told =
-        refused(|world, comm| comm.all_to_all_list("x".into(), vec![part(world); 3], vec![None; 4]).wait().map(drop));
-    assert!(told.contains("3 parts and 4 `metas` in a group of 4 ranks. Pass one of each per rank"), "{told}");
+    let meta = |len: usize| {
+        Some(TensorMeta {
+            shape: Shape::from([len]),
+            dtype: DType::F32,
+        })
+    };
+    let told = refused(|world, comm| {
+        comm.all_to_all_list("x".into(), vec![part(world); 3], vec![None; 4])
+            .wait()
+            .map(drop)
+    });
+    assert!(
+        told.contains("3 parts and 4 `metas` in a group of 4 ranks. Pass one of each per rank"),
+        "{told}"
+    );
     let told = refused(|world, comm| {
         let mut parts = vec![None; 4];
         parts[2] = part(world);
-        comm.all_to_all_list("x".into(), parts, vec![None, None, meta(3), None]).wait().map(drop)
+        comm.all_to_all_list("x".into(), parts, vec![None, None, meta(3), None])
+            .wait()
+            .map(drop)
     });
-    assert!(told.contains("this rank's tensor for itself is [2] f32, but `metas` describes [3] f32"), "{told}");
+    assert!(
+        told.contains("this rank's tensor for itself is [2] f32, but `metas` describes [3] f32"),
+        "{told}"
+    );
     let told = refused(|world, comm| {
         let tracked = Tensor::<1>::ones([2], &world.device().clone().autodiff()).into_dispatch();
-        comm.all_to_all_list("x".into(), vec![None, Some(tracked), None, None], vec![None; 4]).wait().map(drop)
+        comm.all_to_all_list(
+            "x".into(),
+            vec![None, Some(tracked), None, None],
+            vec![None; 4],
+        )
+        .wait()
+        .map(drop)
     });
-    assert!(told.contains("tensor 1 belongs to an autodiff device"), "{told}");
+    assert!(
+        told.contains("tensor 1 belongs to an autodiff device"),
+        "{told}"
+    );
 }
 
 /// Every pair has an agreement of its own: the other ranks of the group have no part in it.
 #[test]
 fn a_tensor_that_its_addressee_does_not_expect_is_an_error_of_both() {
-    for (given, taken, differs) in [(2, Some(3), "[2] f32 vs [3] f32"), (2, None, "[2] f32 vs none")] {
+    for (given, taken, differs) in [
+        (2, Some(3), "[2] f32 vs [3] f32"),
+        (2, None, "[2] f32 vs none"),
+    ] {
         let error = launch(Launch::threads(4).with_deadline(FAR), |world| {
             let (mut parts, mut metas) = (vec![None; 4], vec![None; 4]);
             match world.rank() {
                 1 => parts[3] = Some(Tensor::<1>::ones([given], world.device()).into_dispatch()),
-                3 => metas[1] = taken.map(|len| TensorMeta { shape: Shape::from([len]), dtype: DType::F32 }),
+                3 => {
+                    metas[1] = taken.map(|len| TensorMeta {
+                        shape: Shape::from([len]),
+                        dtype: DType::F32,
+                    })
+                }
                 _ => {}
             }
-            world.all().all_to_all_list("unit".into(), parts, metas).wait()?;
+            world
+                .all()
+                .all_to_all_list("unit".into(), parts, metas)
+                .wait()?;
             Ok(())
         })
         .unwrap_err();
-        let Error::Comm(CommError::Mismatch { rank, other, differs: what, .. }) = &error.cause else {
+        let Error::Comm(CommError::Mismatch {
+            rank,
+            other,
+            differs: what,
+            ..
+        }) = &error.cause
+        else {
             panic!("{error}")
         };
         let (a, b) = differs.split_once(" vs ").unwrap();
         let says = |a, b| format!("tensor of group rank 1 for group rank 3 {a} vs {b}");
-        assert!([(1, 3, says(a, b)), (3, 1, says(b, a))].contains(&(*rank, *other, what.clone())), "{error}");
+        assert!(
+            [(1, 3, says(a, b)), (3, 1, says(b, a))].contains(&(*rank, *other, what.clone())),
+            "{error}"
+        );
     }
 }
 
@@ -358,12 +609,20 @@ fn ranks_that_name_different_roots_are_told() {
     let error = launch(Launch::threads(3).with_deadline(FAR), |world| {
         let root = world.rank().min(1);
         let tensors = (world.rank() == root).then(Vec::new);
-        world.all().broadcast("unit".into(), tensors, vec![], root).wait()?;
+        world
+            .all()
+            .broadcast("unit".into(), tensors, vec![], root)
+            .wait()?;
         Ok(())
     })
     .unwrap_err();
-    let Error::Comm(CommError::Mismatch { differs, .. }) = &error.cause else { panic!("{error}") };
-    assert!(differs == "root 1 vs 0" || differs == "root 0 vs 1", "{error}");
+    let Error::Comm(CommError::Mismatch { differs, .. }) = &error.cause else {
+        panic!("{error}")
+    };
+    assert!(
+        differs == "root 1 vs 0" || differs == "root 0 vs 1",
+        "{error}"
+    );
 }
 
 #[test]
@@ -373,19 +632,29 @@ fn one_panic_ends_128_ranks() {
         if world.rank() == 77 {
             panic!("boom");
         }
-        Ok(world.group(&[world.rank(), 77])?.barrier("meet".into()).wait()?)
+        Ok(world
+            .group(&[world.rank(), 77])?
+            .barrier("meet".into())
+            .wait()?)
     })
     .unwrap_err();
     assert_eq!((error.rank, error.others.len()), (77, 127));
     for report in error.others {
         let error = report.error.expect("nobody met rank 77");
-        assert!(matches!(error, Error::Comm(CommError::RankPanicked { rank: 77, .. })), "{error}");
+        assert!(
+            matches!(error, Error::Comm(CommError::RankPanicked { rank: 77, .. })),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn ranks_with_the_same_outcome_share_a_line() {
-    let word = CommError::RankFailed { rank: 0, message: "first".into(), during: None };
+    let word = CommError::RankFailed {
+        rank: 0,
+        message: "first".into(),
+        during: None,
+    };
     let report = |rank, activity: &str, error: Error| RankReport {
         rank,
         activity: activity.into(),
@@ -416,22 +685,40 @@ fn ranks_with_the_same_outcome_share_a_line() {
     ];
     assert_eq!(error.to_string(), lines.join("\n  "));
     // What a `main` prints that returns it.
-    assert_eq!(format!("{:?}", Error::from(error.clone())), lines.join("\n  "));
-    let elsewhere = Error::from(LaunchError { is_reported_by_other_process: true, ..error });
-    assert_eq!(format!("{elsewhere:?}"), "launch failed at rank 0. Process 0 prints the report");
+    assert_eq!(
+        format!("{:?}", Error::from(error.clone())),
+        lines.join("\n  ")
+    );
+    let elsewhere = Error::from(LaunchError {
+        is_reported_by_other_process: true,
+        ..error
+    });
+    assert_eq!(
+        format!("{elsewhere:?}"),
+        "launch failed at rank 0. Process 0 prints the report"
+    );
 }
 
 /// Each rank has its own number: one line, not one for each.
 #[test]
 fn errors_that_differ_in_numbers_share_a_line() {
     let error = launch(Launch::threads(4), |world| -> Result<(), Error> {
-        Err(Error::other(format!("rank {0} has {0} rows of 12", world.rank())))
+        Err(Error::other(format!(
+            "rank {0} has {0} rows of 12",
+            world.rank()
+        )))
     })
     .unwrap_err();
     let text = error.to_string();
     let ends: Vec<_> = text.lines().filter(|line| line.contains("ended")).collect();
     let others: Vec<_> = (0..4).filter(|rank| *rank != error.rank).collect();
-    assert_eq!(ends, [format!("  each of ranks {others:?} ended with the same error except for numbers")], "{text}");
+    assert_eq!(
+        ends,
+        [format!(
+            "  each of ranks {others:?} ended with the same error except for numbers"
+        )],
+        "{text}"
+    );
 
     let report = |rank| RankReport {
         rank,
@@ -440,8 +727,16 @@ fn errors_that_differ_in_numbers_share_a_line() {
         at: None,
     };
     let others = [1, 2].map(report).to_vec();
-    let text = LaunchError { cause: Error::other("first"), others, ..error }.to_string();
-    assert!(text.contains("\n  each of ranks [1, 2], with other numbers, ended with: 1 rows"), "{text}");
+    let text = LaunchError {
+        cause: Error::other("first"),
+        others,
+        ..error
+    }
+    .to_string();
+    assert!(
+        text.contains("\n  each of ranks [1, 2], with other numbers, ended with: 1 rows"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -478,8 +773,21 @@ fn the_readmes_sample_is_what_ranks_get() {
     };
     let other: String = cause.chars().map(swap).collect();
     // The swap is of ranks and units, not of the number of the call.
-    let other = other.replace("ranks [1, 0]", "ranks [0, 1]").replace("#01", "#10");
-    let (_, sample) = include_str!("../../README.md").split_once("same report:\n\n```text\n").expect("a sample");
-    let words = |text: &str| text.split_whitespace().map(String::from).collect::<Vec<_>>();
-    assert!([cause, &other].iter().any(|cause| words(sample).starts_with(&words(cause))), "{text}");
+    let other = other
+        .replace("ranks [1, 0]", "ranks [0, 1]")
+        .replace("#01", "#10");
+    let (_, sample) = include_str!("../../README.md")
+        .split_once("same report:\n\n```text\n")
+        .expect("a sample");
+    let words = |text: &str| {
+        text.split_whitespace()
+            .map(String::from)
+            .collect::<Vec<_>>()
+    };
+    assert!(
+        [cause, &other]
+            .iter()
+            .any(|cause| words(sample).starts_with(&words(cause))),
+        "{text}"
+    );
 }

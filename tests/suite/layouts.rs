@@ -29,15 +29,28 @@ pub fn draw(
         };
         let placements: Vec<_> = mesh.iter().map(placement).collect();
         // Reductions that do not commute are no layout.
-        let Ok(layout) = Layout::new(mesh, &placements) else { continue };
+        let Ok(layout) = Layout::new(mesh, &placements) else {
+            continue;
+        };
         let turned: Vec<(usize, Vec<usize>)> = layout
             .orders()
             .map(|(dim, shardings)| {
-                (dim, if rng.random_bool(0.5) { shardings.to_vec() } else { shardings.iter().rev().copied().collect() })
+                (
+                    dim,
+                    if rng.random_bool(0.5) {
+                        shardings.to_vec()
+                    } else {
+                        shardings.iter().rev().copied().collect()
+                    },
+                )
             })
             .collect();
-        let turned: Vec<(usize, &[usize])> = turned.iter().map(|(dim, shardings)| (*dim, &shardings[..])).collect();
-        return Layout::with_shard_order(mesh, &placements, &turned).expect("the cuts are those of the placements");
+        let turned: Vec<(usize, &[usize])> = turned
+            .iter()
+            .map(|(dim, shardings)| (*dim, &shardings[..]))
+            .collect();
+        return Layout::with_shard_order(mesh, &placements, &turned)
+            .expect("the cuts are those of the placements");
     }
 }
 
@@ -48,14 +61,26 @@ pub fn uneven(layout: Layout, shape: &[usize], salt: u64) -> Layout {
     if !rng.random_bool(1.0 / 3.0) {
         return layout;
     }
-    let outermost: Vec<_> = layout.orders().map(|(dim, shardings)| (dim, shardings[0])).collect();
-    outermost.into_iter().fold(layout, |layout, (dim, mesh_dim)| {
-        let mut ends: Vec<usize> =
-            (1..layout.mesh_shape()[mesh_dim]).map(|_| rng.random_range(0..=shape[dim])).collect();
-        ends.push(shape[dim]);
-        ends.sort_unstable();
-        let starts = std::iter::once(0).chain(ends.iter().copied());
-        let lengths: Vec<usize> = ends.iter().zip(starts).map(|(end, start)| end - start).collect();
-        layout.with_uneven_sizes(mesh_dim, lengths).expect("one length per rank of a cut")
-    })
+    let outermost: Vec<_> = layout
+        .orders()
+        .map(|(dim, shardings)| (dim, shardings[0]))
+        .collect();
+    outermost
+        .into_iter()
+        .fold(layout, |layout, (dim, mesh_dim)| {
+            let mut ends: Vec<usize> = (1..layout.mesh_shape()[mesh_dim])
+                .map(|_| rng.random_range(0..=shape[dim]))
+                .collect();
+            ends.push(shape[dim]);
+            ends.sort_unstable();
+            let starts = std::iter::once(0).chain(ends.iter().copied());
+            let lengths: Vec<usize> = ends
+                .iter()
+                .zip(starts)
+                .map(|(end, start)| end - start)
+                .collect();
+            layout
+                .with_uneven_sizes(mesh_dim, lengths)
+                .expect("one length per rank of a cut")
+        })
 }

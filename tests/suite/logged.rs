@@ -26,5 +26,12 @@ pub fn warnings(part: &str, program: impl FnOnce()) -> Vec<String> {
         log::set_max_level(log::LevelFilter::Warn);
     });
     program();
-    WARNINGS.0.lock().unwrap().iter().filter(|text| text.contains(part)).cloned().collect()
+    WARNINGS
+        .0
+        .lock()
+        .unwrap()
+        .iter()
+        .filter(|text| text.contains(part))
+        .cloned()
+        .collect()
 }

@@ -13,8 +13,16 @@ pub fn own_process(name: &str, test: impl FnOnce()) {
         return test();
     }
     let program = env::current_exe().unwrap();
-    let output = Command::new(program).args([name, "--exact", "--nocapture"]).env(OWN, name).output().unwrap();
-    let [text, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
+    let output = Command::new(program)
+        .args([name, "--exact", "--nocapture"])
+        .env(OWN, name)
+        .output()
+        .unwrap();
+    let [text, errors] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(
+        output.status.success() && text.contains("1 passed"),
+        "{text}{errors}"
+    );
     println!("{text}");
 }

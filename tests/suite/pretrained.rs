@@ -53,8 +53,12 @@ enum Mixer {
 impl Net {
     /// Lazy.
     fn new(hidden: usize, device: &Device) -> Self {
-        let attention = MultiHeadAttentionConfig::new(WIDTH, 2).with_dropout(0.0).init(device);
-        let linear = LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(device);
+        let attention = MultiHeadAttentionConfig::new(WIDTH, 2)
+            .with_dropout(0.0)
+            .init(device);
+        let linear = LinearConfig::new(WIDTH, WIDTH)
+            .with_bias(false)
+            .init(device);
         let block = |mixer| Block {
             norm1: LayerNormConfig::new(WIDTH).init(device),
             mixer,
@@ -64,7 +68,9 @@ impl Net {
         };
         Self {
             embedding: EmbeddingConfig::new(VOCABULARY, WIDTH).init(device),
-            blocks: [Mixer::Attention(attention), Mixer::Linear(linear)].map(block).into(),
+            blocks: [Mixer::Attention(attention), Mixer::Linear(linear)]
+                .map(block)
+                .into(),
             norm: LayerNormConfig::new(WIDTH).init(device),
             head: LinearConfig::new(WIDTH, VOCABULARY).init(device),
         }
@@ -78,10 +84,15 @@ impl Net {
                 x = unit(block, x, |block, x| {
                     let h = block.norm1.forward(x.clone());
                     let x = x + match &block.mixer {
-                        Mixer::Attention(attention) => attention.forward(MhaInput::self_attn(h)).context,
+                        Mixer::Attention(attention) => {
+                            attention.forward(MhaInput::self_attn(h)).context
+                        }
                         Mixer::Linear(linear) => linear.forward(h),
                     };
-                    x.clone() + block.down.forward(gelu(block.up.forward(block.norm2.forward(x))))
+                    x.clone()
+                        + block
+                            .down
+                            .forward(gelu(block.up.forward(block.norm2.forward(x))))
                 });
             }
             net.head.forward(net.norm.forward(x))
@@ -97,7 +108,9 @@ struct Values {
 }
 
 fn golden(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pretrained").join(file)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/golden/pretrained")
+        .join(file)
 }
 
 fn golden_values() -> Values {
@@ -109,7 +122,8 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        let path = env::temp_dir().join(format!("burn-dtensor-pretrained-{}-{name}", process::id()));
+        let path =
+            env::temp_dir().join(format!("burn-dtensor-pretrained-{}-{name}", process::id()));
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
@@ -122,7 +136,11 @@ impl Drop for Scratch {
 }
 
 fn meshes() -> [MeshTest; 3] {
-    [MeshTest::new([2], ["shard"]), MeshTest::new([3], ["shard"]), MeshTest::new([2, 2], ["shard", "tp"])]
+    [
+        MeshTest::new([2], ["shard"]),
+        MeshTest::new([3], ["shard"]),
+        MeshTest::new([2, 2], ["shard", "tp"]),
+    ]
 }
 
 fn distribute(net: Net, mesh: &DeviceMesh) -> Result<Net> {
@@ -130,12 +148,22 @@ fn distribute(net: Net, mesh: &DeviceMesh) -> Result<Net> {
     if mesh.ndim() == 1 {
         return fully_shard(net, mesh, units);
     }
-    let plan = Plan::new().with_style("blocks.*.up", Style::colwise()).with_style("blocks.*.down", Style::rowwise());
-    fully_shard(parallelize(net, &mesh.slice("tp")?, plan)?, &mesh.slice("shard")?, units)
+    let plan = Plan::new()
+        .with_style("blocks.*.up", Style::colwise())
+        .with_style("blocks.*.down", Style::rowwise());
+    fully_shard(
+        parallelize(net, &mesh.slice("tp")?, plan)?,
+        &mesh.slice("shard")?,
+        units,
+    )
 }
 
 /// Loads files of PyTorch, and returns the largest difference from its output.
-fn difference<S: ModuleStore>(test: &MeshTest, store: impl Fn() -> S + Sync, output: &[f32]) -> f64 {
+fn difference<S: ModuleStore>(
+    test: &MeshTest,
+    store: impl Fn() -> S + Sync,
+    output: &[f32],
+) -> f64 {
     let Values { tokens, .. } = golden_values();
     let tokens: Vec<_> = tokens.into_iter().flatten().collect();
     let stored = parse(&golden("model.safetensors")).0.len();
@@ -146,40 +174,79 @@ fn difference<S: ModuleStore>(test: &MeshTest, store: impl Fn() -> S + Sync, out
         assert_eq!((report.applied.len(), report.skipped.len()), (stored, 0));
         assert_eq!((report.missing.len(), report.unused.len()), (0, 0));
         let is_first = mesh.rank() == 0;
-        assert_eq!(net.head.weight.is_initialized(), is_first, "the other ranks stay lazy");
+        assert_eq!(
+            net.head.weight.is_initialized(),
+            is_first,
+            "the other ranks stay lazy"
+        );
         let net = distribute(net, mesh)?;
         assert_eq!(net.head.weight.base().dtype(), DType::F32);
         assert!(net.head.weight.base().is_require_grad());
         let rows = tokens.len() / 5;
         let tokens = Tensor::from_data(TensorData::new(tokens.clone(), [rows, 5]), &device);
-        Ok(furthest(&net.forward(tokens).into_data().try_to_vec::<f32>().unwrap(), output))
+        Ok(furthest(
+            &net.forward(tokens).into_data().try_to_vec::<f32>().unwrap(),
+            output,
+        ))
     });
     differences.into_iter().fold(0.0, f64::max)
 }
 
 #[test]
 fn files_of_pytorch_compute_its_output() {
-    let Values { output, output_bf16, .. } = golden_values();
+    let Values {
+        output,
+        output_bf16,
+        ..
+    } = golden_values();
     for test in meshes() {
-        let pt = difference(&test, || PytorchStore::from_file(golden("model.pt")), &output);
-        let safetensors = difference(&test, || pytorch_safetensors(golden("model.safetensors")), &output);
+        let pt = difference(
+            &test,
+            || PytorchStore::from_file(golden("model.pt")),
+            &output,
+        );
+        let safetensors = difference(
+            &test,
+            || pytorch_safetensors(golden("model.safetensors")),
+            &output,
+        );
         // Into parameters of f32.
-        let bf16 = difference(&test, || pytorch_safetensors(golden("model.bf16.safetensors")), &output_bf16);
-        assert!([pt, safetensors, bf16].iter().all(|difference| *difference < 1e-5), "{pt}, {safetensors}, {bf16}");
+        let bf16 = difference(
+            &test,
+            || pytorch_safetensors(golden("model.bf16.safetensors")),
+            &output_bf16,
+        );
+        assert!(
+            [pt, safetensors, bf16]
+                .iter()
+                .all(|difference| *difference < 1e-5),
+            "{pt}, {safetensors}, {bf16}"
+        );
     }
-    let other = difference(&meshes()[0], || pytorch_safetensors(golden("model.bf16.safetensors")), &output);
+    let other = difference(
+        &meshes()[0],
+        || pytorch_safetensors(golden("model.bf16.safetensors")),
+        &output,
+    );
     assert!(other > 1e-3, "rounding tells the two outputs apart");
 }
 
 /// Every rank gets the error, of the rank that reads, and they continue.
 fn assert_fails<S: ModuleStore>(hidden: usize, store: impl Fn() -> S + Sync, expected: &str) {
-    for test in [MeshTest::new([2], ["shard"]), MeshTest::new([2, 3], ["each", "shard"])] {
+    for test in [
+        MeshTest::new([2], ["shard"]),
+        MeshTest::new([2, 3], ["each", "shard"]),
+    ] {
         test.run(|mesh| {
             let mesh = mesh.slice("shard")?;
             let net = Net::new(hidden, mesh.device());
-            let error = pretrained::load_from(net, &mesh, &mut store()).map(drop).unwrap_err();
+            let error = pretrained::load_from(net, &mesh, &mut store())
+                .map(drop)
+                .unwrap_err();
             mesh.world().barrier("after it")?;
-            let Error::Pretrained(PretrainedError::Load { rank, reason }) = &error else { panic!("{error}") };
+            let Error::Pretrained(PretrainedError::Load { rank, reason }) = &error else {
+                panic!("{error}")
+            };
             assert_eq!(*rank, mesh.ranks()[0]);
             assert!(reason.contains(expected), "{expected}: {reason}");
             assert!(error.to_string().contains(reason));
@@ -190,12 +257,31 @@ fn assert_fails<S: ModuleStore>(hidden: usize, store: impl Fn() -> S + Sync, exp
 
 #[test]
 fn every_rank_gets_the_error_of_the_rank_that_reads() {
-    assert_fails(HIDDEN, || PytorchStore::from_file(golden("none.pt")), "No such file");
-    assert_fails(HIDDEN, || pytorch_safetensors(golden("none.safetensors")), "No such file");
-    assert_fails(HIDDEN, || pytorch_safetensors(golden("values.json")), "SafeTensors error");
-    let renamed = || pytorch_safetensors(golden("model.safetensors")).with_key_remapping("^head.bias$", "head.offset");
+    assert_fails(
+        HIDDEN,
+        || PytorchStore::from_file(golden("none.pt")),
+        "No such file",
+    );
+    assert_fails(
+        HIDDEN,
+        || pytorch_safetensors(golden("none.safetensors")),
+        "No such file",
+    );
+    assert_fails(
+        HIDDEN,
+        || pytorch_safetensors(golden("values.json")),
+        "SafeTensors error",
+    );
+    let renamed = || {
+        pytorch_safetensors(golden("model.safetensors"))
+            .with_key_remapping("^head.bias$", "head.offset")
+    };
     assert_fails(HIDDEN, renamed, "head.bias");
-    assert_fails(HIDDEN + 1, || PytorchStore::from_file(golden("model.pt")), "blocks.0.up.weight");
+    assert_fails(
+        HIDDEN + 1,
+        || PytorchStore::from_file(golden("model.pt")),
+        "blocks.0.up.weight",
+    );
     let unvalidated = || pytorch_safetensors(golden("model.safetensors")).validate(false);
     assert_fails(HIDDEN + 1, unvalidated, "blocks.0.up.weight");
 }
@@ -206,7 +292,9 @@ fn weights_are_loaded_before_a_model_is_distributed() {
         let net = fully_shard(Net::new(HIDDEN, mesh.device()), mesh, FullyShard::new())?;
         let store = &mut PytorchStore::from_file(golden("model.pt"));
         let loaded = pretrained::load_from(net, mesh, store).map(drop);
-        let Err(Error::Pretrained(PretrainedError::Distributed { param })) = loaded else { panic!("{loaded:?}") };
+        let Err(Error::Pretrained(PretrainedError::Distributed { param })) = loaded else {
+            panic!("{loaded:?}")
+        };
         assert_eq!(param, "embedding.weight");
         Ok(())
     });
@@ -242,7 +330,9 @@ fn every_rank_has_the_report_and_the_integers() {
         ids: Param::initialized(ParamId::new(), Tensor::from_data([7, 5, 3], &device)),
         mask: Param::initialized(ParamId::new(), Tensor::from_data([true, false], &device)),
     };
-    stored.save_into(&mut SafetensorsStore::from_file(&file)).unwrap();
+    stored
+        .save_into(&mut SafetensorsStore::from_file(&file))
+        .unwrap();
     MeshTest::new([3], ["shard"]).run(|mesh| {
         let device = mesh.device();
         let wanted = Wanted {
@@ -260,8 +350,24 @@ fn every_rank_has_the_report_and_the_integers() {
         assert_eq!(report.missing, ["new.bias", "new.weight"]);
         assert_eq!(report.unused, ["other.bias", "other.weight"]);
         assert!(!loaded.new.weight.is_initialized() && !loaded.left_out.weight.is_initialized());
-        assert_eq!(loaded.ids.val().into_data().iter::<i64>().collect::<Vec<_>>(), [7, 5, 3]);
-        assert_eq!(loaded.mask.val().into_data().iter::<bool>().collect::<Vec<_>>(), [true, false]);
+        assert_eq!(
+            loaded
+                .ids
+                .val()
+                .into_data()
+                .iter::<i64>()
+                .collect::<Vec<_>>(),
+            [7, 5, 3]
+        );
+        assert_eq!(
+            loaded
+                .mask
+                .val()
+                .into_data()
+                .iter::<bool>()
+                .collect::<Vec<_>>(),
+            [true, false]
+        );
         Ok(())
     });
 }
@@ -283,7 +389,11 @@ fn parse(file: &Path) -> (BTreeMap<String, FileTensor>, Value) {
     let mut header: BTreeMap<String, Value> = serde_json::from_slice(header).unwrap();
     let metadata = header.remove("__metadata__").unwrap();
     let tensor = |(name, entry)| {
-        let Entry { dtype, shape, data_offsets: [from, to] } = serde_json::from_value(entry).unwrap();
+        let Entry {
+            dtype,
+            shape,
+            data_offsets: [from, to],
+        } = serde_json::from_value(entry).unwrap();
         (name, (dtype, shape, data[from..to].to_vec()))
     };
     (header.into_iter().map(tensor).collect(), metadata)
@@ -299,15 +409,31 @@ fn a_sharded_model_is_written_as_pytorch_writes_it() {
         for _ in 0..2 {
             test.run(|mesh| {
                 let net = Net::new(HIDDEN, mesh.device());
-                let (net, _) = pretrained::load_from(net, mesh, &mut PytorchStore::from_file(golden("model.pt")))?;
-                let path = if mesh.rank() == 0 { &file } else { Path::new("/of/no/other/rank") };
-                pretrained::save_into(&distribute(net, mesh)?, mesh, &mut pytorch_safetensors(path))
+                let (net, _) = pretrained::load_from(
+                    net,
+                    mesh,
+                    &mut PytorchStore::from_file(golden("model.pt")),
+                )?;
+                let path = if mesh.rank() == 0 {
+                    &file
+                } else {
+                    Path::new("/of/no/other/rank")
+                };
+                pretrained::save_into(
+                    &distribute(net, mesh)?,
+                    mesh,
+                    &mut pytorch_safetensors(path),
+                )
             });
         }
         let (written, metadata) = parse(&file);
         assert_eq!(written, expected);
         assert_eq!(metadata["format"], "pt");
-        assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "no temporary file stays");
+        assert_eq!(
+            fs::read_dir(&scratch.0).unwrap().count(),
+            1,
+            "no temporary file stays"
+        );
     }
 }
 
@@ -320,7 +446,9 @@ fn every_rank_gets_the_error_of_the_rank_that_writes() {
             let mut store = pytorch_safetensors(scratch.0.join("no folder/model.safetensors"));
             let error = pretrained::save_into(&net, mesh, &mut store).unwrap_err();
             mesh.world().barrier("after it")?;
-            let Error::Pretrained(PretrainedError::Save { rank: 0, reason }) = &error else { panic!("{error}") };
+            let Error::Pretrained(PretrainedError::Save { rank: 0, reason }) = &error else {
+                panic!("{error}")
+            };
             assert!(reason.contains("No such file"), "{reason}");
             Ok(())
         });

@@ -17,17 +17,29 @@ use burn_dtensor_flight::{FaultKind, LaunchTrace};
 /// Every case on two processes of a rank each; on others some, where there is no time for all.
 fn conforms(processes: usize, ranks: usize) {
     let is_brief = ranks > 2 && !crate::effort::is_long();
-    let text = ProcessTest::new(processes).with_deadline(Duration::from_secs(1200)).run(|| {
-        let conformance = Conformance::of(|ranks| Launch::from_env(ranks).unwrap()).with_ranks([ranks]);
-        let report = if is_brief { conformance.with_few_cases() } else { conformance }.run();
-        println!("cases {}", report.total());
-    });
+    let text = ProcessTest::new(processes)
+        .with_deadline(Duration::from_secs(1200))
+        .run(|| {
+            let conformance =
+                Conformance::of(|ranks| Launch::from_env(ranks).unwrap()).with_ranks([ranks]);
+            let report = if is_brief {
+                conformance.with_few_cases()
+            } else {
+                conformance
+            }
+            .run();
+            println!("cases {}", report.total());
+        });
     let Some(text) = text else { return };
     // The line may begin with the name of the test.
     let count = |line: &str| line.split_once("cases ")?.1.parse().ok();
     let counts: Vec<usize> = text.lines().filter_map(count).collect();
     let least = if is_brief { 1000 } else { 10_000 };
-    assert_eq!(counts.len(), processes, "each process says how many cases it tried: {text}");
+    assert_eq!(
+        counts.len(),
+        processes,
+        "each process says how many cases it tried: {text}"
+    );
     assert!(counts.iter().all(|cases| *cases > least), "{counts:?}");
 }
 
@@ -73,7 +85,9 @@ fn bits(world: &World) -> Result<String> {
     let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
     let device = world.device().clone().autodiff();
     let net = world.run_seeded(5, || Net {
-        blocks: (0..2).map(|_| LinearConfig::new(16, 16).init(&device)).collect(),
+        blocks: (0..2)
+            .map(|_| LinearConfig::new(16, 16).init(&device))
+            .collect(),
         head: LinearConfig::new(16, 3).init(&device),
     })?;
     let mut net = fully_shard(net, &mesh, FullyShard::new().with_units(["blocks.*"]))?;
@@ -81,19 +95,33 @@ fn bits(world: &World) -> Result<String> {
     let mut line = String::from("bits");
     for step in 0..5 {
         let own = 10 * step + world.rank() as u64;
-        let x = mesh.world().run_seeded(own, || Tensor::<2>::random([8, 16], Distribution::Default, &device))?;
+        let x = mesh.world().run_seeded(own, || {
+            Tensor::<2>::random([8, 16], Distribution::Default, &device)
+        })?;
         let loss = (net.forward(x) - 1.0).square().mean();
-        line += &format!(" {:08x}", mesh.all_reduce(loss.clone().into_scalar::<f32>(), ReduceOp::Avg)?.to_bits());
+        line += &format!(
+            " {:08x}",
+            mesh.all_reduce(loss.clone().into_scalar::<f32>(), ReduceOp::Avg)?
+                .to_bits()
+        );
         let grads = GradientsParams::from_grads(loss.backward(), &net);
         net = optim.step(1e-2, net, grads);
     }
     let mut weights = |weight: &Param<Tensor<2>>| {
-        let values: Vec<f32> = weight.val().into_data().try_to_vec().expect("weights are f32");
-        let fold = |hash: u64, value: f32| hash.wrapping_mul(0x100_0000_01b3) ^ u64::from(value.to_bits());
+        let values: Vec<f32> = weight
+            .val()
+            .into_data()
+            .try_to_vec()
+            .expect("weights are f32");
+        let fold =
+            |hash: u64, value: f32| hash.wrapping_mul(0x100_0000_01b3) ^ u64::from(value.to_bits());
         line += &format!(" {:016x}", values.into_iter().fold(0, fold));
     };
     let full = full_model(&net)?;
-    full.blocks.iter().chain([&full.head]).for_each(|linear| weights(&linear.weight));
+    full.blocks
+        .iter()
+        .chain([&full.head])
+        .for_each(|linear| weights(&linear.weight));
     Ok(line)
 }
 
@@ -108,30 +136,45 @@ fn a_model_trains_to_the_bits_of_threads() {
         let Some(text) = text else { return };
         let expected = launch(Launch::threads(4), bits).unwrap();
         for (rank, line) in expected {
-            assert!(text.contains(&line), "{processes} processes, rank {rank}: {line}\n{text}");
+            assert!(
+                text.contains(&line),
+                "{processes} processes, rank {rank}: {line}\n{text}"
+            );
         }
     }
 }
 
 #[test]
 fn a_mesh_is_one_of_the_ranks_of_all_processes() {
-    let text = MeshTest::new([2, 2], ["dp", "tp"]).with_processes(2).run(|mesh| {
-        println!("rank {} at {:?}", mesh.rank(), mesh.coordinate().unwrap());
-        mesh.world().barrier("all have a place")
-    });
+    let text = MeshTest::new([2, 2], ["dp", "tp"])
+        .with_processes(2)
+        .run(|mesh| {
+            println!("rank {} at {:?}", mesh.rank(), mesh.coordinate().unwrap());
+            mesh.world().barrier("all have a place")
+        });
     let Some(text) = text else { return };
     for (rank, place) in [[0, 0], [0, 1], [1, 0], [1, 1]].iter().enumerate() {
-        assert_eq!(text.matches(&format!("rank {rank} at {place:?}\n")).count(), 1, "{text}");
+        assert_eq!(
+            text.matches(&format!("rank {rank} at {place:?}\n")).count(),
+            1,
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn a_failing_rank_fails_the_test_with_the_report_of_its_launch() {
-    let text = MeshTest::new([2], ["dp"]).with_processes(2).run_failing(|mesh| match mesh.rank() {
-        1 => Err(Error::other("no batch left")),
-        _ => mesh.world().barrier("the next batch"),
-    });
-    assert!(text.is_none_or(|text| text.contains("on mesh dp=2: launch failed at rank 1: no batch left")));
+    let text = MeshTest::new([2], ["dp"])
+        .with_processes(2)
+        .run_failing(|mesh| match mesh.rank() {
+            1 => Err(Error::other("no batch left")),
+            _ => mesh.world().barrier("the next batch"),
+        });
+    assert!(
+        text.is_none_or(
+            |text| text.contains("on mesh dp=2: launch failed at rank 1: no batch left")
+        )
+    );
 }
 
 #[test]
@@ -165,12 +208,18 @@ fn dropping(mesh: &DeviceMesh) -> Result<String> {
     let mut net = fully_shard(net, mesh, FullyShard::new())?;
     let mut optim = AdamWConfig::new().init();
     // From here on the rank draws alone from the random state of its process, whatever that has drawn before.
-    Tensor::<1>::random([1 + std::process::id() as usize % 1000], Distribution::Default, &device);
+    Tensor::<1>::random(
+        [1 + std::process::id() as usize % 1000],
+        Distribution::Default,
+        &device,
+    );
     device.seed(100 + mesh.rank() as u64);
     let mut line = format!("bits of rank {}:", mesh.rank());
     for _ in 0..3 {
         let x = Tensor::<2>::ones([16, 8], &device);
-        let y = unit(&net, x, |net, x| net.down.forward(net.dropout.forward(net.up.forward(x))));
+        let y = unit(&net, x, |net, x| {
+            net.down.forward(net.dropout.forward(net.up.forward(x)))
+        });
         let loss = y.square().mean();
         line += &format!(" {:08x}", loss.clone().into_scalar::<f32>().to_bits());
         let grads = GradientsParams::from_grads(loss.backward(), &net);
@@ -186,15 +235,18 @@ fn burns_own_dropout_repeats_where_a_rank_has_its_process_to_itself() {
             println!("{}", dropping(mesh)?);
             Ok(())
         })?;
-        let mut ranks: Vec<_> =
-            text.lines().filter_map(|line| Some(line.split_once("bits of ")?.1.to_string())).collect();
+        let mut ranks: Vec<_> = text
+            .lines()
+            .filter_map(|line| Some(line.split_once("bits of ")?.1.to_string()))
+            .collect();
         ranks.sort();
         Some(ranks)
     };
     let Some(first) = run() else { return };
     assert_eq!(run(), Some(first.clone()));
     // Ranks on equal data drop other elements.
-    let [(rank_0, first), (rank_1, second)] = [0, 1].map(|rank| first[rank].split_once(": ").expect("its losses"));
+    let [(rank_0, first), (rank_1, second)] =
+        [0, 1].map(|rank| first[rank].split_once(": ").expect("its losses"));
     assert_eq!([rank_0, rank_1], ["rank 0", "rank 1"]);
     assert_ne!(first, second);
 }
@@ -227,8 +279,14 @@ fn a_launch_that_fails_in_several_processes_is_reported_once_with_the_ranks_of_a
     });
     let Some(text) = text else { return };
     assert_eq!(text.matches("launch failed").count(), 1, "{text}");
-    assert!(text.contains("launch failed at rank 4: no batch left\n"), "{text}");
-    assert!(text.contains("\n  each of ranks [0, 1, 2, 3, 5] ended with it\n"), "{text}");
+    assert!(
+        text.contains("launch failed at rank 4: no batch left\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\n  each of ranks [0, 1, 2, 3, 5] ended with it\n"),
+        "{text}"
+    );
 }
 
 /// Process 0 ends with the report, though rank 1 never ends: neither the end of the launch nor that of the process waits for
@@ -236,7 +294,9 @@ fn a_launch_that_fails_in_several_processes_is_reported_once_with_the_ranks_of_a
 #[test]
 fn a_rank_that_is_stuck_in_its_own_code_keeps_no_other_process_from_ending() {
     let text = ProcessTest::new(2).run_failing(|| {
-        let config = Launch::from_env(2).unwrap().with_deadline(Duration::from_millis(200));
+        let config = Launch::from_env(2)
+            .unwrap()
+            .with_deadline(Duration::from_millis(200));
         let failed = launch(config, |world| -> Result<()> {
             world.barrier("both have started")?;
             if world.rank() == 0 {
@@ -250,8 +310,14 @@ fn a_rank_that_is_stuck_in_its_own_code_keeps_no_other_process_from_ending() {
         std::process::exit(1);
     });
     let Some(text) = text else { return };
-    assert!(text.contains("launch failed at rank 0: no batch left\n"), "{text}");
-    assert!(text.contains("rank 1 ended with: rank 1 was still running 200ms after the failure"), "{text}");
+    assert!(
+        text.contains("launch failed at rank 0: no batch left\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("rank 1 ended with: rank 1 was still running 200ms after the failure"),
+        "{text}"
+    );
 }
 
 /// The environment variable that has every rank keep its last operations in a file.
@@ -259,7 +325,11 @@ const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
 
 /// Runs three processes of one rank; once ranks 0 and 2 wait for rank 1 in "step", that one sends itself `signal`, and the
 /// others go on with `then`. Returns what they wrote, and what their files say.
-fn signalled(name: &str, signal: &str, then: impl Fn(&World) -> Result<()> + Sync) -> Option<(String, LaunchTrace)> {
+fn signalled(
+    name: &str,
+    signal: &str,
+    then: impl Fn(&World) -> Result<()> + Sync,
+) -> Option<(String, LaunchTrace)> {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("flight-{name}-{}", id()));
     let test = ProcessTest::new(3).with_env(FLIGHT, &folder);
     let text = test.run_failing(|| {
@@ -269,7 +339,9 @@ fn signalled(name: &str, signal: &str, then: impl Fn(&World) -> Result<()> + Syn
                 while waiting_for(1) < 2 {
                     thread::yield_now();
                 }
-                Command::new("kill").args([signal, &id().to_string()]).status()?;
+                Command::new("kill")
+                    .args([signal, &id().to_string()])
+                    .status()?;
                 // A signal may take effect some time after it was sent: until then this rank must not join the others.
                 loop {
                     thread::park();
@@ -292,21 +364,44 @@ fn flights() -> Option<LaunchTrace> {
 
 /// How many ranks wait for `rank` alone, by the files.
 fn waiting_for(rank: usize) -> usize {
-    flights().map_or(0, |flights| flights.waits().iter().filter(|waiting| waiting.missing == [rank]).count())
+    flights().map_or(0, |flights| {
+        flights
+            .waits()
+            .iter()
+            .filter(|waiting| waiting.missing == [rank])
+            .count()
+    })
 }
 
 /// The launcher ends the job, and no process of it says anything: the files do.
 #[test]
 fn a_killed_process_is_named_by_the_files() {
-    let Some((text, flights)) = signalled("killed", "-KILL", |world| world.barrier("step")) else { return };
-    let fault = flights.fault().unwrap_or_else(|| panic!("{flights}\n{text}"));
-    assert_eq!((fault.rank, fault.why), (1, FaultKind::Gone), "{flights}\n{text}");
+    let Some((text, flights)) = signalled("killed", "-KILL", |world| world.barrier("step")) else {
+        return;
+    };
+    let fault = flights
+        .fault()
+        .unwrap_or_else(|| panic!("{flights}\n{text}"));
+    assert_eq!(
+        (fault.rank, fault.why),
+        (1, FaultKind::Gone),
+        "{flights}\n{text}"
+    );
     assert!(
-        fault.text.contains("last operation: barrier #0 `start` on ranks [0, 1, 2]; ranks [0, 2] wait for it"),
+        fault.text.contains(
+            "last operation: barrier #0 `start` on ranks [0, 1, 2]; ranks [0, 2] wait for it"
+        ),
         "{fault}"
     );
-    let ended: Vec<_> = flights.ranks.iter().map(|flight| flight.ending.is_some()).collect();
-    assert_eq!(ended, [false; 3], "the launcher has ended the others, too: {flights}\n{text}");
+    let ended: Vec<_> = flights
+        .ranks
+        .iter()
+        .map(|flight| flight.ending.is_some())
+        .collect();
+    assert_eq!(
+        ended, [false; 3],
+        "the launcher has ended the others, too: {flights}\n{text}"
+    );
 }
 
 #[test]
@@ -330,6 +425,12 @@ fn a_stopped_process_is_named_while_it_is_stopped() {
     });
     // The launcher lets the other go on, to end it: what comes of that is no matter of the files'.
     let Some((text, _)) = ended else { return };
-    assert!(text.contains("ranks [1] did not join within 1s of rank 0's wait"), "{text}");
-    assert!(text.contains("named: rank 1 is stopped: process "), "{text}");
+    assert!(
+        text.contains("ranks [1] did not join within 1s of rank 0's wait"),
+        "{text}"
+    );
+    assert!(
+        text.contains("named: rank 1 is stopped: process "),
+        "{text}"
+    );
 }

@@ -10,19 +10,30 @@ use burn::module::Module;
 use burn::optim::SgdConfig;
 use burn::tensor::Tensor;
 use burn::train::metric::LossMetric;
-use burn::train::{ClassificationOutput, InferenceStep, Interrupter, Learner, TrainOutput, TrainStep};
+use burn::train::{
+    ClassificationOutput, InferenceStep, Interrupter, Learner, TrainOutput, TrainStep,
+};
 use burn_dtensor::prelude::*;
 use burn_dtensor::train::supervised;
 
-use super::support::{BATCH, Batch, Folder, Net, Row, Rows, loader, metrics, on_ranks, part, rows, train_on};
+use super::support::{
+    BATCH, Batch, Folder, Net, Row, Rows, loader, metrics, on_ranks, part, rows, train_on,
+};
 
 /// A training on two ranks with these loaders, and its error.
-fn error_of(name: &str, loaders: impl Fn(usize) -> [Arc<dyn DataLoader<Batch>>; 2] + Sync) -> String {
+fn error_of(
+    name: &str,
+    loaders: impl Fn(usize) -> [Arc<dyn DataLoader<Batch>>; 2] + Sync,
+) -> String {
     let folder = Folder::new(name);
     let trained = on_ranks(2, |mesh| {
         let [train, valid] = loaders(mesh.rank());
-        let caught =
-            Error::catch(|| train_on(mesh, &folder, train, valid, |training| training.num_epochs(2)).map(drop));
+        let caught = Error::catch(|| {
+            train_on(mesh, &folder, train, valid, |training| {
+                training.num_epochs(2)
+            })
+            .map(drop)
+        });
         // Every rank has the error, and can continue.
         mesh.world().barrier("after")?;
         Ok(caught.unwrap_err().to_string())
@@ -39,7 +50,12 @@ fn own(count: usize, rank: usize) -> Arc<dyn DataLoader<Batch>> {
 #[test]
 fn other_numbers_of_training_batches_are_an_error_of_every_rank() {
     // Rank 1 has one batch of three.
-    let text = error_of("uneven", |rank| [own(if rank == 0 { 3 * BATCH } else { BATCH }, rank), own(BATCH, rank)]);
+    let text = error_of("uneven", |rank| {
+        [
+            own(if rank == 0 { 3 * BATCH } else { BATCH }, rank),
+            own(BATCH, rank),
+        ]
+    });
     assert_eq!(
         text,
         "in epoch 1, the training loaders of ranks [1] ended after 1 batches, those of ranks [0] did not. Give every \
@@ -49,8 +65,15 @@ fn other_numbers_of_training_batches_are_an_error_of_every_rank() {
 
 #[test]
 fn a_validation_set_without_rows_on_a_rank_is_an_error_of_every_rank() {
-    let text = error_of("no-rows", |rank| [own(BATCH, rank), own(BATCH * (1 - rank), rank)]);
-    assert!(text.starts_with("the validation loaders of ranks [1] have no rows, those of other ranks do"), "{text}");
+    let text = error_of("no-rows", |rank| {
+        [own(BATCH, rank), own(BATCH * (1 - rank), rank)]
+    });
+    assert!(
+        text.starts_with(
+            "the validation loaders of ranks [1] have no rows, those of other ranks do"
+        ),
+        "{text}"
+    );
 }
 
 /// A data set whose row 8 cannot be read.
@@ -74,7 +97,11 @@ fn an_error_of_one_ranks_data_is_an_error_of_every_rank() {
     let text = error_of("broken", |rank| {
         let rows = part(&rows(100, 3 * BATCH, 0.2), rank, 2);
         let builder = DataLoaderBuilder::new(Rows).batch_size(BATCH / 2);
-        let train = if rank == 1 { builder.build(Broken(rows)) } else { loader(rows, BATCH / 2) };
+        let train = if rank == 1 {
+            builder.build(Broken(rows))
+        } else {
+            loader(rows, BATCH / 2)
+        };
         [train, own(BATCH, rank)]
     });
     let expected = "the training stopped because rank 1 failed: Dataset error: the disk is gone";
@@ -106,12 +133,18 @@ fn an_error_of_the_row_that_a_rank_validates_again_is_an_error_of_every_rank() {
         let row = rows(100, 1, 0.2).remove(0);
         let builder = DataLoaderBuilder::new(Rows).batch_size(BATCH / 2);
         let valid = match rank {
-            1 => builder.build(ReadOnce { row, read: AtomicBool::new(false) }),
+            1 => builder.build(ReadOnce {
+                row,
+                read: AtomicBool::new(false),
+            }),
             _ => own(3 * BATCH, rank),
         };
         [own(BATCH, rank), valid]
     });
-    assert_eq!(text, "the training stopped because rank 1 failed: Dataset error: the disk is gone");
+    assert_eq!(
+        text,
+        "the training stopped because rank 1 failed: Dataset error: the disk is gone"
+    );
 }
 
 /// Steps that a rank has fetched a batch for, and the interrupter that it stops after two of them.
@@ -142,18 +175,33 @@ fn a_rank_that_is_interrupted_stops_all() {
         let rows = part(&rows(100, 6 * BATCH, 0.2), mesh.rank(), 2);
         let builder = DataLoaderBuilder::new(Rows).batch_size(BATCH / 2);
         let train = match mesh.rank() {
-            1 => builder.build(StopAt { rows, read: AtomicUsize::new(0), interrupter: interrupter.clone() }),
+            1 => builder.build(StopAt {
+                rows,
+                read: AtomicUsize::new(0),
+                interrupter: interrupter.clone(),
+            }),
             _ => loader(rows, BATCH / 2),
         };
         let result = train_on(mesh, &folder, train, own(BATCH, mesh.rank()), |training| {
             training.num_epochs(2).with_interrupter(interrupter)
         })?;
-        let reason = result.interrupted.and_then(|interruption| interruption.reason);
-        Ok((reason, super::support::logged(&folder.rank(mesh.rank()), "train", 1, "Loss").len()))
+        let reason = result
+            .interrupted
+            .and_then(|interruption| interruption.reason);
+        Ok((
+            reason,
+            super::support::logged(&folder.rank(mesh.rank()), "train", 1, "Loss").len(),
+        ))
     })
     .unwrap();
     // Three of the six batches, and the mean of them.
-    assert_eq!(stopped, [(Some("rank 1: enough".into()), 4), (Some("enough".into()), 4)]);
+    assert_eq!(
+        stopped,
+        [
+            (Some("rank 1: enough".into()), 4),
+            (Some("enough".into()), 4)
+        ]
+    );
 }
 
 #[test]
@@ -162,11 +210,18 @@ fn a_model_that_is_not_distributed_is_refused() {
     let text = on_ranks(2, |mesh| {
         let training = metrics(supervised(mesh, &folder, own(BATCH, 0), own(BATCH, 0))?);
         let model = Net::new(&mesh.device().clone().autodiff());
-        training.launch(Learner::new(model, SgdConfig::new().init(), ConstantLr::new(0.1)));
+        training.launch(Learner::new(
+            model,
+            SgdConfig::new().init(),
+            ConstantLr::new(0.1),
+        ));
         Ok(())
     });
     let text = text.unwrap_err().to_string();
-    assert!(text.contains("is distributed over DeviceMesh(shard=2; ranks 0..2), so that its 2 ranks"), "{text}");
+    assert!(
+        text.contains("is distributed over DeviceMesh(shard=2; ranks 0..2), so that its 2 ranks"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -175,11 +230,18 @@ fn a_model_without_autodiff_is_refused() {
     let text = on_ranks(2, |mesh| {
         let training = metrics(supervised(mesh, &folder, own(BATCH, 0), own(BATCH, 0))?);
         let model = fully_shard(Net::new(mesh.device()), mesh, FullyShard::new())?;
-        training.launch(Learner::new(model, SgdConfig::new().init(), ConstantLr::new(0.1)));
+        training.launch(Learner::new(
+            model,
+            SgdConfig::new().init(),
+            ConstantLr::new(0.1),
+        ));
         Ok(())
     });
     let text = text.unwrap_err().to_string();
-    assert!(text.contains("the model is on a device without autodiff"), "{text}");
+    assert!(
+        text.contains("the model is on a device without autodiff"),
+        "{text}"
+    );
 }
 
 /// A model whose output has two rows for each row of the batch, but one target.
@@ -191,7 +253,10 @@ struct Twice {
 impl Twice {
     fn output(&self, batch: Batch) -> ClassificationOutput {
         let output = InferenceStep::step(&self.net, batch);
-        ClassificationOutput { output: Tensor::cat(vec![output.output.clone(), output.output], 0), ..output }
+        ClassificationOutput {
+            output: Tensor::cat(vec![output.output.clone(), output.output], 0),
+            ..output
+        }
     }
 }
 
@@ -218,13 +283,28 @@ impl InferenceStep for Twice {
 fn an_output_whose_tensors_have_other_lengths_is_refused() {
     let folder = Folder::new("lengths");
     let text = on_ranks(2, |mesh| {
-        let training = supervised(mesh, &folder, own(BATCH, mesh.rank()), own(BATCH, mesh.rank()))?;
-        let model = fully_shard(Twice { net: Net::new(&mesh.device().clone().autodiff()) }, mesh, FullyShard::new())?;
+        let training = supervised(
+            mesh,
+            &folder,
+            own(BATCH, mesh.rank()),
+            own(BATCH, mesh.rank()),
+        )?;
+        let model = fully_shard(
+            Twice {
+                net: Net::new(&mesh.device().clone().autodiff()),
+            },
+            mesh,
+            FullyShard::new(),
+        )?;
         let learner = Learner::new(model, SgdConfig::new().init(), ConstantLr::new(0.1));
-        training.metrics((LossMetric::new(),)).with_application_logger(None).launch(learner);
+        training
+            .metrics((LossMetric::new(),))
+            .with_application_logger(None)
+            .launch(learner);
         Ok(())
     });
     let text = text.unwrap_err().to_string();
-    let expected = "a tensor of the step's output has length 6 along dimension 0, but the batch has 12 rows";
+    let expected =
+        "a tensor of the step's output has length 6 along dimension 0, but the batch has 12 rows";
     assert!(text.contains(expected), "{text}");
 }

@@ -12,8 +12,8 @@ use burn_dtensor::prelude::*;
 use burn_dtensor::train::loaders;
 
 use super::support::{
-    BATCH, Batch, Folder, Net, Row, Rows, early_stopping, epochs, loader, logged, on_ranks, part, rows, train_alone,
-    train_on, weights,
+    BATCH, Batch, Folder, Net, Row, Rows, early_stopping, epochs, loader, logged, on_ranks, part,
+    rows, train_alone, train_on, weights,
 };
 
 const METRICS: [&str; 3] = ["Loss", "Accuracy", "Precision_@_TopK(1)_[Macro]"];
@@ -28,24 +28,38 @@ fn trains_as_one_device(mesh: &DeviceMesh, folder: &Folder) -> Result<()> {
     let expected = weights(&train_alone(&alone, train.clone(), valid.clone(), set).model);
 
     let sampler = |rows: &[Row]| -> Result<_> {
-        Ok(DistributedSampler::new(rows.len(), mesh.data_shard("shard")?).with_global_batch_size(BATCH))
+        Ok(
+            DistributedSampler::new(rows.len(), mesh.data_shard("shard")?)
+                .with_global_batch_size(BATCH),
+        )
     };
-    let (in_order, padded) = (sampler(&train)?, sampler(&valid)?.with_last_batch(LastBatch::Pad));
+    let (in_order, padded) = (
+        sampler(&train)?,
+        sampler(&valid)?.with_last_batch(LastBatch::Pad),
+    );
     let train = DistributedLoader::new(InMemDataset::new(train), in_order, Rows)?;
     let valid = DistributedLoader::without_padding(InMemDataset::new(valid), padded, Rows)?;
     let result = train_on(mesh, folder, Arc::new(train), Arc::new(valid), set)?;
     let trained = weights(&full_model(&result.model)?);
 
-    let is_close = |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5);
+    let is_close = |a: &[f64], b: &[f64]| {
+        a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5)
+    };
     let numbers = |weights: Vec<f32>| -> Vec<f64> { weights.into_iter().map(f64::from).collect() };
     let (trained, expected) = (numbers(trained), numbers(expected));
     assert!(is_close(&trained, &expected), "{trained:?} vs {expected:?}");
-    let lines = ["train", "valid"].into_iter().flat_map(|split| (1..=3).map(move |epoch| (split, epoch)));
+    let lines = ["train", "valid"]
+        .into_iter()
+        .flat_map(|split| (1..=3).map(move |epoch| (split, epoch)));
     for ((split, epoch), metric) in lines.flat_map(|line| METRICS.map(|metric| (line, metric))) {
         let of = |folder: &Path| logged(folder, split, epoch, metric);
         let (own, all) = (of(&folder.rank(mesh.rank())), of(alone.as_ref()));
         assert!(all.len() > 1, "burn logs {metric}");
-        assert!(is_close(&own, &all), "{split} {metric} of epoch {epoch} on {}: {own:?} vs {all:?}", mesh.rank());
+        assert!(
+            is_close(&own, &all),
+            "{split} {metric} of epoch {epoch} on {}: {own:?} vs {all:?}",
+            mesh.rank()
+        );
     }
     Ok(())
 }
@@ -79,12 +93,17 @@ fn early_stopping_of_all_ranks_is_that_of_all_rows() {
     }
     let alone = |name: &str, valid: Vec<Row>| {
         let folder = Folder::new(name);
-        train_alone(&folder, train.clone(), valid, |training| training.num_epochs(30).early_stopping(early_stopping()));
+        train_alone(&folder, train.clone(), valid, |training| {
+            training.num_epochs(30).early_stopping(early_stopping())
+        });
         epochs(folder.as_ref())
     };
     let all = alone("stop-all", valid.clone());
     let own = [0, 1].map(|rank| alone(&format!("stop-own-{rank}"), part(&valid, rank, 2)));
-    assert!(own[0] != own[1] && all < 30, "each rank alone would stop elsewhere: {own:?}, all rows after {all}");
+    assert!(
+        own[0] != own[1] && all < 30,
+        "each rank alone would stop elsewhere: {own:?}, all rows after {all}"
+    );
 
     let folder = Folder::new("stop");
     on_ranks(2, |mesh| {
@@ -115,7 +134,9 @@ fn the_first_rank_decides_on_early_stopping() {
     on_ranks(2, |mesh| {
         let own = || loader(part(&rows(100, BATCH, 0.2), mesh.rank(), 2), BATCH / 2);
         let own_epoch = [3, 1][mesh.rank()];
-        let set = |training: SupervisedTraining<Net>| training.num_epochs(5).early_stopping(StopAfter(own_epoch));
+        let set = |training: SupervisedTraining<Net>| {
+            training.num_epochs(5).early_stopping(StopAfter(own_epoch))
+        };
         train_on(mesh, &folder, own(), own(), set).map(drop)
     })
     .unwrap();
@@ -132,23 +153,36 @@ fn loaders_have_the_same_batches_on_any_number_of_ranks() {
             let [train, valid] = datasets;
             let (train, valid) = loaders(mesh, Rows, BATCH, 3, train, valid)?;
             let read = |loader: &dyn DataLoader<Batch>| -> Vec<Vec<f32>> {
-                let first = |batch: Batch| batch.features.narrow(1, 0, 1).into_data().iter().collect();
+                let first =
+                    |batch: Batch| batch.features.narrow(1, 0, 1).into_data().iter().collect();
                 loader.iter().map(|batch| first(batch.unwrap())).collect()
             };
             Ok([read(&*train), read(&*valid)])
         });
         let of_ranks = of_ranks.unwrap();
         [0, 1].map(|split| {
-            let batch =
-                |at| of_ranks.iter().flat_map(move |of_rank| of_rank[split].get(at).cloned().unwrap_or_default());
-            (0..of_ranks[0][split].len()).map(|at| batch(at).collect()).collect::<Vec<Vec<f32>>>()
+            let batch = |at| {
+                of_ranks
+                    .iter()
+                    .flat_map(move |of_rank| of_rank[split].get(at).cloned().unwrap_or_default())
+            };
+            (0..of_ranks[0][split].len())
+                .map(|at| batch(at).collect())
+                .collect::<Vec<Vec<f32>>>()
         })
     };
     let [train_batches, valid_batches] = batches(1);
-    assert_eq!(train_batches.iter().map(Vec::len).collect::<Vec<_>>(), [BATCH; 3]);
+    assert_eq!(
+        train_batches.iter().map(Vec::len).collect::<Vec<_>>(),
+        [BATCH; 3]
+    );
     let in_order: Vec<f32> = valid.iter().map(|row| row.features[0]).collect();
     assert_eq!(valid_batches.concat(), in_order);
     for ranks in [2, 3] {
-        assert_eq!(batches(ranks), [train_batches.clone(), valid_batches.clone()], "{ranks} ranks");
+        assert_eq!(
+            batches(ranks),
+            [train_batches.clone(), valid_batches.clone()],
+            "{ranks} ranks"
+        );
     }
 }

@@ -21,24 +21,42 @@ fn matrices() -> ParamGroup {
 }
 
 /// Three epochs by burn alone and on three ranks; the largest difference of a weight.
-fn apart(name: &str, alone: ModuleOptimizer, on_shards: impl Fn() -> ShardedOptimizer + Sync) -> f32 {
+fn apart(
+    name: &str,
+    alone: ModuleOptimizer,
+    on_shards: impl Fn() -> ShardedOptimizer + Sync,
+) -> f32 {
     let train = rows(100, 4 * BATCH, 0.2);
     let model = Net::new(&Device::flex().autodiff());
     let folder = Folder::new(&format!("{name}-alone"));
-    let training = SupervisedTraining::new(&folder, loader(train.clone(), BATCH), loader(train.clone(), BATCH));
-    let expected = metrics(training).num_epochs(3).launch(Learner::new(model, alone, ConstantLr::new(0.05)));
+    let training = SupervisedTraining::new(
+        &folder,
+        loader(train.clone(), BATCH),
+        loader(train.clone(), BATCH),
+    );
+    let expected =
+        metrics(training)
+            .num_epochs(3)
+            .launch(Learner::new(model, alone, ConstantLr::new(0.05)));
     let expected = weights(&expected.model);
     let folder = Folder::new(name);
     let trained = on_ranks(3, |mesh| {
         let own = |rows: &[Row]| loader(part(rows, mesh.rank(), 3), BATCH / 3);
-        let model = fully_shard(Net::new(&mesh.device().clone().autodiff()), mesh, FullyShard::new())?;
+        let model = fully_shard(
+            Net::new(&mesh.device().clone().autodiff()),
+            mesh,
+            FullyShard::new(),
+        )?;
         let optim = on_shards().into_module_optimizer(&model)?;
         let training = metrics(supervised(mesh, &folder, own(&train), own(&train))?).num_epochs(3);
         let result = training.launch(Learner::new(model, optim, ConstantLr::new(0.05)));
         Ok(weights(&full_model(&result.model)?))
     });
     let differences = trained.unwrap().into_iter().flat_map(|trained| {
-        let pairs = trained.into_iter().zip(expected.clone()).collect::<Vec<_>>();
+        let pairs = trained
+            .into_iter()
+            .zip(expected.clone())
+            .collect::<Vec<_>>();
         pairs.into_iter().map(|(a, b)| (a - b).abs())
     });
     differences.fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
@@ -52,7 +70,11 @@ fn clipping_by_norm_in_a_learner_is_that_of_the_full_gradient() {
 
 #[test]
 fn muon_in_a_learner_steps_full_matrices() {
-    let alone = clipped().init().with_group(matrices(), MuonConfig::new().build(), None);
-    let apart = apart("muon", alone, || sharded(clipped()).with_muon(matrices(), MuonConfig::new()));
+    let alone = clipped()
+        .init()
+        .with_group(matrices(), MuonConfig::new().build(), None);
+    let apart = apart("muon", alone, || {
+        sharded(clipped()).with_muon(matrices(), MuonConfig::new())
+    });
     assert!(apart < 1e-4, "{apart}");
 }

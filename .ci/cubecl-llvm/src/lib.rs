@@ -93,8 +93,15 @@ impl Compiler for PlironCompiler {
         None
     }
 
-    fn compile(&mut self, _: KernelDefinition, _: &PlironOptions) -> Result<PlironArtifact, CompilationError> {
-        Err(CompilationError::Generic { reason: NO_LLVM.into(), backtrace: BackTrace::capture() })
+    fn compile(
+        &mut self,
+        _: KernelDefinition,
+        _: &PlironOptions,
+    ) -> Result<PlironArtifact, CompilationError> {
+        Err(CompilationError::Generic {
+            reason: NO_LLVM.into(),
+            backtrace: BackTrace::capture(),
+        })
     }
 
     fn extension(&self) -> &'static str {

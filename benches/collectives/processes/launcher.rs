@@ -12,10 +12,23 @@ pub fn start(count: usize, arguments: &[&str]) -> Result<String> {
     let count = count.to_string();
     let mut command = mpirun();
     let launcher = command.get_program().to_string_lossy().into_owned();
-    command.args(["-n", &count]).arg(env::current_exe()?).args(["--processes", &count]).args(arguments);
-    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
-    let output = output.with_context(|| format!("`{launcher}` does not run: install an MPI library, or set MPIRUN"))?;
+    command
+        .args(["-n", &count])
+        .arg(env::current_exe()?)
+        .args(["--processes", &count])
+        .args(arguments);
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output();
+    let output = output.with_context(|| {
+        format!("`{launcher}` does not run: install an MPI library, or set MPIRUN")
+    })?;
     let text = str::from_utf8(&output.stdout)?;
-    ensure!(output.status.success(), "`{launcher}` has ended with {}:\n{text}", output.status);
+    ensure!(
+        output.status.success(),
+        "`{launcher}` has ended with {}:\n{text}",
+        output.status
+    );
     Ok(text.into())
 }

@@ -40,11 +40,18 @@ enum Collective {
 }
 
 impl Collective {
-    const ALL: [Self; 4] = [Self::AllGather, Self::AllToAll, Self::AllReduce, Self::ReduceScatter];
+    const ALL: [Self; 4] = [
+        Self::AllGather,
+        Self::AllToAll,
+        Self::AllReduce,
+        Self::ReduceScatter,
+    ];
 
     /// Those whose name has `only` in it.
     fn named(only: &str) -> impl Iterator<Item = Self> {
-        Self::ALL.into_iter().filter(move |collective| collective.name().contains(only))
+        Self::ALL
+            .into_iter()
+            .filter(move |collective| collective.name().contains(only))
     }
 
     fn name(self) -> &'static str {
@@ -156,5 +163,9 @@ pub fn overlap(count: usize) -> Result<()> {
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
-    if values.len().is_multiple_of(2) { (values[middle - 1] + values[middle]) / 2.0 } else { values[middle] }
+    if values.len().is_multiple_of(2) {
+        (values[middle - 1] + values[middle]) / 2.0
+    } else {
+        values[middle]
+    }
 }

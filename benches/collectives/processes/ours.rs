@@ -47,7 +47,13 @@ fn measure_one(collective: Collective, bytes: usize, world: &World) -> burn_dten
     for (way, seconds) in [(Way::Ours, ours), (Way::Moving, moving)] {
         let seconds = of_slowest(&seconds, world)?;
         if world.rank() == 0 {
-            Sample { collective, bytes, way, seconds }.print();
+            Sample {
+                collective,
+                bytes,
+                way,
+                seconds,
+            }
+            .print();
         }
     }
     Ok(())
@@ -57,6 +63,13 @@ fn measure_one(collective: Collective, bytes: usize, world: &World) -> burn_dten
 pub fn of_slowest(seconds: &[f64], world: &World) -> burn_dtensor::Result<Vec<f64>> {
     let data = TensorData::new(seconds.to_vec(), [seconds.len()]);
     let tensor = Tensor::<1>::from_data(data, (world.device(), DType::F64)).into_dispatch();
-    let slowest = world.all().all_reduce("slowest".into(), vec![tensor], ReduceOp::Max).wait()?.remove(0);
-    Ok(Tensor::<1>::from_dispatch(slowest).into_data().try_into_vec().expect("times are f64"))
+    let slowest = world
+        .all()
+        .all_reduce("slowest".into(), vec![tensor], ReduceOp::Max)
+        .wait()?
+        .remove(0);
+    Ok(Tensor::<1>::from_dispatch(slowest)
+        .into_data()
+        .try_into_vec()
+        .expect("times are f64"))
 }

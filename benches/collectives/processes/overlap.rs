@@ -34,10 +34,21 @@ const SIDE: usize = 512;
 pub fn measure(count: usize) -> Result<()> {
     launch(Launch::from_env(count)?, |world| {
         if world.rank() == 0 {
-            println!("{count} processes, 64 MiB, {REPEATS} repeats in turns; medians of the slowest process, ms\n");
+            println!(
+                "{count} processes, 64 MiB, {REPEATS} repeats in turns; medians of the slowest process, ms\n"
+            );
             println!(
                 "{:<14} {:<10} {:>8} {:>8} {:>8} {:>8} | {:>7} {:>7} {:>8} | {:>10}",
-                "", "work", "C alone", "K alone", "CPU of K", "B both", "B - C", "moving", "waiting", "done after"
+                "",
+                "work",
+                "C alone",
+                "K alone",
+                "CPU of K",
+                "B both",
+                "B - C",
+                "moving",
+                "waiting",
+                "done after"
             );
         }
         let collectives: [(_, Post); 2] = [
@@ -47,14 +58,22 @@ pub fn measure(count: usize) -> Result<()> {
         for (name, mut post) in collectives {
             let times = Times::take(world, &mut post, || thread::sleep(WORK))?;
             let (shown, most) = (times.both - times.work, 0.1 * times.alone);
-            times.print(world, name, "sleeps", shown <= most, &format!("B - C at most {:.1} (0.1 K)", most * 1e3));
+            times.print(
+                world,
+                name,
+                "sleeps",
+                shown <= most,
+                &format!("B - C at most {:.1} (0.1 K)", most * 1e3),
+            );
             let times = Times::take(world, &mut post, computation(world)?)?;
             let most = 1.05 * (times.work + times.cpu);
             let bar = format!("B at most {:.1} (1.05 (C + CPU of K))", most * 1e3);
             times.print(world, name, "computes", times.both <= most, &bar);
         }
         if world.rank() == 0 {
-            println!("\nmoving, waiting: of B, in the wait. done after: how often K was, once the work was.");
+            println!(
+                "\nmoving, waiting: of B, in the wait. done after: how often K was, once the work was."
+            );
         }
         Ok(())
     })?;
@@ -64,7 +83,9 @@ pub fn measure(count: usize) -> Result<()> {
 /// Matrices multiplied on the rank's cores for as long as [`WORK`] where all ranks do nothing else.
 fn computation(world: &World) -> burn_dtensor::Result<impl FnMut() + use<>> {
     let matrix = Tensor::<2>::ones([SIDE, SIDE], world.device());
-    let multiply = move |times: usize| (0..times).for_each(|_| drop(black_box(matrix.clone().matmul(matrix.clone()))));
+    let multiply = move |times: usize| {
+        (0..times).for_each(|_| drop(black_box(matrix.clone().matmul(matrix.clone()))))
+    };
     multiply(20);
     world.barrier("all compute")?;
     let start = Instant::now();
@@ -94,7 +115,15 @@ impl Times {
             wait(post)?;
         }
         work();
-        let [mut alone, mut working, mut cpu, mut both, mut moving, mut waiting, mut late] = [(); 7].map(|()| vec![]);
+        let [
+            mut alone,
+            mut working,
+            mut cpu,
+            mut both,
+            mut moving,
+            mut waiting,
+            mut late,
+        ] = [(); 7].map(|()| vec![]);
         for _ in 0..REPEATS {
             world.barrier("work")?;
             let start = Instant::now();
@@ -136,10 +165,23 @@ impl Times {
         if world.rank() != 0 {
             return;
         }
-        let Self { work, alone, cpu, both, moving, waiting, done } = self;
+        let Self {
+            work,
+            alone,
+            cpu,
+            both,
+            moving,
+            waiting,
+            done,
+        } = self;
         let [shown, work, alone, cpu, both, moving, waiting] =
-            [both - work, *work, *alone, *cpu, *both, *moving, *waiting].map(|seconds| seconds * 1e3);
-        let bar = if met { bar.into() } else { format!("MISSED: {bar}") };
+            [both - work, *work, *alone, *cpu, *both, *moving, *waiting]
+                .map(|seconds| seconds * 1e3);
+        let bar = if met {
+            bar.into()
+        } else {
+            format!("MISSED: {bar}")
+        };
         println!(
             "{name:<14} {kind:<10} {work:>8.1} {alone:>8.1} {cpu:>8.1} {both:>8.1} | {shown:>7.1} {moving:>7.1} \
              {waiting:>8.1} | {:>10}  {bar}",
@@ -150,7 +192,10 @@ impl Times {
 
 /// What the threads of this process have computed, where the system says so.
 fn cpu_seconds() -> f64 {
-    let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let threads = fs::read_dir("/proc/self/task")
+        .into_iter()
+        .flatten()
+        .flatten();
     let nanoseconds = threads.filter_map(|thread| {
         let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
         text.split(' ').next()?.parse::<f64>().ok()

@@ -19,7 +19,8 @@ pub fn measure(only: &str) {
     for collective in Collective::named(only) {
         for bytes in SIZES {
             let case = Case::new(collective, bytes, &world);
-            let more = matches!(collective, Collective::AllGather | Collective::AllToAll).then_some(Raw::Blocking);
+            let more = matches!(collective, Collective::AllGather | Collective::AllToAll)
+                .then_some(Raw::Blocking);
             for raw in more.into_iter().chain(collective.raw()) {
                 let mut into = space(case.length);
                 case.sample(Way::Raw(raw), || case.call(raw, &mut into));
@@ -74,7 +75,13 @@ impl<'w> Case<'w> {
             Collective::AllToAll | Collective::AllReduce => (part * ranks, part * ranks),
             Collective::ReduceScatter => (part * ranks, part),
         };
-        Self { world, collective, bytes, from: vec![1.0; given], length }
+        Self {
+            world,
+            collective,
+            bytes,
+            from: vec![1.0; given],
+            length,
+        }
     }
 
     fn sample(&self, way: Way, mut call: impl FnMut()) {
@@ -86,11 +93,19 @@ impl<'w> Case<'w> {
             (0..repeats).for_each(|_| call());
             start.elapsed().as_secs_f64() / repeats as f64
         };
-        let own: Vec<f64> = std::iter::repeat_with(round).take(rounds(self.bytes, repeats)).collect();
+        let own: Vec<f64> = std::iter::repeat_with(round)
+            .take(rounds(self.bytes, repeats))
+            .collect();
         let mut seconds = vec![0.0; own.len()];
         world.all_reduce_into(&own[..], &mut seconds[..], SystemOperation::max());
         if world.rank() == 0 {
-            Sample { collective: self.collective, bytes: self.bytes, way, seconds }.print();
+            Sample {
+                collective: self.collective,
+                bytes: self.bytes,
+                way,
+                seconds,
+            }
+            .print();
         }
     }
 
@@ -101,13 +116,19 @@ impl<'w> Case<'w> {
             (Raw::Blocking, Collective::AllGather) => world.all_gather_into(from, into),
             (Raw::Blocking, Collective::AllToAll) => world.all_to_all_into(from, into),
             (Raw::Blocking, Collective::AllReduce) => world.all_reduce_into(from, into, sum()),
-            (Raw::Blocking, Collective::ReduceScatter) => world.reduce_scatter_block_into(from, into, sum()),
+            (Raw::Blocking, Collective::ReduceScatter) => {
+                world.reduce_scatter_block_into(from, into, sum())
+            }
             (Raw::Immediate, collective) => request::scope(|scope| {
                 let request = match collective {
                     Collective::AllGather => world.immediate_all_gather_into(scope, from, into),
                     Collective::AllToAll => world.immediate_all_to_all_into(scope, from, into),
-                    Collective::AllReduce => world.immediate_all_reduce_into(scope, from, into, sum()),
-                    Collective::ReduceScatter => world.immediate_reduce_scatter_block_into(scope, from, into, sum()),
+                    Collective::AllReduce => {
+                        world.immediate_all_reduce_into(scope, from, into, sum())
+                    }
+                    Collective::ReduceScatter => {
+                        world.immediate_reduce_scatter_block_into(scope, from, into, sum())
+                    }
                 };
                 request.wait_without_status();
             }),
@@ -136,8 +157,12 @@ impl<'w> Case<'w> {
                 }
             }
             copy(given(here), own.expect("there is a part for this process"));
-            sends.into_iter().for_each(|request| request.wait_without_status());
-            receives.into_iter().for_each(|request| request.wait_without_status());
+            sends
+                .into_iter()
+                .for_each(|request| request.wait_without_status());
+            receives
+                .into_iter()
+                .for_each(|request| request.wait_without_status());
         });
     }
 }

@@ -15,7 +15,10 @@ const ABOVE: f64 = 60e-6;
 pub fn print(count: usize, only: &str, samples: &[Sample]) {
     let mut seconds = HashMap::<_, Vec<f64>>::new();
     for sample in samples {
-        seconds.entry((sample.collective, sample.bytes, sample.way)).or_default().extend(&sample.seconds);
+        seconds
+            .entry((sample.collective, sample.bytes, sample.way))
+            .or_default()
+            .extend(&sample.seconds);
     }
     println!("{count} processes; ms of one call, medians; GB/s of the whole");
     for collective in Collective::named(only) {
@@ -34,12 +37,20 @@ pub fn print(count: usize, only: &str, samples: &[Sample]) {
         );
         for bytes in SIZES {
             let time = |way| seconds.get(&(collective, bytes, way)).cloned().map(median);
-            let Some(ours) = time(Way::Ours) else { continue };
+            let Some(ours) = time(Way::Ours) else {
+                continue;
+            };
             let fastest = |way: fn(Raw) -> Way| {
-                collective.raw().into_iter().filter_map(|raw| time(way(raw))).fold(f64::MAX, f64::min)
+                collective
+                    .raw()
+                    .into_iter()
+                    .filter_map(|raw| time(way(raw)))
+                    .fold(f64::MAX, f64::min)
             };
             let (raw, fresh) = (fastest(Way::Raw), fastest(Way::Fresh));
-            let ms = |seconds: Option<f64>| seconds.map_or("-".into(), |seconds| format!("{:.3}", seconds * 1e3));
+            let ms = |seconds: Option<f64>| {
+                seconds.map_or("-".into(), |seconds| format!("{:.3}", seconds * 1e3))
+            };
             println!(
                 "{:>20} {:>8.2} {:>8} {:>8} | {:>8} {:>9} {:>8} {:>8} | {:>6.2} {:>8.0}  {}",
                 size_text(bytes),
@@ -64,9 +75,15 @@ pub fn print(count: usize, only: &str, samples: &[Sample]) {
 
 fn verdict(collective: Collective, bytes: usize, ours: f64, raw: f64) -> String {
     let (met, bar) = if bytes < LARGE {
-        (ours - raw <= ABOVE, format!("at most {:.0} us above", ABOVE * 1e6))
+        (
+            ours - raw <= ABOVE,
+            format!("at most {:.0} us above", ABOVE * 1e6),
+        )
     } else {
-        (raw / ours >= collective.bar(), format!("at least {} of raw", collective.bar()))
+        (
+            raw / ours >= collective.bar(),
+            format!("at least {} of raw", collective.bar()),
+        )
     };
     if met { bar } else { format!("MISSED: {bar}") }
 }

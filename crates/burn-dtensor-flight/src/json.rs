@@ -31,7 +31,9 @@ impl LaunchTrace {
     /// Times are since the launch's start. Those of an operation are measured on its rank's host, those of waits
     /// are relative to the host that began first.
     pub fn to_json(&self, count: usize) -> String {
-        let started = self.started().and_then(|started| started.duration_since(UNIX_EPOCH).ok());
+        let started = self
+            .started()
+            .and_then(|started| started.duration_since(UNIX_EPOCH).ok());
         let waits = self.waits();
         let waits = waits.iter().filter(|waiting| !waiting.missing.is_empty());
         json!({
@@ -65,7 +67,15 @@ fn nanos(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-fn waiting(BlockedWait { rank, operation, since, missing, is_for_any }: &BlockedWait<'_>) -> Value {
+fn waiting(
+    BlockedWait {
+        rank,
+        operation,
+        since,
+        missing,
+        is_for_any,
+    }: &BlockedWait<'_>,
+) -> Value {
     let id = &operation.id;
     json!({
         "rank": rank, "operation": id.op.name(), "seq": id.seq, "label": *id.label, "group": *id.ranks,
@@ -80,12 +90,15 @@ fn rank(flight: &RankTrace, life: ProcessState, count: usize) -> Value {
         ProcessState::Gone => "gone",
         ProcessState::Unknown => "unknown",
     };
-    let program = flight.ending.as_ref().map_or("running", |ending| match ending.how {
-        ExitKind::Returned => "returned",
-        ExitKind::Failed => "failed",
-        ExitKind::Panicked => "panicked",
-        ExitKind::Exited => "exited",
-    });
+    let program = flight
+        .ending
+        .as_ref()
+        .map_or("running", |ending| match ending.how {
+            ExitKind::Returned => "returned",
+            ExitKind::Failed => "failed",
+            ExitKind::Panicked => "panicked",
+            ExitKind::Exited => "exited",
+        });
     let ending = flight.ending.as_ref();
     let failure = ending.and_then(|ending| ending.failure.as_ref());
     let last = flight.operations.len().saturating_sub(count);
@@ -105,7 +118,11 @@ fn operation(operation: &Operation) -> Value {
         OpOutcome::Done(last) => last,
         _ => None,
     });
-    let tensors = operation.tensors.iter().map(ToString::to_string).collect_vec();
+    let tensors = operation
+        .tensors
+        .iter()
+        .map(ToString::to_string)
+        .collect_vec();
     json!({
         "index": operation.index, "operation": id.op.name(), "seq": id.seq, "label": *id.label, "group": *id.ranks,
         "channel": *operation.channel, "phase": operation.phase.to_string(), "bytes": operation.bytes,

@@ -23,25 +23,46 @@ pub struct LaunchId {
 impl LaunchId {
     /// Returns the id of the initial world of launch `number`, which all processes of a job make together.
     pub fn first(number: u64) -> Self {
-        Self { number, shrunk: 0, process: None }
+        Self {
+            number,
+            shrunk: 0,
+            process: None,
+        }
     }
 
     /// Returns the id of launch `number` of `process`, which makes it alone.
     pub fn of_process(process: usize, number: u64) -> Self {
-        Self { number, shrunk: 0, process: Some(process as u64) }
+        Self {
+            number,
+            shrunk: 0,
+            process: Some(process as u64),
+        }
     }
 
     /// Returns the id of the world that `World::shrink` creates from this one.
     pub fn next(self) -> Self {
-        Self { shrunk: self.shrunk + 1, ..self }
+        Self {
+            shrunk: self.shrunk + 1,
+            ..self
+        }
     }
 
     /// Returns the name of a rank's file: `launch-2-rank-3.flight`, `launch-2-process-1-rank-3.flight` or
     /// `launch-2-shrunk-1-rank-3.flight`.
     pub fn file_name(self, rank: usize) -> String {
-        let Self { number, shrunk, process } = self;
-        let process = process.map(|process| format!("-process-{process}")).unwrap_or_default();
-        let shrunk = if shrunk > 0 { format!("-shrunk-{shrunk}") } else { String::new() };
+        let Self {
+            number,
+            shrunk,
+            process,
+        } = self;
+        let process = process
+            .map(|process| format!("-process-{process}"))
+            .unwrap_or_default();
+        let shrunk = if shrunk > 0 {
+            format!("-shrunk-{shrunk}")
+        } else {
+            String::new()
+        };
         format!("launch-{number}{process}{shrunk}-rank-{rank}.flight")
     }
 }

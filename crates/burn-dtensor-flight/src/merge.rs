@@ -65,16 +65,30 @@ impl LaunchTrace {
             let (path, problem) = (folder.to_path_buf(), error.to_string());
             FlightError::Unreadable { path, problem }
         };
-        let entries: Vec<_> = fs::read_dir(folder).and_then(Iterator::collect).map_err(unreadable)?;
+        let entries: Vec<_> = fs::read_dir(folder)
+            .and_then(Iterator::collect)
+            .map_err(unreadable)?;
         let paths = entries.into_iter().map(|entry: fs::DirEntry| entry.path());
         let paths: Vec<PathBuf> = paths.filter(|path| format::is_flight_file(path)).collect();
         if paths.is_empty() {
-            return Err(FlightError::Empty { path: folder.into() });
+            return Err(FlightError::Empty {
+                path: folder.into(),
+            });
         }
         let begun = |read: &Result<RankTrace, FlightError>| {
-            !matches!(read, Err(FlightError::Invalid { problem: DecodeError::NotBegun, .. }))
+            !matches!(
+                read,
+                Err(FlightError::Invalid {
+                    problem: DecodeError::NotBegun,
+                    ..
+                })
+            )
         };
-        let flights: Vec<_> = paths.iter().map(RankTrace::read).filter(begun).try_collect()?;
+        let flights: Vec<_> = paths
+            .iter()
+            .map(RankTrace::read)
+            .filter(begun)
+            .try_collect()?;
         Ok(Self::of(flights))
     }
 
@@ -93,7 +107,12 @@ impl LaunchTrace {
             ranks.push(newest);
             ranks.sort_by_key(|flight| flight.rank);
             let lives = ranks.iter().map(RankTrace::life).collect();
-            Self { launch, size, ranks, lives }
+            Self {
+                launch,
+                size,
+                ranks,
+                lives,
+            }
         };
         launches.into_iter().map(launched).collect()
     }
@@ -117,7 +136,9 @@ impl LaunchTrace {
     /// Converts a time of a rank to one since [`started`](Self::started). The result is as exact as the hosts'
     /// clocks agree.
     pub(crate) fn since(&self, flight: &RankTrace, at: Duration) -> Duration {
-        let late = self.started().and_then(|first| flight.started.duration_since(first).ok());
+        let late = self
+            .started()
+            .and_then(|first| flight.started.duration_since(first).ok());
         late.unwrap_or_default() + at
     }
 
@@ -125,64 +146,115 @@ impl LaunchTrace {
     pub fn meetings(&self) -> Vec<CollectiveTrace<'_>> {
         let mut meetings: BTreeMap<_, Vec<(Duration, usize, &Operation)>> = BTreeMap::new();
         for flight in &self.ranks {
-            for operation in flight.operations.iter().filter(|operation| !operation.id.op.is_message()) {
+            for operation in flight
+                .operations
+                .iter()
+                .filter(|operation| !operation.id.op.is_message())
+            {
                 let id = &operation.id;
                 // The ranks are unknown if the recorder had no capacity for the channel.
                 if !id.ranks.is_empty() {
                     let called = (self.since(flight, operation.posted), flight.rank, operation);
-                    meetings.entry((&id.ranks, &operation.channel, id.seq)).or_default().push(called);
+                    meetings
+                        .entry((&id.ranks, &operation.channel, id.seq))
+                        .or_default()
+                        .push(called);
                 }
             }
         }
         let mut meetings: Vec<_> = meetings.into_values().collect();
-        meetings.iter_mut().for_each(|called| called.sort_by_key(|(at, rank, _)| (*at, *rank)));
+        meetings
+            .iter_mut()
+            .for_each(|called| called.sort_by_key(|(at, rank, _)| (*at, *rank)));
         meetings.sort_by_key(|called| (called[0].0, called[0].1));
-        meetings.into_iter().map(|called| self.meeting(called)).collect()
+        meetings
+            .into_iter()
+            .map(|called| self.meeting(called))
+            .collect()
     }
 
     fn meeting<'a>(&'a self, called: Vec<(Duration, usize, &'a Operation)>) -> CollectiveTrace<'a> {
         let absent = self.absent(called[0].2);
-        CollectiveTrace { called: called.into_iter().map(|(_, rank, operation)| (rank, operation)).collect(), absent }
+        CollectiveTrace {
+            called: called
+                .into_iter()
+                .map(|(_, rank, operation)| (rank, operation))
+                .collect(),
+            absent,
+        }
     }
 
     /// Returns the ranks that have not taken part in a collective.
     fn absent(&self, operation: &Operation) -> Vec<usize> {
         let taken = |rank: usize| {
-            self.rank(rank)
-                .is_some_and(|flight| flight.taken(&operation.id.ranks, &operation.channel) > operation.id.seq)
+            self.rank(rank).is_some_and(|flight| {
+                flight.taken(&operation.id.ranks, &operation.channel) > operation.id.seq
+            })
         };
-        operation.id.ranks.iter().copied().filter(|rank| !taken(*rank)).collect()
+        operation
+            .id
+            .ranks
+            .iter()
+            .copied()
+            .filter(|rank| !taken(*rank))
+            .collect()
     }
 
     /// Returns the waits that have not ended, or ended with a failure, longest first.
     pub fn waits(&self) -> Vec<BlockedWait<'_>> {
-        let mut waits: Vec<_> = self.ranks.iter().flat_map(|flight| self.waits_of(flight)).collect();
+        let mut waits: Vec<_> = self
+            .ranks
+            .iter()
+            .flat_map(|flight| self.waits_of(flight))
+            .collect();
         waits.sort_by_key(|waiting| (waiting.since, waiting.rank));
         waits
     }
 
     fn waits_of<'a>(&'a self, flight: &'a RankTrace) -> impl Iterator<Item = BlockedWait<'a>> {
-        let awaited = flight.operations.iter().filter(|operation| operation.is_awaited());
+        let awaited = flight
+            .operations
+            .iter()
+            .filter(|operation| operation.is_awaited());
         awaited.map(|operation| {
             let rank = flight.rank;
             let (missing, is_for_any) = match operation.message {
-                Some((Some(partner), _)) if operation.id.op == Op::Receive => (vec![partner], false),
-                Some(_) if operation.id.op == Op::Receive => {
-                    (operation.id.ranks.iter().copied().filter(|other| *other != rank).collect(), true)
+                Some((Some(partner), _)) if operation.id.op == Op::Receive => {
+                    (vec![partner], false)
                 }
+                Some(_) if operation.id.op == Op::Receive => (
+                    operation
+                        .id
+                        .ranks
+                        .iter()
+                        .copied()
+                        .filter(|other| *other != rank)
+                        .collect(),
+                    true,
+                ),
                 Some(_) => (Vec::new(), false),
                 None => (self.absent(operation), false),
             };
             let since = self.since(flight, operation.waited.unwrap_or(operation.posted));
-            BlockedWait { rank, operation, since, missing, is_for_any }
+            BlockedWait {
+                rank,
+                operation,
+                since,
+                missing,
+                is_for_any,
+            }
         })
     }
 
     /// Returns the time at which the first wait of a rank failed.
     pub(crate) fn failed(&self) -> Option<Duration> {
         let failed = self.ranks.iter().flat_map(|flight| {
-            let over = flight.operations.iter().filter_map(|operation| operation.over);
-            over.filter(|(_, over)| *over == OpOutcome::Failed).map(|(at, _)| self.since(flight, at))
+            let over = flight
+                .operations
+                .iter()
+                .filter_map(|operation| operation.over);
+            over.filter(|(_, over)| *over == OpOutcome::Failed)
+                .map(|(at, _)| self.since(flight, at))
         });
         failed.min()
     }
@@ -192,15 +264,26 @@ impl<'a> CollectiveTrace<'a> {
     /// Returns the call on which most ranks agree, with a rank that made it. If there is a tie, the first call
     /// wins.
     pub fn agreed(&self) -> (usize, &'a Operation) {
-        let same = |of: &Operation| self.called.iter().filter(|(_, other)| of.difference(other).is_none()).count();
+        let same = |of: &Operation| {
+            self.called
+                .iter()
+                .filter(|(_, other)| of.difference(other).is_none())
+                .count()
+        };
         // `max_by_key` returns the last of several maxima, hence `rev`.
-        *self.called.iter().rev().max_by_key(|(_, operation)| same(operation)).expect("at least one rank has called")
+        *self
+            .called
+            .iter()
+            .rev()
+            .max_by_key(|(_, operation)| same(operation))
+            .expect("at least one rank has called")
     }
 
     /// Returns each rank whose call differs from that of most ranks, with the difference, its own value first.
     pub fn differences(&self) -> Vec<(usize, String)> {
         let (_, agreed) = self.agreed();
-        let differs = |(rank, operation): &(usize, &Operation)| Some((*rank, operation.difference(agreed)?));
+        let differs =
+            |(rank, operation): &(usize, &Operation)| Some((*rank, operation.difference(agreed)?));
         self.called.iter().filter_map(differs).collect()
     }
 }

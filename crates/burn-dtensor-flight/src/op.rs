@@ -84,7 +84,9 @@ impl fmt::Display for Op {
 
 /// The training pass to which a collective belongs; part of the key under which the `Ledger` counts it. The declaration
 /// order is part of the [format](crate::format).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Outside a training pass: set-up, checkpoints, norms.
@@ -135,7 +137,14 @@ impl fmt::Display for CollectiveId {
         match &self.ranks[..] {
             ranks if ranks.len() <= 8 => write!(f, " on ranks {ranks:?}"),
             ranks => {
-                write!(f, " on {} ranks [{}, {}, .., {}]", ranks.len(), ranks[0], ranks[1], ranks[ranks.len() - 1])
+                write!(
+                    f,
+                    " on {} ranks [{}, {}, .., {}]",
+                    ranks.len(),
+                    ranks[0],
+                    ranks[1],
+                    ranks[ranks.len() - 1]
+                )
             }
         }
     }
@@ -147,17 +156,39 @@ mod tests {
 
     #[test]
     fn the_number_of_an_operation_or_a_phase_finds_it() {
-        assert!(Op::ALL.iter().enumerate().all(|(number, op)| *op as usize == number));
-        assert!(Phase::ALL.iter().enumerate().all(|(number, phase)| *phase as usize == number));
+        assert!(
+            Op::ALL
+                .iter()
+                .enumerate()
+                .all(|(number, op)| *op as usize == number)
+        );
+        assert!(
+            Phase::ALL
+                .iter()
+                .enumerate()
+                .all(|(number, phase)| *phase as usize == number)
+        );
         let names = Op::ALL.map(|op| serde_json::to_value(op).unwrap());
         assert_eq!(names, Op::ALL.map(|op| serde_json::Value::from(op.name())));
     }
 
     #[test]
     fn an_id_names_op_number_label_and_ranks() {
-        let id = CollectiveId { op: Op::AllGather, seq: 12, label: "blocks.3".into(), ranks: [0, 1].into() };
+        let id = CollectiveId {
+            op: Op::AllGather,
+            seq: 12,
+            label: "blocks.3".into(),
+            ranks: [0, 1].into(),
+        };
         assert_eq!(id.to_string(), "all_gather #12 `blocks.3` on ranks [0, 1]");
-        let wide = CollectiveId { label: "".into(), ranks: (0..128).collect(), ..id };
-        assert_eq!(wide.to_string(), "all_gather #12 on 128 ranks [0, 1, .., 127]");
+        let wide = CollectiveId {
+            label: "".into(),
+            ranks: (0..128).collect(),
+            ..id
+        };
+        assert_eq!(
+            wide.to_string(),
+            "all_gather #12 on 128 ranks [0, 1, .., 127]"
+        );
     }
 }

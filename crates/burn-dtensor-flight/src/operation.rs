@@ -53,12 +53,30 @@ pub struct Operation {
 impl Operation {
     /// Makes an operation of a record, on a channel with this name and these ranks.
     pub(crate) fn new(record: FlightRecord, channel: Arc<str>, ranks: Arc<[usize]>) -> Self {
-        let FlightRecord { index, posted, bytes, seq, op, phase, reduction, root, peer, agreement, label, .. } = record;
+        let FlightRecord {
+            index,
+            posted,
+            bytes,
+            seq,
+            op,
+            phase,
+            reduction,
+            root,
+            peer,
+            agreement,
+            label,
+            ..
+        } = record;
         let posted = Duration::from_nanos(posted);
         let after = |nanos: u64| posted + Duration::from_nanos(nanos);
         Self {
             index,
-            id: CollectiveId { op, seq, label: label.into(), ranks },
+            id: CollectiveId {
+                op,
+                seq,
+                label: label.into(),
+                ranks,
+            },
             channel,
             phase,
             bytes,
@@ -93,9 +111,16 @@ impl Operation {
         let (id, its) = (&self.id, &other.id);
         let none = || "none".to_string();
         let root = |root: Option<usize>| root.map_or_else(none, |root| root.to_string());
-        let differs = |what: &str, a: String, b: String| (a != b).then(|| format!("{what} {a} vs {b}"));
+        let differs =
+            |what: &str, a: String, b: String| (a != b).then(|| format!("{what} {a} vs {b}"));
         differs("operation", id.op.to_string(), its.op.to_string())
-            .or_else(|| differs("label", format!("`{}`", id.label), format!("`{}`", its.label)))
+            .or_else(|| {
+                differs(
+                    "label",
+                    format!("`{}`", id.label),
+                    format!("`{}`", its.label),
+                )
+            })
             .or_else(|| {
                 differs(
                     "reduction",
@@ -104,23 +129,35 @@ impl Operation {
                 )
             })
             .or_else(|| differs("root", root(self.root), root(other.root)))
-            .or_else(|| if self.is_of_pairs { None } else { self.tensors_differ(other) })
             .or_else(|| {
-                let what = "the full label, the tensor names, the shardings or the forward index differ";
+                if self.is_of_pairs {
+                    None
+                } else {
+                    self.tensors_differ(other)
+                }
+            })
+            .or_else(|| {
+                let what =
+                    "the full label, the tensor names, the shardings or the forward index differ";
                 (self.agreement != other.agreement).then(|| what.into())
             })
     }
 
     fn tensors_differ(&self, other: &Self) -> Option<String> {
         if self.count != other.count {
-            return Some(format!("number of tensors {} vs {}", self.count, other.count));
+            return Some(format!(
+                "number of tensors {} vs {}",
+                self.count, other.count
+            ));
         }
         let mut pairs = self.tensors.iter().zip(&other.tensors).enumerate();
-        pairs.find_map(|(i, (a, b))| match (a.shape != b.shape, a.dtype != b.dtype) {
-            (true, _) => Some(format!("tensor {i}: shape {:?} vs {:?}", a.shape, b.shape)),
-            (_, true) => Some(format!("tensor {i}: dtype {} vs {}", a.dtype, b.dtype)),
-            _ => None,
-        })
+        pairs.find_map(
+            |(i, (a, b))| match (a.shape != b.shape, a.dtype != b.dtype) {
+                (true, _) => Some(format!("tensor {i}: shape {:?} vs {:?}", a.shape, b.shape)),
+                (_, true) => Some(format!("tensor {i}: dtype {} vs {}", a.dtype, b.dtype)),
+                _ => None,
+            },
+        )
     }
 }
 

@@ -24,15 +24,24 @@ pub enum ProcessState {
 impl ProcessState {
     /// Returns the state of process `pid` of `host`, which began at `start`.
     pub(crate) fn of(host: &str, pid: u32, start: u64) -> Self {
-        if host.is_empty() || host != self::host() || start == 0 || process_start(std::process::id()).is_none() {
+        if host.is_empty()
+            || host != self::host()
+            || start == 0
+            || process_start(std::process::id()).is_none()
+        {
             return Self::Unknown;
         }
         match stat(pid) {
             None => Self::Gone,
             Some(stat) if stat.start != start => Self::Gone,
             // The process was killed, and its parent has not waited for it yet.
-            Some(Stat { state: 'Z' | 'X' | 'x', .. }) => Self::Gone,
-            Some(Stat { state: 'T' | 't', .. }) => Self::Stopped,
+            Some(Stat {
+                state: 'Z' | 'X' | 'x',
+                ..
+            }) => Self::Gone,
+            Some(Stat {
+                state: 'T' | 't', ..
+            }) => Self::Stopped,
             Some(_) => Self::Runs,
         }
     }
@@ -49,7 +58,10 @@ fn stat(pid: u32) -> Option<Stat> {
     // The fields follow the program's name, which may contain any character: first the state, and as the 20th the
     // start.
     let mut fields = text.rsplit_once(") ")?.1.split(' ');
-    Some(Stat { state: fields.next()?.chars().next()?, start: fields.nth(18)?.parse().ok()? })
+    Some(Stat {
+        state: fields.next()?.chars().next()?,
+        start: fields.nth(18)?.parse().ok()?,
+    })
 }
 
 /// Returns the start time of a process, in clock ticks since boot.
@@ -74,7 +86,10 @@ pub(crate) fn age(_: u64) -> Option<Duration> {
 /// Returns the name of this host.
 pub(crate) fn host() -> String {
     let named = fs::read_to_string("/proc/sys/kernel/hostname").ok();
-    named.map(|name| name.trim().to_string()).or_else(|| env::var("HOSTNAME").ok()).unwrap_or_default()
+    named
+        .map(|name| name.trim().to_string())
+        .or_else(|| env::var("HOSTNAME").ok())
+        .unwrap_or_default()
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -86,12 +101,22 @@ mod tests {
         let (own, host) = (std::process::id(), host());
         let start = process_start(own).unwrap();
         assert!(start > 0);
-        assert!(age(start).unwrap() < age(1).unwrap(), "the first process is older");
+        assert!(
+            age(start).unwrap() < age(1).unwrap(),
+            "the first process is older"
+        );
         assert_eq!(age(u64::MAX / 1000), None, "it starts in the future");
         assert_eq!(ProcessState::of(&host, own, start), ProcessState::Runs);
-        assert_eq!(ProcessState::of(&host, own, start + 1), ProcessState::Gone, "another process has the same pid");
+        assert_eq!(
+            ProcessState::of(&host, own, start + 1),
+            ProcessState::Gone,
+            "another process has the same pid"
+        );
         assert_eq!(ProcessState::of(&host, 0, start), ProcessState::Gone);
-        assert_eq!(ProcessState::of("elsewhere", own, start), ProcessState::Unknown);
+        assert_eq!(
+            ProcessState::of("elsewhere", own, start),
+            ProcessState::Unknown
+        );
         assert_eq!(ProcessState::of(&host, own, 0), ProcessState::Unknown);
     }
 }

@@ -95,10 +95,15 @@ impl RankTrace {
     /// [`FlightError`] if the file cannot be read, or is not a flight file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, FlightError> {
         let path = path.as_ref();
-        let unreadable =
-            |error: std::io::Error| FlightError::Unreadable { path: path.into(), problem: error.to_string() };
+        let unreadable = |error: std::io::Error| FlightError::Unreadable {
+            path: path.into(),
+            problem: error.to_string(),
+        };
         let bytes = fs::read(path).map_err(unreadable)?;
-        let invalid = |problem| FlightError::Invalid { path: path.into(), problem };
+        let invalid = |problem| FlightError::Invalid {
+            path: path.into(),
+            problem,
+        };
         // The file has been created.
         if bytes.is_empty() {
             return Err(invalid(DecodeError::NotBegun));
@@ -115,8 +120,15 @@ impl RankTrace {
 
     /// Returns the last `count` operations in which the rank took part, oldest first.
     pub fn last(&self, count: usize) -> Vec<CollectiveId> {
-        let taken = self.operations.iter().filter(|operation| operation.is_taken());
-        let mut last: Vec<_> = taken.rev().take(count).map(|operation| operation.id.clone()).collect();
+        let taken = self
+            .operations
+            .iter()
+            .filter(|operation| operation.is_taken());
+        let mut last: Vec<_> = taken
+            .rev()
+            .take(count)
+            .map(|operation| operation.id.clone())
+            .collect();
         last.reverse();
         last
     }
@@ -126,21 +138,43 @@ impl RankTrace {
     /// # Errors
     /// [`DecodeError`] if it is not valid, or has another [version](format::VERSION).
     pub fn decode(words: &[u64]) -> Result<Self, DecodeError> {
-        let Decoded { identity, exit, posted, channels, records } = format::decode(words)?;
-        let channel = |format::GroupRecord { name, ranks, posted }| GroupTrace {
+        let Decoded {
+            identity,
+            exit,
+            posted,
+            channels,
+            records,
+        } = format::decode(words)?;
+        let channel = |format::GroupRecord {
+                           name,
+                           ranks,
+                           posted,
+                       }| GroupTrace {
             ranks: Arc::from(ranks),
             name: Arc::from(name),
             taken: posted,
         };
         let channels: Vec<_> = channels.into_iter().map(channel).collect();
         let operation = |record: format::FlightRecord| {
-            let channel = (record.channel as usize).checked_sub(1).and_then(|at| channels.get(at));
-            let (name, ranks) = channel.map_or_else(Default::default, |of| (of.name.clone(), of.ranks.clone()));
+            let channel = (record.channel as usize)
+                .checked_sub(1)
+                .and_then(|at| channels.get(at));
+            let (name, ranks) =
+                channel.map_or_else(Default::default, |of| (of.name.clone(), of.ranks.clone()));
             Operation::new(record, name, ranks)
         };
         let mut operations: Vec<_> = records.into_iter().map(operation).collect();
         operations.sort_unstable_by_key(|operation| operation.index);
-        let format::Identity { rank, size, launch, pid, process_start, process_started, started, host } = identity;
+        let format::Identity {
+            rank,
+            size,
+            launch,
+            pid,
+            process_start,
+            process_started,
+            started,
+            host,
+        } = identity;
         let time = |nanos| UNIX_EPOCH + Duration::from_nanos(nanos);
         Ok(Self {
             rank,
@@ -170,11 +204,21 @@ impl RankTrace {
     /// therefore of an earlier run than that process. The clocks of two hosts may differ, by at most 10 seconds.
     pub fn is_same_run(&self, other: &Self) -> bool {
         let process = |of: &Self| (of.host.clone(), of.pid, of.process_start);
-        let (before, after) = if self.started <= other.started { (self, other) } else { (other, self) };
-        let skew = if before.host == after.host { Duration::ZERO } else { CLOCK_SKEW };
+        let (before, after) = if self.started <= other.started {
+            (self, other)
+        } else {
+            (other, self)
+        };
+        let skew = if before.host == after.host {
+            Duration::ZERO
+        } else {
+            CLOCK_SKEW
+        };
         let is_connected = match self.launch.process {
             Some(_) => process(self) == process(other),
-            None => after.process_started.is_none_or(|process| process <= before.started + skew),
+            None => after
+                .process_started
+                .is_none_or(|process| process <= before.started + skew),
         };
         self.launch == other.launch && self.size == other.size && is_connected
     }
@@ -182,15 +226,27 @@ impl RankTrace {
     /// Returns the time of the rank's last recorded activity, since the launch's start.
     pub fn last_sign(&self) -> Duration {
         let times = self.operations.iter().flat_map(|operation| {
-            [Some(operation.posted), operation.waited, operation.over.map(|(at, _)| at)].into_iter().flatten()
+            [
+                Some(operation.posted),
+                operation.waited,
+                operation.over.map(|(at, _)| at),
+            ]
+            .into_iter()
+            .flatten()
         });
-        times.chain(self.ending.iter().map(|ending| ending.at)).max().unwrap_or_default()
+        times
+            .chain(self.ending.iter().map(|ending| ending.at))
+            .max()
+            .unwrap_or_default()
     }
 
     /// Returns the number of collectives in which the rank has taken part, on the channel with this group and
     /// name.
     pub(crate) fn taken(&self, ranks: &[usize], name: &str) -> u64 {
-        let channel = self.channels.iter().find(|channel| *channel.ranks == *ranks && *channel.name == *name);
+        let channel = self
+            .channels
+            .iter()
+            .find(|channel| *channel.ranks == *ranks && *channel.name == *name);
         channel.map_or(0, |channel| channel.taken)
     }
 }

@@ -17,28 +17,45 @@ impl LaunchTrace {
     /// Returns the same text as [`Display`](fmt::Display), but with the last `count` operations of each rank.
     pub fn text(&self, count: usize) -> String {
         let mut text = String::new();
-        self.write(&mut text, count).expect("writing to a string does not fail");
+        self.write(&mut text, count)
+            .expect("writing to a string does not fail");
         text
     }
 
     fn write(&self, f: &mut impl Write, count: usize) -> fmt::Result {
-        let started = self.started().and_then(|started| SystemTime::now().duration_since(started).ok());
-        let started = started.map(|ago| format!(", begun {} ago", time(ago))).unwrap_or_default();
+        let started = self
+            .started()
+            .and_then(|started| SystemTime::now().duration_since(started).ok());
+        let started = started
+            .map(|ago| format!(", begun {} ago", time(ago)))
+            .unwrap_or_default();
         writeln!(f, "{}: {} ranks{started}", self.launch, self.size)?;
         match self.fault() {
             Some(fault) => writeln!(f, "  at fault: {fault}")?,
             None if self.is_over() => writeln!(f, "  every rank has returned")?,
             None => writeln!(f, "  nothing is wrong: no rank waits for a missing rank")?,
         }
-        for waiting in self.waits().iter().filter(|waiting| !waiting.missing.is_empty()) {
+        for waiting in self
+            .waits()
+            .iter()
+            .filter(|waiting| !waiting.missing.is_empty())
+        {
             let any = if waiting.is_for_any { "any of " } else { "" };
             let (rank, id, missing) = (waiting.rank, &waiting.operation.id, &waiting.missing);
-            writeln!(f, "  rank {rank} waits in {id} for {any}ranks {missing:?}, since {}", time(waiting.since))?;
+            writeln!(
+                f,
+                "  rank {rank} waits in {id} for {any}ranks {missing:?}, since {}",
+                time(waiting.since)
+            )?;
         }
         let differing = self.meetings();
         for meeting in &differing {
             for (rank, differs) in meeting.differences() {
-                writeln!(f, "  rank {rank} differs in {}: {differs}", meeting.agreed().1.id)?;
+                writeln!(
+                    f,
+                    "  rank {rank} differs in {}: {differs}",
+                    meeting.agreed().1.id
+                )?;
             }
         }
         let here = |rank: &usize| self.rank(*rank).is_none();
@@ -57,8 +74,12 @@ impl LaunchTrace {
     }
 
     fn is_over(&self) -> bool {
-        let returned =
-            |flight: &RankTrace| flight.ending.as_ref().is_some_and(|ending| ending.how == ExitKind::Returned);
+        let returned = |flight: &RankTrace| {
+            flight
+                .ending
+                .as_ref()
+                .is_some_and(|ending| ending.how == ExitKind::Returned)
+        };
         self.ranks.len() == self.size && self.ranks.iter().all(returned)
     }
 }
@@ -85,30 +106,53 @@ fn state(flight: &RankTrace, life: ProcessState) -> String {
                 ExitKind::Panicked => "panicked",
                 ExitKind::Exited => "exited",
             };
-            let text = if ending.text.is_empty() { String::new() } else { format!(": {}", ending.text) };
+            let text = if ending.text.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", ending.text)
+            };
             format!("{did} at {}{text}", time(ending.at))
         }
     };
-    format!("{program} (process {} of {}, {} operations)", flight.pid, flight.host, flight.posted)
+    format!(
+        "{program} (process {} of {}, {} operations)",
+        flight.pid, flight.host, flight.posted
+    )
 }
 
 /// Returns a line like `#1 at 1.204 s: barrier #1 .. (done, waited 3.100 ms, last to call was rank 1)`.
 fn line(operation: &Operation) -> String {
-    let waited = |until: Duration| operation.waited.map(|from| time(until.saturating_sub(from)));
+    let waited = |until: Duration| {
+        operation
+            .waited
+            .map(|from| time(until.saturating_sub(from)))
+    };
     let then = match (operation.over, operation.waited) {
         (None, None) => "posted".into(),
         (None, Some(from)) => format!("waiting since {}", time(from)),
         (Some((at, OpOutcome::Done(last))), _) => {
-            let of = if operation.id.op == Op::Receive { "received from" } else { "last to call was" };
-            let last = last.map(|rank| format!(", {of} rank {rank}")).unwrap_or_default();
+            let of = if operation.id.op == Op::Receive {
+                "received from"
+            } else {
+                "last to call was"
+            };
+            let last = last
+                .map(|rank| format!(", {of} rank {rank}"))
+                .unwrap_or_default();
             format!("done, waited {}{last}", waited(at).unwrap_or_default())
         }
         (Some((at, over)), _) => {
-            let waited = waited(at).map(|waited| format!(", waited {waited}")).unwrap_or_default();
+            let waited = waited(at)
+                .map(|waited| format!(", waited {waited}"))
+                .unwrap_or_default();
             format!("{}{waited}", over.name())
         }
     };
-    format!("#{} at {}: {operation} ({then})", operation.index, time(operation.posted))
+    format!(
+        "#{} at {}: {operation} ({then})",
+        operation.index,
+        time(operation.posted)
+    )
 }
 
 /// Formats a time with a unit that fits its magnitude.

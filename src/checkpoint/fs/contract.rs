@@ -12,7 +12,10 @@ use crate::checkpoint::tests::folder::Folder;
 fn fails<T>(result: io::Result<T>, kind: ErrorKind, path: &Path) {
     let error = result.err().expect("an error");
     assert_eq!(error.kind(), kind, "{error}");
-    assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+    assert!(
+        error.to_string().contains(path.to_str().unwrap()),
+        "{error}"
+    );
 }
 
 fn write(fs: &dyn FileSystem, file: &Path, bytes: &[u8]) {
@@ -28,12 +31,21 @@ fn read(fs: &dyn FileSystem, file: &Path) -> Vec<u8> {
 }
 
 fn names(fs: &dyn FileSystem, dir: &Path) -> Vec<String> {
-    fs.list(dir).unwrap().into_iter().map(|entry| entry.name).collect()
+    fs.list(dir)
+        .unwrap()
+        .into_iter()
+        .map(|entry| entry.name)
+        .collect()
 }
 
 /// Asserts that a file system keeps the contract in an empty folder of its own.
 fn keeps_contract(fs: &dyn FileSystem, root: &Path) {
-    let (a, b, missing, inside) = (root.join("a"), root.join("b"), root.join("missing"), root.join("a/b/c"));
+    let (a, b, missing, inside) = (
+        root.join("a"),
+        root.join("b"),
+        root.join("missing"),
+        root.join("a/b/c"),
+    );
     assert_eq!(fs.list(root).unwrap(), []);
     fails(fs.create_dir(&inside), ErrorKind::NotFound, &inside);
     fs.create_dir_all(&inside).unwrap();
@@ -44,41 +56,82 @@ fn keeps_contract(fs: &dyn FileSystem, root: &Path) {
     fails(fs.create(&a), ErrorKind::AlreadyExists, &a);
     fails(fs.create(&missing.join("x")), ErrorKind::NotFound, &missing);
     fails(fs.create_dir_all(&b), ErrorKind::AlreadyExists, &b);
-    fails(fs.create_dir_all(&b.join("x")), ErrorKind::NotADirectory, &b);
-    let entry = |name: &str, is_dir| Entry { name: name.into(), is_dir };
-    assert_eq!(fs.list(root).unwrap(), [entry("a", true), entry("b", false)]);
-    assert_eq!([&a, &b, &missing].map(|path| fs.is_dir(path, Links::Refuse).unwrap()), [true, false, false]);
+    fails(
+        fs.create_dir_all(&b.join("x")),
+        ErrorKind::NotADirectory,
+        &b,
+    );
+    let entry = |name: &str, is_dir| Entry {
+        name: name.into(),
+        is_dir,
+    };
+    assert_eq!(
+        fs.list(root).unwrap(),
+        [entry("a", true), entry("b", false)]
+    );
+    assert_eq!(
+        [&a, &b, &missing].map(|path| fs.is_dir(path, Links::Refuse).unwrap()),
+        [true, false, false]
+    );
 
     fails(fs.open(&a, Links::Refuse), ErrorKind::InvalidInput, &a);
-    fails(fs.open(&missing, Links::Refuse), ErrorKind::NotFound, &missing);
+    fails(
+        fs.open(&missing, Links::Refuse),
+        ErrorKind::NotFound,
+        &missing,
+    );
     let reader = fs.open(&b, Links::Refuse).unwrap();
     assert_eq!(reader.len().unwrap(), 5);
     let range = |offset, len| {
         let mut bytes = vec![0; len];
         reader.read_exact_at(&mut bytes, offset).map(|()| bytes)
     };
-    assert_eq!([range(0, 5).unwrap(), range(3, 2).unwrap(), range(5, 0).unwrap()], [&b"12345"[..], b"45", b""]);
+    assert_eq!(
+        [
+            range(0, 5).unwrap(),
+            range(3, 2).unwrap(),
+            range(5, 0).unwrap()
+        ],
+        [&b"12345"[..], b"45", b""]
+    );
     fails(range(3, 3), ErrorKind::UnexpectedEof, &b);
     fails(range(9, 1), ErrorKind::UnexpectedEof, &b);
     thread::scope(|scope| {
         for at in 0..5 {
-            scope.spawn(move || (0..100).for_each(|_| assert_eq!(range(at, 1).unwrap(), [b'1' + at as u8])));
+            scope.spawn(move || {
+                (0..100).for_each(|_| assert_eq!(range(at, 1).unwrap(), [b'1' + at as u8]))
+            });
         }
     });
-    fails(read_all(fs, &b, Links::Refuse, 4), ErrorKind::FileTooLarge, &b);
+    fails(
+        read_all(fs, &b, Links::Refuse, 4),
+        ErrorKind::FileTooLarge,
+        &b,
+    );
     assert_eq!(read_all(fs, &b, Links::Refuse, 5).unwrap(), b"12345");
 
     write(fs, &inside.join("new"), b"new");
     fs.rename(&inside.join("new"), &b).unwrap();
     assert_eq!(read(fs, &b), b"new");
-    assert_eq!(range(0, 5).unwrap(), b"12345", "a file that was replaced is read to its end");
+    assert_eq!(
+        range(0, 5).unwrap(),
+        b"12345",
+        "a file that was replaced is read to its end"
+    );
     fails(fs.rename(&missing, &b), ErrorKind::NotFound, &missing);
 
     write_atomically(fs, &b, b"atomic").unwrap();
     write(fs, &root.join("b.tmp"), b"of a process that was killed");
     write_atomically(fs, &b, b"").unwrap();
-    assert_eq!((names(fs, root), read(fs, &b)), (vec!["a".into(), "b".into()], vec![]));
-    fails(write_atomically(fs, &a, b"in place of a folder"), ErrorKind::IsADirectory, &a);
+    assert_eq!(
+        (names(fs, root), read(fs, &b)),
+        (vec!["a".into(), "b".into()], vec![])
+    );
+    fails(
+        write_atomically(fs, &a, b"in place of a folder"),
+        ErrorKind::IsADirectory,
+        &a,
+    );
     assert_eq!(names(fs, root), ["a", "b"], "nothing is left by a failure");
 
     fails(fs.remove_dir(&a), ErrorKind::DirectoryNotEmpty, &a);
@@ -128,12 +181,26 @@ fn links_pipes_and_names_that_are_not_text() {
     symlink(&outside, path("run/outside")).unwrap();
     symlink(&outside, &loose).unwrap();
 
-    fails(fs.open(&link, Links::Refuse), ErrorKind::InvalidInput, &link);
+    fails(
+        fs.open(&link, Links::Refuse),
+        ErrorKind::InvalidInput,
+        &link,
+    );
     assert_eq!(read_all(&*fs, &link, Links::Follow, 4).unwrap(), b"kept");
     fails(fs.create(&link), ErrorKind::AlreadyExists, &link);
-    assert_eq!([Links::Refuse, Links::Follow].map(|links| fs.is_dir(&loose, links).unwrap()), [false, true]);
-    assert!(fs.list(&run).unwrap().iter().all(|entry| !entry.is_dir), "a link to a folder is not one");
-    fails(remove_dir_all(&*fs, &loose), ErrorKind::InvalidInput, &loose);
+    assert_eq!(
+        [Links::Refuse, Links::Follow].map(|links| fs.is_dir(&loose, links).unwrap()),
+        [false, true]
+    );
+    assert!(
+        fs.list(&run).unwrap().iter().all(|entry| !entry.is_dir),
+        "a link to a folder is not one"
+    );
+    fails(
+        remove_dir_all(&*fs, &loose),
+        ErrorKind::InvalidInput,
+        &loose,
+    );
     // A checkpoint's folder may be on another disk.
     fs.create_dir_all(&loose.join("step-1")).unwrap();
     fs.remove_dir(&outside.join("step-1")).unwrap();
@@ -142,7 +209,11 @@ fn links_pipes_and_names_that_are_not_text() {
     let name = CString::new(pipe.as_os_str().as_bytes()).unwrap();
     // SAFETY: the name is a C string.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
-    fails(fs.open(&pipe, Links::Follow), ErrorKind::InvalidInput, &pipe);
+    fails(
+        fs.open(&pipe, Links::Follow),
+        ErrorKind::InvalidInput,
+        &pipe,
+    );
 
     remove_dir_all(&*fs, &run).unwrap();
     assert_eq!(read(&*fs, &target), b"kept");

@@ -88,7 +88,9 @@ pub(crate) trait FileSystem: Send + Sync + Debug {
         if !existed {
             self.create_dir_all(above)?;
             match self.create_dir(dir) {
-                Err(error) if error.kind() == ErrorKind::AlreadyExists && self.is_dir(dir, Links::Follow)? => {}
+                Err(error)
+                    if error.kind() == ErrorKind::AlreadyExists
+                        && self.is_dir(dir, Links::Follow)? => {}
                 created => created?,
             }
         }
@@ -152,17 +154,28 @@ pub(crate) fn write_atomically(fs: &dyn FileSystem, file: &Path, bytes: &[u8]) -
 }
 
 /// Creates a file in place of one that an interrupted call may have left.
-pub(crate) fn create_or_replace(fs: &dyn FileSystem, file: &Path) -> io::Result<Box<dyn WriteFile>> {
+pub(crate) fn create_or_replace(
+    fs: &dyn FileSystem,
+    file: &Path,
+) -> io::Result<Box<dyn WriteFile>> {
     if_exists(fs.remove_file(file))?;
     fs.create(file)
 }
 
 /// Reads a file. The error is `FileTooLarge`, before any allocation, if it has more than `limit` bytes.
-pub(crate) fn read_all(fs: &dyn FileSystem, file: &Path, links: Links, limit: u64) -> io::Result<Vec<u8>> {
+pub(crate) fn read_all(
+    fs: &dyn FileSystem,
+    file: &Path,
+    links: Links,
+    limit: u64,
+) -> io::Result<Vec<u8>> {
     let reader = fs.open(file, links)?;
     let len = reader.len()?;
     let Some(len) = usize::try_from(len).ok().filter(|_| len <= limit) else {
-        let reason = format!("`{}` has {len} bytes; at most {limit} are read", file.display());
+        let reason = format!(
+            "`{}` has {len} bytes; at most {limit} are read",
+            file.display()
+        );
         return Err(io::Error::new(ErrorKind::FileTooLarge, reason));
     };
     let mut bytes = vec![0; len];
@@ -174,15 +187,26 @@ pub(crate) fn read_all(fs: &dyn FileSystem, file: &Path, links: Links, limit: u6
 /// Links are removed and not followed; a link in place of the folder is an error.
 pub(crate) fn remove_dir_all(fs: &dyn FileSystem, dir: &Path) -> io::Result<()> {
     if !fs.is_dir(dir, Links::Refuse)? {
-        let kind = if fs.is_dir(dir, Links::Follow)? { ErrorKind::InvalidInput } else { ErrorKind::NotADirectory };
-        return Err(io::Error::new(kind, format!("`{}` is not a folder, or a link to one", dir.display())));
+        let kind = if fs.is_dir(dir, Links::Follow)? {
+            ErrorKind::InvalidInput
+        } else {
+            ErrorKind::NotADirectory
+        };
+        return Err(io::Error::new(
+            kind,
+            format!("`{}` is not a folder, or a link to one", dir.display()),
+        ));
     }
     if_exists(fs.remove_file(&dir.join(MANIFEST)))?;
     // Even without a manifest: the process that removed it may have been killed before its sync.
     fs.sync_dir(dir)?;
     for Entry { name, is_dir } in fs.list(dir)? {
         let path = dir.join(name);
-        if is_dir { remove_dir_all(fs, &path)? } else { fs.remove_file(&path)? }
+        if is_dir {
+            remove_dir_all(fs, &path)?
+        } else {
+            fs.remove_file(&path)?
+        }
     }
     fs.remove_dir(dir)
 }

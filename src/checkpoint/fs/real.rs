@@ -38,7 +38,11 @@ impl FileSystem for RealFs {
         #[cfg(target_os = "linux")]
         {
             use fs_err::os::unix::fs::OpenOptionsExt;
-            let links = if links == Links::Refuse { libc::O_NOFOLLOW } else { 0 };
+            let links = if links == Links::Refuse {
+                libc::O_NOFOLLOW
+            } else {
+                0
+            };
             options.custom_flags(libc::O_NONBLOCK | links);
         }
         let opened = options.open(file)?;
@@ -64,7 +68,10 @@ impl FileSystem for RealFs {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 kind => kind?,
             };
-            entries.push(Entry { name: entry.file_name().to_string_lossy().into_owned(), is_dir: kind.is_dir() });
+            entries.push(Entry {
+                name: entry.file_name().to_string_lossy().into_owned(),
+                is_dir: kind.is_dir(),
+            });
         }
         entries.sort();
         Ok(entries)
@@ -85,12 +92,16 @@ impl FileSystem for RealFs {
     /// Does nothing to a folder on systems apart from Unix, which have no such operation.
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
         if !fs_err::metadata(dir)?.is_dir() {
-            return Err(io::Error::new(ErrorKind::NotADirectory, format!("`{}` is not a folder", dir.display())));
+            return Err(io::Error::new(
+                ErrorKind::NotADirectory,
+                format!("`{}` is not a folder", dir.display()),
+            ));
         }
         #[cfg(unix)]
         match File::open(dir)?.sync_all() {
             // From file systems that have no such operation; PostgreSQL's `fsync_fname_ext` ignores it, too.
-            Err(error) if [ErrorKind::InvalidInput, ErrorKind::Unsupported].contains(&error.kind()) => {}
+            Err(error)
+                if [ErrorKind::InvalidInput, ErrorKind::Unsupported].contains(&error.kind()) => {}
             synced => synced?,
         }
         Ok(())
@@ -113,7 +124,10 @@ fn check_regular(found: &Metadata, file: &Path) -> io::Result<()> {
         _ if found.is_dir() => "a folder",
         _ => "a device, pipe or socket",
     };
-    Err(io::Error::new(ErrorKind::InvalidInput, format!("`{}` is {kind}, not a regular file", file.display())))
+    Err(io::Error::new(
+        ErrorKind::InvalidInput,
+        format!("`{}` is {kind}, not a regular file", file.display()),
+    ))
 }
 
 struct RealWriter(File);
@@ -152,8 +166,12 @@ impl ReadFile for RealReader {
         let _held = self.position.lock();
         let mut file = &self.file;
         file.seek(SeekFrom::Start(offset))?;
-        let named =
-            |error: io::Error| io::Error::new(error.kind(), format!("`{}`: {error}", self.file.path().display()));
+        let named = |error: io::Error| {
+            io::Error::new(
+                error.kind(),
+                format!("`{}`: {error}", self.file.path().display()),
+            )
+        };
         file.read_exact(buffer).map_err(named)
     }
 }

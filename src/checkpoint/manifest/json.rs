@@ -27,7 +27,9 @@ impl Checksums<'_> {
 impl Serialize for Checksums<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut digits = String::with_capacity(16 * self.0.len());
-        self.0.iter().for_each(|checksum| write!(digits, "{checksum:016x}").expect("memory"));
+        self.0
+            .iter()
+            .for_each(|checksum| write!(digits, "{checksum:016x}").expect("memory"));
         serializer.serialize_str(&digits)
     }
 }
@@ -35,15 +37,25 @@ impl Serialize for Checksums<'_> {
 impl<'de> Deserialize<'de> for Checksums<'_> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let digits = String::deserialize(deserializer)?;
-        let checksums = digits.as_bytes().chunks(16).map(|digits| checksum(str::from_utf8(digits).ok()?));
+        let checksums = digits
+            .as_bytes()
+            .chunks(16)
+            .map(|digits| checksum(str::from_utf8(digits).ok()?));
         let checksums: Option<Vec<u64>> = checksums.collect();
-        Ok(Self(checksums.ok_or_else(|| D::Error::custom("checksums are 16 hexadecimal digits each"))?.into()))
+        Ok(Self(
+            checksums
+                .ok_or_else(|| D::Error::custom("checksums are 16 hexadecimal digits each"))?
+                .into(),
+        ))
     }
 }
 
 /// Reads 16 digits, in lower case.
 pub(super) fn checksum(digits: &str) -> Option<u64> {
-    let valid = digits.len() == 16 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    let valid = digits.len() == 16
+        && digits
+            .bytes()
+            .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
     valid.then(|| u64::from_str_radix(digits, 16).expect("valid digits"))
 }
 
@@ -67,7 +79,10 @@ where
             while let Some(key) = access.next_key::<String>()? {
                 match map.entry(key) {
                     Entry::Occupied(entry) => {
-                        return Err(A::Error::custom(format_args!("two values for the key `{}`", entry.key())));
+                        return Err(A::Error::custom(format_args!(
+                            "two values for the key `{}`",
+                            entry.key()
+                        )));
                     }
                     Entry::Vacant(entry) => _ = entry.insert(access.next_value()?),
                 }

@@ -100,14 +100,22 @@ pub(crate) struct FileEntry {
 
 impl FileEntry {
     pub fn new(name: impl Into<String>, len: u64) -> Self {
-        Self { name: name.into(), len, other_name: None }
+        Self {
+            name: name.into(),
+            len,
+            other_name: None,
+        }
     }
 
     /// Returns the entry of a file of another origin, whose length is not known yet.
     pub fn of_name(name: &OsStr) -> Self {
         let text = name.to_string_lossy();
         let other_name = name.to_str().is_none().then(|| name.to_owned());
-        Self { name: text.into(), len: 0, other_name }
+        Self {
+            name: text.into(),
+            len: 0,
+            other_name,
+        }
     }
 
     /// Returns the path of the file in the folder `dir`.
@@ -168,7 +176,9 @@ impl TryFrom<safetensors::Dtype> for StoredDType {
         if has_bytes {
             Ok(Self(dtype))
         } else {
-            Err(format!("elements of the dtype {dtype} have a fraction of a byte"))
+            Err(format!(
+                "elements of the dtype {dtype} have a fraction of a byte"
+            ))
         }
     }
 }
@@ -189,7 +199,12 @@ impl ChunkEntry {
 
 impl Serialize for ChunkEntry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { region: Region { offsets, shape }, file, begin, checksums } = self;
+        let Self {
+            region: Region { offsets, shape },
+            file,
+            begin,
+            checksums,
+        } = self;
         (offsets, shape, file, begin, Checksums::from(&**checksums)).serialize(serializer)
     }
 }
@@ -197,7 +212,12 @@ impl Serialize for ChunkEntry {
 impl<'de> Deserialize<'de> for ChunkEntry {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (offsets, shape, file, begin, checksums) = Deserialize::deserialize(deserializer)?;
-        Ok(Self { region: Region { offsets, shape }, file, begin, checksums: Checksums::into_vec(checksums) })
+        Ok(Self {
+            region: Region { offsets, shape },
+            file,
+            begin,
+            checksums: Checksums::into_vec(checksums),
+        })
     }
 }
 
@@ -206,7 +226,8 @@ impl Manifest {
     pub fn to_bytes(&self) -> Vec<u8> {
         let contents = serde_json::to_vec(self).expect("the keys of all maps are text");
         let checksum = XxHash3_64::oneshot(&contents);
-        let frame = format!("{BEFORE_VERSION}{VERSION}{BEFORE_CHECKSUM}{checksum:016x}{BEFORE_CONTENTS}");
+        let frame =
+            format!("{BEFORE_VERSION}{VERSION}{BEFORE_CHECKSUM}{checksum:016x}{BEFORE_CONTENTS}");
         [frame.as_bytes(), &contents, AFTER_CONTENTS.as_bytes()].concat()
     }
 
@@ -218,14 +239,22 @@ impl Manifest {
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         let (version, checksum, contents) = frame(bytes).ok_or(ManifestError::Frame)?;
         if version != VERSION {
-            return Err(ManifestError::Version { found: version, known: VERSION });
+            return Err(ManifestError::Version {
+                found: version,
+                known: VERSION,
+            });
         }
         let found = XxHash3_64::oneshot(contents.as_bytes());
         if found != checksum {
-            return Err(ManifestError::Checksum { stored: checksum, found });
+            return Err(ManifestError::Checksum {
+                stored: checksum,
+                found,
+            });
         }
         let manifest: Self =
-            serde_json::from_str(contents).map_err(|error| ManifestError::Json { reason: error.to_string() })?;
+            serde_json::from_str(contents).map_err(|error| ManifestError::Json {
+                reason: error.to_string(),
+            })?;
         manifest.validate(true)?;
         Ok(manifest)
     }
@@ -234,7 +263,9 @@ impl Manifest {
 /// Returns version, checksum and contents.
 fn frame(bytes: &[u8]) -> Option<(u64, u64, &str)> {
     let text = str::from_utf8(bytes).ok()?;
-    let (version, rest) = text.strip_prefix(BEFORE_VERSION)?.split_once(BEFORE_CHECKSUM)?;
+    let (version, rest) = text
+        .strip_prefix(BEFORE_VERSION)?
+        .split_once(BEFORE_CHECKSUM)?;
     let (checksum, rest) = rest.split_once(BEFORE_CONTENTS)?;
     let contents = rest.strip_suffix(AFTER_CONTENTS)?;
     Some((version.parse().ok()?, json::checksum(checksum)?, contents))

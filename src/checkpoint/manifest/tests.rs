@@ -9,14 +9,33 @@ use rand::{Rng, SeedableRng};
 use super::*;
 use rules::assert_valid;
 
-fn chunk(offsets: &[usize], shape: &[usize], file: usize, begin: u64, checksums: &[u64]) -> ChunkEntry {
-    let region = Region { offsets: offsets.to_vec(), shape: shape.to_vec() };
-    ChunkEntry { region, file, begin, checksums: checksums.to_vec() }
+fn chunk(
+    offsets: &[usize],
+    shape: &[usize],
+    file: usize,
+    begin: u64,
+    checksums: &[u64],
+) -> ChunkEntry {
+    let region = Region {
+        offsets: offsets.to_vec(),
+        shape: shape.to_vec(),
+    };
+    ChunkEntry {
+        region,
+        file,
+        begin,
+        checksums: checksums.to_vec(),
+    }
 }
 
 fn tensor(shape: &[usize], dtype: safetensors::Dtype, chunks: &[ChunkEntry]) -> TensorEntry {
     let dtype = dtype.try_into().unwrap();
-    TensorEntry { shape: shape.to_vec(), dtype, placements: "[Shard(0)]".into(), chunks: chunks.to_vec() }
+    TensorEntry {
+        shape: shape.to_vec(),
+        dtype,
+        placements: "[Shard(0)]".into(),
+        chunks: chunks.to_vec(),
+    }
 }
 
 /// Two files, and tensors of every kind: divided, larger than a block, without dimensions, and without elements.
@@ -24,19 +43,34 @@ fn example() -> Manifest {
     use safetensors::Dtype::*;
 
     let file = |name: &str, len| FileEntry::new(name, len);
-    let halves = [chunk(&[0, 0], &[2, 3], 0, 100, &[1]), chunk(&[2, 0], &[1, 3], 1, 8, &[u64::MAX])];
+    let halves = [
+        chunk(&[0, 0], &[2, 3], 0, 100, &[1]),
+        chunk(&[2, 0], &[1, 3], 1, 8, &[u64::MAX]),
+    ];
     let tensors = [
         ("a", tensor(&[3, 3], F32, &halves)),
-        ("b", tensor(&[1 << 18], F64, &[chunk(&[0], &[1 << 18], 1, 64, &[3, 4])])),
-        ("scalar \"\u{e9}\"", tensor(&[], BF16, &[chunk(&[], &[], 0, 124, &[5])])),
+        (
+            "b",
+            tensor(&[1 << 18], F64, &[chunk(&[0], &[1 << 18], 1, 64, &[3, 4])]),
+        ),
+        (
+            "scalar \"\u{e9}\"",
+            tensor(&[], BF16, &[chunk(&[], &[], 0, 124, &[5])]),
+        ),
         ("empty", tensor(&[0, 7], BOOL, &[])),
     ];
     Manifest {
         step: Some(100),
         previous: Some((90, u64::MAX)),
         software: "burn-dtensor 0.1.0".into(),
-        mesh: MeshEntry { shape: vec![2, 1], names: vec!["shard".into(), "tp".into()] },
-        files: vec![file("rank-00000.safetensors", 126), file("rank-00001.safetensors", 64 + (2 << 20))],
+        mesh: MeshEntry {
+            shape: vec![2, 1],
+            names: vec!["shard".into(), "tp".into()],
+        },
+        files: vec![
+            file("rank-00000.safetensors", 126),
+            file("rank-00001.safetensors", 64 + (2 << 20)),
+        ],
         tensors: tensors.map(|(key, tensor)| (key.into(), tensor)).into(),
         values: [("scheduler".into(), "03".into())].into(),
         rank_values: [("random".into(), vec!["04".into(), "05".into()])].into(),
@@ -46,7 +80,8 @@ fn example() -> Manifest {
 /// Returns the contents in their frame, with the right checksum.
 fn framed(contents: &str) -> Vec<u8> {
     let checksum = XxHash3_64::oneshot(contents.as_bytes());
-    format!("{BEFORE_VERSION}1{BEFORE_CHECKSUM}{checksum:016x}{BEFORE_CONTENTS}{contents}}}\n").into_bytes()
+    format!("{BEFORE_VERSION}1{BEFORE_CHECKSUM}{checksum:016x}{BEFORE_CONTENTS}{contents}}}\n")
+        .into_bytes()
 }
 
 fn contents(manifest: &Manifest) -> String {
@@ -62,8 +97,17 @@ fn what_is_written_is_read() {
     assert_eq!(Manifest::parse(&bytes), Ok(manifest));
     // The frame is JSON as well, for other programs.
     let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
-    assert_eq!(json["manifest"]["tensors"]["b"]["chunks"][0][4], "00000000000000030000000000000004");
-    assert_eq!(json["checksum"], format!("{:016x}", XxHash3_64::oneshot(contents(&example()).as_bytes())));
+    assert_eq!(
+        json["manifest"]["tensors"]["b"]["chunks"][0][4],
+        "00000000000000030000000000000004"
+    );
+    assert_eq!(
+        json["checksum"],
+        format!(
+            "{:016x}",
+            XxHash3_64::oneshot(contents(&example()).as_bytes())
+        )
+    );
 }
 
 #[test]
@@ -75,13 +119,26 @@ fn bytes_that_changed_are_found() {
         Manifest::parse(&changed).unwrap_err();
         Manifest::parse(&bytes[..at]).unwrap_err();
     }
-    assert_eq!(Manifest::parse(&[&bytes[..], b"\n"].concat()), Err(ManifestError::Frame));
-    let newer = String::from_utf8(bytes).unwrap().replacen(r#""version":1"#, r#""version":2"#, 1);
-    assert_eq!(Manifest::parse(newer.as_bytes()), Err(ManifestError::Version { found: 2, known: 1 }));
+    assert_eq!(
+        Manifest::parse(&[&bytes[..], b"\n"].concat()),
+        Err(ManifestError::Frame)
+    );
+    let newer = String::from_utf8(bytes)
+        .unwrap()
+        .replacen(r#""version":1"#, r#""version":2"#, 1);
+    assert_eq!(
+        Manifest::parse(newer.as_bytes()),
+        Err(ManifestError::Version { found: 2, known: 1 })
+    );
     let stored = frame(&example().to_bytes()).unwrap().1;
-    let changed = String::from_utf8(example().to_bytes()).unwrap().replace("Shard(0)", "Shard(1)");
+    let changed = String::from_utf8(example().to_bytes())
+        .unwrap()
+        .replace("Shard(0)", "Shard(1)");
     let error = Manifest::parse(changed.as_bytes()).unwrap_err();
-    assert!(matches!(error, ManifestError::Checksum { stored: s, found } if s == stored && s != found), "{error}");
+    assert!(
+        matches!(error, ManifestError::Checksum { stored: s, found } if s == stored && s != found),
+        "{error}"
+    );
 }
 
 /// The names of the variants, except for `Frame`, `Version` and `Checksum`.
@@ -98,7 +155,9 @@ fn kind(error: &ManifestError) -> &'static str {
         ManifestError::Shared { .. } => "Shared",
         ManifestError::Checksums { .. } => "Checksums",
         ManifestError::RankValues { .. } => "RankValues",
-        ManifestError::Frame | ManifestError::Version { .. } | ManifestError::Checksum { .. } => "frame",
+        ManifestError::Frame | ManifestError::Version { .. } | ManifestError::Checksum { .. } => {
+            "frame"
+        }
     }
 }
 
@@ -182,43 +241,130 @@ fn contents_that_are_not_a_manifest_are_refused() {
     let deep = |open: &str| format!(r#""scheduler":{}"#, open.repeat(100_000));
     let tensor = r#""empty":{"shape":[0,7],"dtype":"BOOL","placements":"[Shard(0)]","chunks":[]}"#;
     let damages = [
-        ("two tensors", tensor, format!("{tensor},{tensor}"), "two values for the key `empty`"),
-        ("two of a field", r#""step":100"#, r#""step":100,"step":100"#.into(), "duplicate field `step`"),
+        (
+            "two tensors",
+            tensor,
+            format!("{tensor},{tensor}"),
+            "two values for the key `empty`",
+        ),
+        (
+            "two of a field",
+            r#""step":100"#,
+            r#""step":100,"step":100"#.into(),
+            "duplicate field `step`",
+        ),
         (
             "two values",
             r#""scheduler":"#,
             r#""scheduler":"","scheduler":"#.into(),
             "two values for the key `scheduler`",
         ),
-        ("two of each", r#""random":["#, r#""random":[],"random":["#.into(), "two values for the key `random`"),
-        ("unknown field", r#""step":100"#, r#""step":100,"steps":1"#.into(), "unknown field `steps`"),
+        (
+            "two of each",
+            r#""random":["#,
+            r#""random":[],"random":["#.into(),
+            "two values for the key `random`",
+        ),
+        (
+            "unknown field",
+            r#""step":100"#,
+            r#""step":100,"steps":1"#.into(),
+            "unknown field `steps`",
+        ),
         (
             "missing field",
             r#""previous":[90,18446744073709551615],"software":"#,
             r#""previous":"#.into(),
             "invalid type",
         ),
-        ("negative", "[[2,0],[1,3]", "[[-2,0],[1,3]".into(), "invalid value"),
-        ("larger than u64", "[[2,0],[1,3]", "[[18446744073709551616,0],[1,3]".into(), "invalid type"),
-        ("a fraction", "[[2,0],[1,3]", "[[2.0,0],[1,3]".into(), "invalid type"),
-        ("unknown dtype", r#""BOOL""#, r#""QFLOAT""#.into(), "unknown variant `QFLOAT`"),
-        ("half a byte", r#""BOOL""#, r#""F4""#.into(), "elements of the dtype F4 have a fraction of a byte"),
-        ("upper case", "ffffffffffffffff", "FFFFFFFFFFFFFFFF".into(), "16 hexadecimal digits"),
-        ("a sign", "ffffffffffffffff", "+fffffffffffffff".into(), "16 hexadecimal digits"),
-        ("15 digits", "ffffffffffffffff", "fffffffffffffff".into(), "16 hexadecimal digits"),
-        ("a longer chunk", r#""ffffffffffffffff"]"#, r#""ffffffffffffffff",0]"#.into(), "trailing characters"),
-        ("a shorter chunk", r#",1,8,"ffffffffffffffff"]"#, ",1,8]".into(), "invalid length 4"),
+        (
+            "negative",
+            "[[2,0],[1,3]",
+            "[[-2,0],[1,3]".into(),
+            "invalid value",
+        ),
+        (
+            "larger than u64",
+            "[[2,0],[1,3]",
+            "[[18446744073709551616,0],[1,3]".into(),
+            "invalid type",
+        ),
+        (
+            "a fraction",
+            "[[2,0],[1,3]",
+            "[[2.0,0],[1,3]".into(),
+            "invalid type",
+        ),
+        (
+            "unknown dtype",
+            r#""BOOL""#,
+            r#""QFLOAT""#.into(),
+            "unknown variant `QFLOAT`",
+        ),
+        (
+            "half a byte",
+            r#""BOOL""#,
+            r#""F4""#.into(),
+            "elements of the dtype F4 have a fraction of a byte",
+        ),
+        (
+            "upper case",
+            "ffffffffffffffff",
+            "FFFFFFFFFFFFFFFF".into(),
+            "16 hexadecimal digits",
+        ),
+        (
+            "a sign",
+            "ffffffffffffffff",
+            "+fffffffffffffff".into(),
+            "16 hexadecimal digits",
+        ),
+        (
+            "15 digits",
+            "ffffffffffffffff",
+            "fffffffffffffff".into(),
+            "16 hexadecimal digits",
+        ),
+        (
+            "a longer chunk",
+            r#""ffffffffffffffff"]"#,
+            r#""ffffffffffffffff",0]"#.into(),
+            "trailing characters",
+        ),
+        (
+            "a shorter chunk",
+            r#",1,8,"ffffffffffffffff"]"#,
+            ",1,8]".into(),
+            "invalid length 4",
+        ),
         ("deep lists", r#""scheduler":"#, deep("["), "invalid type"),
-        ("deep objects", r#""scheduler":"#, deep(r#"{"":"#), "invalid type"),
-        ("deep where none is", r#""step":100"#, format!(r#""step":{}"#, "[".repeat(100_000)), "invalid type"),
+        (
+            "deep objects",
+            r#""scheduler":"#,
+            deep(r#"{"":"#),
+            "invalid type",
+        ),
+        (
+            "deep where none is",
+            r#""step":100"#,
+            format!(r#""step":{}"#, "[".repeat(100_000)),
+            "invalid type",
+        ),
     ];
     for (name, from, to, reason) in damages {
         assert!(contents.contains(from), "{name}");
         let error = Manifest::parse(&framed(&contents.replacen(from, &to, 1))).expect_err(name);
-        assert!(matches!(&error, ManifestError::Json { reason: found } if found.contains(reason)), "{name}: {error}");
+        assert!(
+            matches!(&error, ManifestError::Json { reason: found } if found.contains(reason)),
+            "{name}: {error}"
+        );
     }
     for contents in ["", "{}", "[]", "null", "{", "{}}"] {
-        assert_eq!(kind(&Manifest::parse(&framed(contents)).unwrap_err()), "Json", "{contents}");
+        assert_eq!(
+            kind(&Manifest::parse(&framed(contents)).unwrap_err()),
+            "Json",
+            "{contents}"
+        );
     }
 }
 
@@ -236,7 +382,9 @@ fn mutate(contents: &mut Vec<u8>, random: &mut StdRng) {
             contents.splice(to..to, copy).for_each(drop);
         }
         _ => {
-            let digits = (0..contents.len()).filter(|&at| contents[at].is_ascii_digit()).collect_vec();
+            let digits = (0..contents.len())
+                .filter(|&at| contents[at].is_ascii_digit())
+                .collect_vec();
             if let Some(&at) = digits.get(random.random_range(0..digits.len().max(1))) {
                 let digit = random.random_range(b'0'..=b'9');
                 match random.random_range(0..4) {
@@ -260,16 +408,29 @@ fn random_changes_never_panic_and_what_is_read_follows_the_rules() {
             mutate(&mut contents, &mut random);
         }
         let checksum = XxHash3_64::oneshot(&contents);
-        let frame = format!("{BEFORE_VERSION}1{BEFORE_CHECKSUM}{checksum:016x}{BEFORE_CONTENTS}").into_bytes();
+        let frame = format!("{BEFORE_VERSION}1{BEFORE_CHECKSUM}{checksum:016x}{BEFORE_CONTENTS}")
+            .into_bytes();
         match Manifest::parse(&[&frame, &contents[..], AFTER_CONTENTS.as_bytes()].concat()) {
             Ok(manifest) => {
                 valid += 1;
                 assert_valid(&manifest);
-                assert_eq!(Manifest::parse(&manifest.to_bytes()), Ok(manifest), "seed {seed}");
+                assert_eq!(
+                    Manifest::parse(&manifest.to_bytes()),
+                    Ok(manifest),
+                    "seed {seed}"
+                );
             }
             Err(error) => _ = kinds.insert(kind(&error)),
         }
     }
     assert!(valid > 1000, "{valid} were valid");
-    assert_eq!(kinds.difference(&["Shape", "frame"].into()).copied().collect_vec().len(), 10, "{kinds:?}");
+    assert_eq!(
+        kinds
+            .difference(&["Shape", "frame"].into())
+            .copied()
+            .collect_vec()
+            .len(),
+        10,
+        "{kinds:?}"
+    );
 }

@@ -25,7 +25,9 @@ pub(crate) enum ManifestError {
     #[error("it is not a manifest, or its beginning or end is missing")]
     Frame,
     /// Another version of the format.
-    #[error("its format has version {found}, but this version of burn-dtensor reads version {known}. Use a newer one")]
+    #[error(
+        "its format has version {found}, but this version of burn-dtensor reads version {known}. Use a newer one"
+    )]
     Version {
         /// Version of the manifest.
         found: u64,
@@ -69,7 +71,9 @@ pub(crate) enum ManifestError {
         shape: Vec<usize>,
     },
     /// A chunk is empty or not inside its tensor (rule 4).
-    #[error("the chunk at {offsets:?} of shape {shape:?} of `{key}` is empty or not inside of {tensor:?}")]
+    #[error(
+        "the chunk at {offsets:?} of shape {shape:?} of `{key}` is empty or not inside of {tensor:?}"
+    )]
     OutOfBounds {
         /// Key of the tensor.
         key: String,
@@ -97,7 +101,9 @@ pub(crate) enum ManifestError {
         key: String,
     },
     /// The bytes of a chunk are not in a file (rule 6).
-    #[error("the {bytes} bytes of the chunk {region} of `{key}` from byte {begin} on are not in file {file}")]
+    #[error(
+        "the {bytes} bytes of the chunk {region} of `{key}` from byte {begin} on are not in file {file}"
+    )]
     Range {
         /// Key of the tensor.
         key: String,
@@ -153,17 +159,35 @@ impl Manifest {
             self.validate_tensor(key, tensor, checksummed)?;
         }
         self.validate_bytes()?;
-        match self.rank_values.iter().find(|(_, values)| values.len() != ranks) {
-            Some((key, values)) => Err(ManifestError::RankValues { key: key.clone(), found: values.len(), ranks }),
+        match self
+            .rank_values
+            .iter()
+            .find(|(_, values)| values.len() != ranks)
+        {
+            Some((key, values)) => Err(ManifestError::RankValues {
+                key: key.clone(),
+                found: values.len(),
+                ranks,
+            }),
             None => Ok(()),
         }
     }
 
     fn validate_files(&self, is_valid: fn(&str) -> bool) -> Result<(), ManifestError> {
-        let names = self.files.iter().map(|file| file.name.as_str()).sorted_unstable().collect_vec();
-        let twice = names.iter().tuple_windows().find_map(|(a, b)| (a == b).then_some(*a));
+        let names = self
+            .files
+            .iter()
+            .map(|file| file.name.as_str())
+            .sorted_unstable()
+            .collect_vec();
+        let twice = names
+            .iter()
+            .tuple_windows()
+            .find_map(|(a, b)| (a == b).then_some(*a));
         match names.iter().copied().find(|name| !is_valid(name)).or(twice) {
-            Some(name) => Err(ManifestError::FileName { name: name.to_owned() }),
+            Some(name) => Err(ManifestError::FileName {
+                name: name.to_owned(),
+            }),
             None => Ok(()),
         }
     }
@@ -171,16 +195,34 @@ impl Manifest {
     /// Returns the number of ranks.
     fn validate_mesh(&self) -> Result<usize, ManifestError> {
         let (shape, names) = (&self.mesh.shape, self.mesh.names.len());
-        let ranks = shape.iter().try_fold(1usize, |ranks, &len| ranks.checked_mul(len));
+        let ranks = shape
+            .iter()
+            .try_fold(1usize, |ranks, &len| ranks.checked_mul(len));
         ranks
             .filter(|&ranks| ranks > 0 && names == shape.len())
-            .ok_or_else(|| ManifestError::Mesh { shape: shape.clone(), names })
+            .ok_or_else(|| ManifestError::Mesh {
+                shape: shape.clone(),
+                names,
+            })
     }
 
-    fn validate_tensor(&self, key: &str, tensor: &TensorEntry, checksummed: bool) -> Result<(), ManifestError> {
-        let bytes = tensor.shape.iter().try_fold(tensor.dtype.bytes(), |bytes, &len| bytes.checked_mul(len.max(1)));
+    fn validate_tensor(
+        &self,
+        key: &str,
+        tensor: &TensorEntry,
+        checksummed: bool,
+    ) -> Result<(), ManifestError> {
+        let bytes = tensor
+            .shape
+            .iter()
+            .try_fold(tensor.dtype.bytes(), |bytes, &len| {
+                bytes.checked_mul(len.max(1))
+            });
         if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
-            return Err(ManifestError::Shape { key: key.to_owned(), shape: tensor.shape.clone() });
+            return Err(ManifestError::Shape {
+                key: key.to_owned(),
+                shape: tensor.shape.clone(),
+            });
         }
         let elements: usize = tensor.shape.iter().product();
         let mut found = 0usize;
@@ -189,11 +231,23 @@ impl Manifest {
             // Each has no more elements than the tensor, and none is without a place in memory.
             found = found.saturating_add(chunk.region.num_elements());
         }
-        if !Region::are_disjoint(&mut tensor.chunks.iter().map(|chunk| &chunk.region).collect_vec()) {
-            return Err(ManifestError::Overlap { key: key.to_owned() });
+        if !Region::are_disjoint(
+            &mut tensor
+                .chunks
+                .iter()
+                .map(|chunk| &chunk.region)
+                .collect_vec(),
+        ) {
+            return Err(ManifestError::Overlap {
+                key: key.to_owned(),
+            });
         }
         if found != elements {
-            return Err(ManifestError::Coverage { key: key.to_owned(), found, elements });
+            return Err(ManifestError::Coverage {
+                key: key.to_owned(),
+                found,
+                elements,
+            });
         }
         Ok(())
     }
@@ -206,9 +260,13 @@ impl Manifest {
         checksummed: bool,
     ) -> Result<(), ManifestError> {
         let Region { offsets, shape } = &chunk.region;
-        let inside = |((&offset, &len), &of): ((&usize, &usize), &usize)| len > 0 && offset <= of && len <= of - offset;
+        let inside = |((&offset, &len), &of): ((&usize, &usize), &usize)| {
+            len > 0 && offset <= of && len <= of - offset
+        };
         let dims = tensor.shape.len();
-        if [offsets.len(), shape.len()] != [dims; 2] || !offsets.iter().zip(shape).zip(&tensor.shape).all(inside) {
+        if [offsets.len(), shape.len()] != [dims; 2]
+            || !offsets.iter().zip(shape).zip(&tensor.shape).all(inside)
+        {
             return Err(ManifestError::OutOfBounds {
                 key: key.to_owned(),
                 offsets: offsets.clone(),
@@ -216,25 +274,60 @@ impl Manifest {
                 tensor: tensor.shape.clone(),
             });
         }
-        let (file, begin, bytes) = (chunk.file, chunk.begin, chunk.region.num_elements() * tensor.dtype.bytes());
+        let (file, begin, bytes) = (
+            chunk.file,
+            chunk.begin,
+            chunk.region.num_elements() * tensor.dtype.bytes(),
+        );
         let end = begin.checked_add(bytes as u64);
-        if self.files.get(file).is_none_or(|file| end.is_none_or(|end| end > file.len)) {
+        if self
+            .files
+            .get(file)
+            .is_none_or(|file| end.is_none_or(|end| end > file.len))
+        {
             let region = chunk.region.to_string();
-            return Err(ManifestError::Range { key: key.to_owned(), region, file, begin, bytes: bytes as u64 });
+            return Err(ManifestError::Range {
+                key: key.to_owned(),
+                region,
+                file,
+                begin,
+                bytes: bytes as u64,
+            });
         }
-        let (found, blocks) = (chunk.checksums.len(), if checksummed { bytes.div_ceil(BLOCK) } else { 0 });
+        let (found, blocks) = (
+            chunk.checksums.len(),
+            if checksummed {
+                bytes.div_ceil(BLOCK)
+            } else {
+                0
+            },
+        );
         if found != blocks {
             let region = chunk.region.to_string();
-            return Err(ManifestError::Checksums { key: key.to_owned(), region, found, blocks });
+            return Err(ManifestError::Checksums {
+                key: key.to_owned(),
+                region,
+                found,
+                blocks,
+            });
         }
         Ok(())
     }
 
     fn validate_bytes(&self) -> Result<(), ManifestError> {
-        let chunks = self.tensors.iter().flat_map(|(key, tensor)| tensor.chunks.iter().map(move |c| (key, tensor, c)));
-        let ranges = chunks.map(|(key, tensor, chunk)| (chunk.file, chunk.bytes(tensor.dtype), key));
-        let ranges = ranges.sorted_unstable_by_key(|(file, bytes, _)| (*file, bytes.start)).collect_vec();
-        let shared = ranges.iter().tuple_windows().find(|(a, b)| a.0 == b.0 && b.1.start < a.1.end);
+        let chunks = self
+            .tensors
+            .iter()
+            .flat_map(|(key, tensor)| tensor.chunks.iter().map(move |c| (key, tensor, c)));
+        let ranges =
+            chunks.map(|(key, tensor, chunk)| (chunk.file, chunk.bytes(tensor.dtype), key));
+        let ranges = ranges
+            .sorted_unstable_by_key(|(file, bytes, _)| (*file, bytes.start))
+            .collect_vec();
+        let shared = ranges
+            .iter()
+            .tuple_windows()
+            .find(|(a, b)| a.0 == b.0 && b.1.start < a.1.end);
         match shared {
             Some((a, b)) => Err(ManifestError::Shared {
                 file: self.files[a.0].name.clone(),

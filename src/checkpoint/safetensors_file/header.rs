@@ -35,18 +35,42 @@ pub(crate) fn header(
     let info = |(name, dtype, shape): &(String, StoredDType, Vec<usize>)| {
         let begin = end;
         end += shape.iter().product::<usize>() * dtype.bytes();
-        (name.clone(), TensorInfo { dtype: dtype.safetensors(), shape: shape.clone(), data_offsets: (begin, end) })
+        (
+            name.clone(),
+            TensorInfo {
+                dtype: dtype.safetensors(),
+                shape: shape.clone(),
+                data_offsets: (begin, end),
+            },
+        )
     };
     let infos = tensors.iter().map(info).collect_vec();
-    let names = infos.iter().map(|(name, _)| name.as_str()).chain([METADATA]);
-    assert!(names.clone().all_unique(), "names of a header differ: {:?}", names.duplicates().collect_vec());
+    let names = infos
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .chain([METADATA]);
+    assert!(
+        names.clone().all_unique(),
+        "names of a header differ: {:?}",
+        names.duplicates().collect_vec()
+    );
 
     let mut bytes = vec![0; 8];
-    serde_json::to_writer(&mut bytes, &HeaderJson { metadata, infos: &infos }).expect("memory takes all bytes");
+    serde_json::to_writer(
+        &mut bytes,
+        &HeaderJson {
+            metadata,
+            infos: &infos,
+        },
+    )
+    .expect("memory takes all bytes");
     bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), b' ');
     let len = bytes.len() - 8;
     bytes[..8].copy_from_slice(&(len as u64).to_le_bytes());
-    let begins = infos.iter().map(|(_, info)| (bytes.len() + info.data_offsets.0) as u64).collect();
+    let begins = infos
+        .iter()
+        .map(|(_, info)| (bytes.len() + info.data_offsets.0) as u64)
+        .collect();
     (bytes, begins)
 }
 
@@ -59,7 +83,9 @@ impl Serialize for HeaderJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.infos.len() + 1))?;
         map.serialize_entry(METADATA, self.metadata)?;
-        self.infos.iter().try_for_each(|(name, info)| map.serialize_entry(name, info))?;
+        self.infos
+            .iter()
+            .try_for_each(|(name, info)| map.serialize_entry(name, info))?;
         map.end()
     }
 }
@@ -68,33 +94,57 @@ impl Serialize for HeaderJson<'_> {
 pub(crate) fn header_len(start: [u8; 8], len: u64) -> Result<usize, String> {
     let header = u64::from_le_bytes(start);
     if len < 8 || header > LONGEST.min(len - 8) {
-        return Err(format!("it has {len} bytes, but its header has {header}; at most {LONGEST} are read"));
+        return Err(format!(
+            "it has {len} bytes, but its header has {header}; at most {LONGEST} are read"
+        ));
     }
     Ok(header as usize)
 }
 
 /// Reads the JSON of the header of a file with `len` bytes: the tensors in it, as tensors of the manifest's file `file`.
 /// Allocates at most a constant times its length.
-pub(crate) fn parse_header(json: &[u8], len: u64, file: usize) -> Result<BTreeMap<String, TensorEntry>, String> {
+pub(crate) fn parse_header(
+    json: &[u8],
+    len: u64,
+    file: usize,
+) -> Result<BTreeMap<String, TensorEntry>, String> {
     let HeaderTensors(infos) = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     let data = 8 + json.len() as u64;
     let entry = |(key, info): (&String, &TensorInfo)| {
-        let dtype = StoredDType::try_from(info.dtype).map_err(|reason| format!("`{key}`: {reason}"))?;
+        let dtype =
+            StoredDType::try_from(info.dtype).map_err(|reason| format!("`{key}`: {reason}"))?;
         let chunk = ChunkEntry {
             region: Region::full(&info.shape),
             file,
             begin: data + info.data_offsets.0 as u64,
             checksums: Vec::new(),
         };
-        let chunks = if chunk.region.is_empty() { Vec::new() } else { vec![chunk] };
-        Ok((key.clone(), TensorEntry { shape: info.shape.clone(), dtype, placements: String::new(), chunks }))
+        let chunks = if chunk.region.is_empty() {
+            Vec::new()
+        } else {
+            vec![chunk]
+        };
+        Ok((
+            key.clone(),
+            TensorEntry {
+                shape: info.shape.clone(),
+                dtype,
+                placements: String::new(),
+                chunks,
+            },
+        ))
     };
     // The crate checks that lengths fit shapes, and that no byte is of no tensor or of two.
     let by_offset = infos.iter().sorted_by_key(|(_, info)| info.data_offsets);
-    let by_offset = by_offset.map(|(key, info)| (key.clone(), info.clone())).collect();
+    let by_offset = by_offset
+        .map(|(key, info)| (key.clone(), info.clone()))
+        .collect();
     let metadata = Metadata::new(None, by_offset).map_err(|error| error.to_string())?;
     if data.checked_add(metadata.data_len() as u64) != Some(len) {
-        return Err(format!("it has {len} bytes, but header and data are {data} and {}", metadata.data_len()));
+        return Err(format!(
+            "it has {len} bytes, but header and data are {data} and {}",
+            metadata.data_len()
+        ));
     }
     infos.iter().map(entry).collect()
 }
@@ -113,7 +163,10 @@ impl<'de> Deserialize<'de> for HeaderTensors {
                 f.write_str("a map of tensors")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<HeaderTensors, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut access: A,
+            ) -> Result<HeaderTensors, A::Error> {
                 let mut tensors = BTreeMap::new();
                 while let Some(name) = access.next_key::<String>()? {
                     if name == METADATA {
@@ -122,7 +175,10 @@ impl<'de> Deserialize<'de> for HeaderTensors {
                     }
                     match tensors.entry(name) {
                         Entry::Occupied(taken) => {
-                            return Err(A::Error::custom(format_args!("two tensors `{}`", taken.key())));
+                            return Err(A::Error::custom(format_args!(
+                                "two tensors `{}`",
+                                taken.key()
+                            )));
                         }
                         Entry::Vacant(place) => place.insert(access.next_value()?),
                     };

@@ -32,7 +32,11 @@ impl Expected {
     }
 
     pub fn new<const N: usize>(saved: Vec<u64>, latest: [Option<u64>; N]) -> Self {
-        Self { saved, latest: latest.into(), exported: None }
+        Self {
+            saved,
+            latest: latest.into(),
+            exported: None,
+        }
     }
 
     pub fn last(&self) -> u64 {
@@ -55,7 +59,15 @@ pub(super) struct Checker<'a> {
 impl<'a> Checker<'a> {
     fn new(mesh: &'a DeviceMesh, ranks: u64) -> Self {
         let (checked, loads, saved_again) = (HashSet::new(), HashMap::new(), HashSet::new());
-        Self { mesh, ranks, checked, loads, saved_again, tried: 0, distinct: 0 }
+        Self {
+            mesh,
+            ranks,
+            checked,
+            loads,
+            saved_again,
+            tried: 0,
+            distinct: 0,
+        }
     }
 
     /// Checks all crashes after that many marks, and that a step can be saved again after each.
@@ -95,21 +107,28 @@ impl<'a> Checker<'a> {
             return Ok(());
         }
         let run = manager(left, self.mesh);
-        let steps = run.steps().map_err(|error| format!("the run folder: {error}"))?;
+        let steps = run
+            .steps()
+            .map_err(|error| format!("the run folder: {error}"))?;
         for &step in &steps {
-            self.load(left, &folder(step), step).map_err(|fault| format!("step {step} does not load: {fault}"))?;
+            self.load(left, &folder(step), step)
+                .map_err(|fault| format!("step {step} does not load: {fault}"))?;
         }
         if let Some(lost) = expected.saved.iter().find(|step| !steps.contains(step)) {
-            return Err(format!("step {lost} is lost, of which the save had returned"));
+            return Err(format!(
+                "step {lost} is lost, of which the save had returned"
+            ));
         }
         if let Some(step) = expected.exported {
-            self.load(left, Path::new(EXPORT), step).map_err(|fault| format!("the export does not load: {fault}"))?;
+            self.load(left, Path::new(EXPORT), step)
+                .map_err(|fault| format!("the export does not load: {fault}"))?;
         }
         let latest = match read_all(left, &Path::new(RUN).join("latest"), Links::Refuse, 100) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
-            name => {
-                Some(String::from_utf8(name.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?)
-            }
+            name => Some(
+                String::from_utf8(name.map_err(|error| error.to_string())?)
+                    .map_err(|error| error.to_string())?,
+            ),
         };
         let is_named = |step: &Option<u64>| latest == step.map(|step| format!("step-{step}"));
         match expected.latest.iter().find(|step| is_named(step)) {
@@ -117,7 +136,9 @@ impl<'a> Checker<'a> {
                 self.checked.insert((of_all, expected));
                 Ok(())
             }
-            _ => Err(format!("`latest` is {latest:?}, where {expected:?} and there are {steps:?}")),
+            _ => Err(format!(
+                "`latest` is {latest:?}, where {expected:?} and there are {steps:?}"
+            )),
         }
     }
 
@@ -126,14 +147,24 @@ impl<'a> Checker<'a> {
         let (mesh, ranks) = (self.mesh, self.ranks);
         let load = || {
             let opened = Checkpoint::open_in(Arc::new(left.clone()), folder, mesh);
-            is_saved(&opened.map_err(|error| error.to_string())?, mesh, ranks, step)
+            is_saved(
+                &opened.map_err(|error| error.to_string())?,
+                mesh,
+                ranks,
+                step,
+            )
         };
-        self.loads.entry((digest, step)).or_insert_with(load).clone()
+        self.loads
+            .entry((digest, step))
+            .or_insert_with(load)
+            .clone()
     }
 
     /// Saves over what an interrupted save left, unless the same was left before.
     fn save_again(&mut self, left: &Recorder, step: u64) -> Result<(), String> {
-        let Some(digest) = left.digest(&folder(step)) else { return Ok(()) };
+        let Some(digest) = left.digest(&folder(step)) else {
+            return Ok(());
+        };
         if !self.saved_again.insert((digest, step)) {
             return Ok(());
         }
@@ -143,7 +174,9 @@ impl<'a> Checker<'a> {
             saved => saved.map_err(|error| format!("step {step} is not saved again: {error}"))?,
         };
         let left = left.lose_pending();
-        let latest = manager(&left, self.mesh).latest().map_err(|error| error.to_string())?;
+        let latest = manager(&left, self.mesh)
+            .latest()
+            .map_err(|error| error.to_string())?;
         let latest = latest.ok_or("there is no latest after another save")?;
         is_saved(&latest, self.mesh, 1, step)
     }
@@ -155,7 +188,10 @@ pub(super) fn folder(step: u64) -> PathBuf {
 }
 
 /// Runs a check on one rank.
-pub(super) fn on_one_rank<T: Send>(ranks_that_saved: u64, check: impl Fn(&mut Checker<'_>) -> T + Sync) -> T {
+pub(super) fn on_one_rank<T: Send>(
+    ranks_that_saved: u64,
+    check: impl Fn(&mut Checker<'_>) -> T + Sync,
+) -> T {
     let checked = launch(Launch::threads(1), |world| {
         let mesh = DeviceMesh::new(world, [1], ["shard"])?;
         Ok(check(&mut Checker::new(&mesh, ranks_that_saved)))

@@ -32,13 +32,20 @@ fn save_all(of_ranks: [&Recorder; 2], step: u64) -> [Outcome; 2] {
 fn save_keeping(of_ranks: [&Recorder; 2], step: u64, keep: usize) -> [Outcome; 2] {
     let saved = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-        match manager(of_ranks[mesh.rank()], &mesh).with_keep(keep).save(&state(&mesh, step, 0)?) {
+        match manager(of_ranks[mesh.rank()], &mesh)
+            .with_keep(keep)
+            .save(&state(&mesh, step, 0)?)
+        {
             Ok(report) => Ok(Ok(report.not_removed)),
             Err(crate::Error::Checkpoint(error)) => Ok(Err(error)),
             Err(error) => Err(error),
         }
     });
-    let outcomes: Vec<_> = saved.unwrap().into_iter().map(|(_, outcome)| outcome).collect();
+    let outcomes: Vec<_> = saved
+        .unwrap()
+        .into_iter()
+        .map(|(_, outcome)| outcome)
+        .collect();
     outcomes.try_into().expect("there are two ranks")
 }
 
@@ -56,7 +63,11 @@ fn latest(fs: &Recorder) -> u64 {
 
 /// Returns the names in the run's folder.
 fn names(fs: &Recorder) -> Vec<String> {
-    fs.list(Path::new(RUN)).unwrap().into_iter().map(|entry| entry.name).collect()
+    fs.list(Path::new(RUN))
+        .unwrap()
+        .into_iter()
+        .map(|entry| entry.name)
+        .collect()
 }
 
 /// The disk is full, read-only, broken or gone from any call on, or for one call, on one rank or the other. If that is while
@@ -66,11 +77,20 @@ fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remain
     let start = Recorder::new();
     assert_eq!(save([&start; 2], 1), [SAVED; 2]);
     let (mut failed, mut saved, mut not_removed) = (0, 0, 0);
-    for kind in [ErrorKind::StorageFull, ErrorKind::ReadOnlyFilesystem, ErrorKind::Other, ErrorKind::NotFound] {
+    for kind in [
+        ErrorKind::StorageFull,
+        ErrorKind::ReadOnlyFilesystem,
+        ErrorKind::Other,
+        ErrorKind::NotFound,
+    ] {
         for lasting in [false, true] {
             for call in 0.. {
                 let fs = start.durable_copy();
-                fs.fail(Fault { call, kind, lasting });
+                fs.fail(Fault {
+                    call,
+                    kind,
+                    lasting,
+                });
                 let [first, second] = save([&fs; 2], 2);
                 assert_eq!(first, second, "{kind} at call {call}");
                 let is_over = fs.calls() <= call;
@@ -80,9 +100,13 @@ fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remain
                         saved += 1;
                         not_removed += usize::from(!errors.is_empty());
                         let is_named = |error: &CheckpointError| matches!(error, CheckpointError::Io { rank: 0, path, .. } if path.starts_with(RUN));
-                        assert!(errors.iter().all(is_named), "{kind} at call {call}: {errors:?}");
+                        assert!(
+                            errors.iter().all(is_named),
+                            "{kind} at call {call}: {errors:?}"
+                        );
                         // A run's folder that is not found has no old checkpoints.
-                        let is_clean = names(&fs) == ["latest", "step-2"] || kind == ErrorKind::NotFound;
+                        let is_clean =
+                            names(&fs) == ["latest", "step-2"] || kind == ErrorKind::NotFound;
                         assert!(is_clean || !errors.is_empty(), "{kind} at call {call}");
                     }
                     Err(CheckpointError::Io { .. }) => failed += 1,
@@ -95,8 +119,17 @@ fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remain
                     Err(error) => panic!("{kind} at call {call}: {error}"),
                 }
                 let steps = [latest(&fs), latest(&fs.lose_pending())];
-                let is_right = |step: u64| if first.is_ok() { step == 2 } else { [1, 2].contains(&step) };
-                assert!(steps.into_iter().all(is_right), "{kind} at call {call}: {steps:?}");
+                let is_right = |step: u64| {
+                    if first.is_ok() {
+                        step == 2
+                    } else {
+                        [1, 2].contains(&step)
+                    }
+                };
+                assert!(
+                    steps.into_iter().all(is_right),
+                    "{kind} at call {call}: {steps:?}"
+                );
                 assert_eq!(save([&fs; 2], 3), [SAVED; 2], "{kind} at call {call}");
                 assert_eq!(latest(&fs.lose_pending()), 3);
                 assert!(
@@ -110,16 +143,28 @@ fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remain
             }
         }
     }
-    assert!(not_removed > 20, "{not_removed} saves did not remove the old checkpoint");
-    println!("{failed} errors were returned, {saved} saves succeeded, {not_removed} of them without removing the last");
+    assert!(
+        not_removed > 20,
+        "{not_removed} saves did not remove the old checkpoint"
+    );
+    println!(
+        "{failed} errors were returned, {saved} saves succeeded, {not_removed} of them without removing the last"
+    );
 }
 
 #[test]
 fn two_folders_of_one_name_are_found_before_a_byte_is_written() {
     let of_ranks = [Recorder::new(), Recorder::new()];
     let path = Path::new(RUN).join("step-1");
-    let expected: Outcome = Err(CheckpointError::NotShared { path: path.clone(), rank: 1, of: 0 });
-    assert_eq!(save([&of_ranks[0], &of_ranks[1]], 1), [expected.clone(), expected]);
+    let expected: Outcome = Err(CheckpointError::NotShared {
+        path: path.clone(),
+        rank: 1,
+        of: 0,
+    });
+    assert_eq!(
+        save([&of_ranks[0], &of_ranks[1]], 1),
+        [expected.clone(), expected]
+    );
     for fs in &of_ranks {
         assert_eq!(fs.list(&path).unwrap_err().kind(), ErrorKind::NotFound);
     }
@@ -134,7 +179,14 @@ fn what_was_complete_before_latest_moved_is_the_latest() {
     for step in [1, 2, 3] {
         assert_eq!(save_all([&fs; 2], step), [SAVED; 2]);
     }
-    let name = |step: u64| write_atomically(&fs, Path::new("/run/latest"), format!("step-{step}").as_bytes()).unwrap();
+    let name = |step: u64| {
+        write_atomically(
+            &fs,
+            Path::new("/run/latest"),
+            format!("step-{step}").as_bytes(),
+        )
+        .unwrap()
+    };
     name(2);
     assert_eq!(latest(&fs), 3);
     name(1);
@@ -151,7 +203,13 @@ fn what_was_complete_before_latest_moved_is_the_latest() {
     assert_eq!(save_keeping([&fs; 2], 4, 3), [SAVED; 2]);
     name(1);
     assert_eq!(save_keeping([&fs; 2], 5, 3), [SAVED; 2]);
-    let steps = || fs.list(Path::new("/run")).unwrap().into_iter().filter(|entry| entry.is_dir).map(|entry| entry.name);
+    let steps = || {
+        fs.list(Path::new("/run"))
+            .unwrap()
+            .into_iter()
+            .filter(|entry| entry.is_dir)
+            .map(|entry| entry.name)
+    };
     assert_eq!(steps().collect::<Vec<_>>(), ["step-3", "step-4", "step-5"]);
     remove_dir_all(&fs, Path::new("/run/step-3")).unwrap();
     assert_eq!(save_keeping([&fs; 2], 3, 3), [SAVED; 2]);
@@ -172,12 +230,24 @@ fn a_manifest_above_the_limit_is_an_error_of_every_rank_and_leaves_nothing() {
         let state = state(&mesh, 1, 0)?;
         let mut plan = SavePlan::new(&state)?;
         plan.limit = 300;
-        match write(&fs, Path::new("/run/step-1"), plan, &mut Live::new(&state), None) {
-            Err(crate::Error::Checkpoint(CheckpointError::ManifestSize { bytes, limit: 300 })) => Ok(bytes),
+        match write(
+            &fs,
+            Path::new("/run/step-1"),
+            plan,
+            &mut Live::new(&state),
+            None,
+        ) {
+            Err(crate::Error::Checkpoint(CheckpointError::ManifestSize { bytes, limit: 300 })) => {
+                Ok(bytes)
+            }
             other => panic!("{other:?}"),
         }
     });
-    let bytes: Vec<_> = errors.unwrap().into_iter().map(|(_, bytes)| bytes).collect();
+    let bytes: Vec<_> = errors
+        .unwrap()
+        .into_iter()
+        .map(|(_, bytes)| bytes)
+        .collect();
     assert!(bytes[0] == bytes[1] && bytes[0] > 300, "{bytes:?}");
     assert_eq!(names(&fs), [""; 0]);
     assert_eq!(save([&fs; 2], 1), [SAVED; 2]);
@@ -205,11 +275,16 @@ fn two_programs_that_save_under_one_name_do_not_mix_their_files() {
             write(&fs, path, plan, &mut Live::new(&others), None).unwrap();
         };
         let mut bytes = Interrupted(Live::new(&state), Some(Box::new(other)));
-        let error = write(&fs, path, SavePlan::new(&state)?, &mut bytes, None).map(drop).unwrap_err();
+        let error = write(&fs, path, SavePlan::new(&state)?, &mut bytes, None)
+            .map(drop)
+            .unwrap_err();
         Ok(error.to_string())
     });
     let error = &saved.unwrap()[0].1;
-    assert!(error.contains("another program saved into /run/step-1 at the same time"), "{error}");
+    assert!(
+        error.contains("another program saved into /run/step-1 at the same time"),
+        "{error}"
+    );
     // The other program's checkpoint is complete, and its own.
     assert_eq!(saved_alone(&fs), (1, 1));
 }
@@ -234,9 +309,20 @@ fn a_save_that_fails_late_leaves_what_another_has_saved_under_its_name() {
             let (state, others) = (state?, others?);
             let path = Path::new("/run/step-1");
             let save = OpenSave::begin(&fs, path, SavePlan::new(&state)?)?;
-            write(&fs, path, SavePlan::new(&others)?, &mut Live::new(&others), None)?;
+            write(
+                &fs,
+                path,
+                SavePlan::new(&others)?,
+                &mut Live::new(&others),
+                None,
+            )?;
             let written = match fails_by {
-                "a write" => Err(CheckpointError::io(0, "write", path, &ErrorKind::StorageFull.into())),
+                "a write" => Err(CheckpointError::io(
+                    0,
+                    "write",
+                    path,
+                    &ErrorKind::StorageFull.into(),
+                )),
                 _ => save.write_fragments(&fs, &mut Live::new(&state)),
             };
             assert!(save.gather(&fs, written).is_err(), "{fails_by}");
@@ -257,7 +343,11 @@ fn a_save_is_not_taken_for_the_rest_of_a_removal() {
     let mut with_files = 0;
     for call in 0.. {
         let fs = start.durable_copy();
-        fs.fail(Fault { call, kind: ErrorKind::Other, lasting: true });
+        fs.fail(Fault {
+            call,
+            kind: ErrorKind::Other,
+            lasting: true,
+        });
         let _ = save([&fs; 2], 2);
         fs.heal();
         let before = files(&fs);

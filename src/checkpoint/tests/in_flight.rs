@@ -75,13 +75,20 @@ impl Counts {
 
     /// Returns the calls that the threads have made once they can make no more without a call of the training.
     fn of_stage(self, made: [usize; RANKS]) -> [usize; RANKS] {
-        if made[0] > self.files[0] { self.all() } else { self.files }
+        if made[0] > self.files[0] {
+            self.all()
+        } else {
+            self.files
+        }
     }
 
     /// Returns the moments between all calls of the threads, each before the last.
     fn moments(self, is_long: bool) -> Vec<[usize; RANKS]> {
         let [first, second] = self.files;
-        let mut moments: Vec<_> = (0..=first).cartesian_product(0..=second).map(|(a, b)| [a, b]).collect();
+        let mut moments: Vec<_> = (0..=first)
+            .cartesian_product(0..=second)
+            .map(|(a, b)| [a, b])
+            .collect();
         moments.retain(|[a, b]| is_long || *b == 0 || *a == first);
         moments.extend((1..self.manifest).map(|calls| [first + calls, second]));
         moments
@@ -102,14 +109,21 @@ impl Run {
     fn expected(self, end: End, crash: &Crash) -> Expected {
         let before = self.before();
         let has = |mark: &str| crash.marks.iter().any(|other| other == mark);
-        let save = if self.keep == 1 { Call::SaveAndPrune } else { Call::Save };
+        let save = if self.keep == 1 {
+            Call::SaveAndPrune
+        } else {
+            Call::Save
+        };
         let expected = match (has("saved"), has("saved next")) {
             (false, _) => before.during(save),
             (true, false) if end == End::SaveAsync => before.after(save).during(save),
             (true, false) => before.after(save),
             (true, true) => before.after(save).after(save),
         };
-        Expected { exported: has("exported").then_some(before.last()), ..expected }
+        Expected {
+            exported: has("exported").then_some(before.last()),
+            ..expected
+        }
     }
 }
 
@@ -128,7 +142,11 @@ impl Training<'_> {
         let of_files = made[0].min(counts.files[0]);
         for (rank, calls) in [(0, of_files), (1, made[1]), (0, made[0])] {
             self.schedule.allow(rank, calls);
-            while self.mesh.all()?.any("advance".into(), self.schedule.made(rank) < calls)? {
+            while self
+                .mesh
+                .all()?
+                .any("advance".into(), self.schedule.made(rank) < calls)?
+            {
                 // The manifest is begun by a poll that finds that all files are written.
                 if calls > counts.files[rank] {
                     assert_eq!(self.behind.poll()?, None);
@@ -154,27 +172,63 @@ impl Training<'_> {
         }
         let (manager, mesh, step) = (self.behind.manager(), self.mesh, self.run.step());
         assert!(self.behind.is_writing());
-        assert!(!manager.steps()?.is_empty(), "one of two checkpoints is always there");
-        let latest = manager.latest()?.expect("one of two checkpoints is always there");
+        assert!(
+            !manager.steps()?.is_empty(),
+            "one of two checkpoints is always there"
+        );
+        let latest = manager
+            .latest()?
+            .expect("one of two checkpoints is always there");
         let latest_step = latest.step().expect("it has a step");
-        assert!(self.run.before().during(Call::Save).latest.contains(&Some(latest_step)));
+        assert!(
+            self.run
+                .before()
+                .during(Call::Save)
+                .latest
+                .contains(&Some(latest_step))
+        );
         // It may be removed after it was opened.
         if let Err(error) = is_saved(&latest, mesh, RANKS as u64, latest_step) {
-            let is_removed = error.contains("entity not found") && self.run.keep == 1 && moment.interrupted.is_some();
+            let is_removed = error.contains("entity not found")
+                && self.run.keep == 1
+                && moment.interrupted.is_some();
             assert!(is_removed, "{moment:?}: {error}");
         }
         for other in [step, step + 1] {
-            let expected = CheckpointError::InFlight { path: RUN.into(), step: other, in_flight: step };
-            let is_refused = |refused| matches!(refused, crate::Error::Checkpoint(error) if error == expected);
-            assert!(is_refused(manager.save(&state(mesh, other, 1)?).expect_err("another save is in flight")));
+            let expected = CheckpointError::InFlight {
+                path: RUN.into(),
+                step: other,
+                in_flight: step,
+            };
+            let is_refused =
+                |refused| matches!(refused, crate::Error::Checkpoint(error) if error == expected);
+            assert!(is_refused(
+                manager
+                    .save(&state(mesh, other, 1)?)
+                    .expect_err("another save is in flight")
+            ));
             // A manager and a checkpointer that know nothing of the first.
             let second = new_manager(&self.fs, mesh);
-            assert!(is_refused(second.save(&state(mesh, other, 1)?).expect_err("another save is in flight")));
+            assert!(is_refused(
+                second
+                    .save(&state(mesh, other, 1)?)
+                    .expect_err("another save is in flight")
+            ));
             let mut second = AsyncCheckpointer::new(second)?;
-            assert!(is_refused(second.save(&state(mesh, other, 1)?).expect_err("another save is in flight")));
+            assert!(is_refused(
+                second
+                    .save(&state(mesh, other, 1)?)
+                    .expect_err("another save is in flight")
+            ));
         }
         let export = state(mesh, step - 1, 0)?;
-        write(&self.fs, EXPORT.as_ref(), SavePlan::new(&export)?, &mut Live::new(&export), None)?;
+        write(
+            &self.fs,
+            EXPORT.as_ref(),
+            SavePlan::new(&export)?,
+            &mut Live::new(&export),
+            None,
+        )?;
         Ok(())
     }
 
@@ -183,14 +237,28 @@ impl Training<'_> {
         match end {
             End::Finish => assert!(self.behind.finish()?.is_some()),
             End::SaveAsync => {
-                assert!(self.behind.save(&state(mesh, step + 1, 0)?)?.previous.is_some());
+                assert!(
+                    self.behind
+                        .save(&state(mesh, step + 1, 0)?)?
+                        .previous
+                        .is_some()
+                );
                 self.mark("saved")?;
                 assert!(self.behind.finish()?.is_some());
                 return self.mark("saved next");
             }
             End::SaveTaken => {
-                let taken = self.behind.save(&state(mesh, step, 1)?).expect_err("the name is taken");
-                assert!(matches!(taken, crate::Error::Checkpoint(CheckpointError::Exists { .. })), "{taken}");
+                let taken = self
+                    .behind
+                    .save(&state(mesh, step, 1)?)
+                    .expect_err("the name is taken");
+                assert!(
+                    matches!(
+                        taken,
+                        crate::Error::Checkpoint(CheckpointError::Exists { .. })
+                    ),
+                    "{taken}"
+                );
                 assert!(!self.behind.is_writing());
             }
             End::Drop => {
@@ -215,7 +283,13 @@ fn fly(run: Run, start: &Recorder, counts: Counts, moment: Moment, end: End) -> 
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
         let fs = fs.scheduled(mesh.rank(), &schedule);
         let behind = AsyncCheckpointer::new(new_manager(&fs, &mesh).with_keep(run.keep))?;
-        let mut training = Training { run, fs, schedule: &schedule, mesh: &mesh, behind };
+        let mut training = Training {
+            run,
+            fs,
+            schedule: &schedule,
+            mesh: &mesh,
+            behind,
+        };
         training.behind.save(&state(&mesh, run.step(), 0)?)?;
         training.advance(counts, moment.made)?;
         if let (Some(after), 0) = (moment.interrupted, mesh.rank()) {
@@ -245,7 +319,10 @@ fn count(run: Run, start: &Recorder) -> Counts {
     })
     .unwrap();
     let (first, second) = (schedule.made_by_threads(0), schedule.made_by_threads(1));
-    Counts { files: [first[0], second[0]], manifest: first[1] }
+    Counts {
+        files: [first[0], second[0]],
+        manifest: first[1],
+    }
 }
 
 #[test]
@@ -267,24 +344,38 @@ fn calls_while_a_checkpoint_is_written_survive_a_loss_of_power() {
                 recorded.push((run, moment, end, fs, marks));
                 was_interrupted
             };
-            let ends = if is_long { &ENDS[..] } else { &ENDS[at % ENDS.len()..][..1] };
+            let ends = if is_long {
+                &ENDS[..]
+            } else {
+                &ENDS[at % ENDS.len()..][..1]
+            };
             for &end in ends {
                 add(None, end);
             }
             let begins_manifest = made == [counts.files[0] + 1, counts.files[1]];
             if is_long || run.keep == 1 && begins_manifest {
-                let interruptions = (0..).take_while(|after| add(Some(*after), End::Finish)).count();
-                assert!(interruptions > 30, "the training makes {interruptions} calls");
+                let interruptions = (0..)
+                    .take_while(|after| add(Some(*after), End::Finish))
+                    .count();
+                assert!(
+                    interruptions > 30,
+                    "the training makes {interruptions} calls"
+                );
             }
         }
     }
     let report = on_one_rank(RANKS as u64, |checker| {
         for (run, moment, end, fs, marks) in &recorded {
-            let checked = checker.check_crashes(fs, *marks, run.step(), |crash| run.expected(*end, crash));
+            let checked =
+                checker.check_crashes(fs, *marks, run.step(), |crash| run.expected(*end, crash));
             checked.unwrap_or_else(|fault| panic!("{run:?}, {moment:?}, {end:?}: {fault}"));
         }
         let steps: usize = recorded.iter().map(|(.., fs, _)| fs.steps()).sum();
-        format!("{} sequences of {steps} steps: {}", recorded.len(), checker.report())
+        format!(
+            "{} sequences of {steps} steps: {}",
+            recorded.len(),
+            checker.report()
+        )
     });
     println!("{report}");
 }
@@ -298,7 +389,8 @@ fn a_poll_that_fails_has_ended_the_thread_behind_training() {
     let written = AtomicUsize::new(0);
     let failed = launch(Launch::threads(RANKS), |world| {
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
-        let mut behind = AsyncCheckpointer::new(new_manager(&fs.scheduled(mesh.rank(), &schedule), &mesh))?;
+        let mut behind =
+            AsyncCheckpointer::new(new_manager(&fs.scheduled(mesh.rank(), &schedule), &mesh))?;
         behind.save(&state(&mesh, 1, 0)?)?;
         if mesh.rank() == 1 {
             schedule.allow(1, files[1]);

@@ -33,9 +33,21 @@ pub(super) enum Call {
 }
 
 /// The calls that a program may begin with.
-const SAVES: [Call; 4] = [Call::Save, Call::SaveAlone, Call::SaveAsync, Call::SaveAndPrune];
-const CALLS: [Call; 7] =
-    [Call::Save, Call::SaveAlone, Call::SaveAsync, Call::SaveTaken, Call::SaveAndPrune, Call::Prune, Call::MoveLatest];
+const SAVES: [Call; 4] = [
+    Call::Save,
+    Call::SaveAlone,
+    Call::SaveAsync,
+    Call::SaveAndPrune,
+];
+const CALLS: [Call; 7] = [
+    Call::Save,
+    Call::SaveAlone,
+    Call::SaveAsync,
+    Call::SaveTaken,
+    Call::SaveAndPrune,
+    Call::Prune,
+    Call::MoveLatest,
+];
 
 impl Expected {
     /// Returns what is expected once a call has returned.
@@ -45,7 +57,10 @@ impl Expected {
         let only = |step| Self::new(vec![step], [Some(step)]);
         match call {
             Call::Save | Call::SaveAsync => Self::new(and_next(), [Some(next)]),
-            Call::SaveAlone => Self { saved: and_next(), ..self.clone() },
+            Call::SaveAlone => Self {
+                saved: and_next(),
+                ..self.clone()
+            },
             Call::SaveTaken => self.clone(),
             Call::SaveAndPrune => only(next),
             Call::Prune => only(last),
@@ -56,12 +71,23 @@ impl Expected {
     /// Returns what is expected while a call runs: steps that it removes may be gone, and `latest` may have moved.
     pub fn during(&self, call: Call) -> Self {
         let after = self.after(call);
-        let saved = self.saved.iter().copied().filter(|step| after.saved.contains(step)).collect();
-        Self { saved, latest: &self.latest | &after.latest, ..after }
+        let saved = self
+            .saved
+            .iter()
+            .copied()
+            .filter(|step| after.saved.contains(step))
+            .collect();
+        Self {
+            saved,
+            latest: &self.latest | &after.latest,
+            ..after
+        }
     }
 
     pub fn after_all(calls: &[Call]) -> Self {
-        calls.iter().fold(Self::empty(), |expected, call| expected.after(*call))
+        calls
+            .iter()
+            .fold(Self::empty(), |expected, call| expected.after(*call))
     }
 }
 
@@ -73,20 +99,34 @@ fn perform(
     fs: &Recorder,
     mesh: &DeviceMesh,
 ) -> Result<()> {
-    let (next, last, run) = (expected.last() + 1, expected.last(), behind.manager().clone());
+    let (next, last, run) = (
+        expected.last() + 1,
+        expected.last(),
+        behind.manager().clone(),
+    );
     let on_first = |run: CheckpointManager, step| match mesh.rank() {
-        0 => run.commit(fs, step).map(|not_removed| assert_eq!(not_removed, [])),
+        0 => run
+            .commit(fs, step)
+            .map(|not_removed| assert_eq!(not_removed, [])),
         _ => Ok(()),
     };
     match call {
         Call::Save => drop(run.save(&state(mesh, next, 0)?)?),
         Call::SaveAlone => {
             let state = state(mesh, next, 0)?;
-            write(fs, &folder(next), SavePlan::new(&state)?, &mut Live::new(&state), None)?;
+            write(
+                fs,
+                &folder(next),
+                SavePlan::new(&state)?,
+                &mut Live::new(&state),
+                None,
+            )?;
         }
         Call::SaveAsync => drop(behind.save(&state(mesh, next, 0)?)?),
         Call::SaveTaken => {
-            let taken = run.save(&state(mesh, last, 1)?).expect_err("the name is taken");
+            let taken = run
+                .save(&state(mesh, last, 1)?)
+                .expect_err("the name is taken");
             let exists = CheckpointError::Exists { path: folder(last) };
             assert!(matches!(taken, crate::Error::Checkpoint(error) if error == exists));
         }
@@ -132,7 +172,11 @@ pub(super) fn record(
 fn any_three_calls_survive_a_loss_of_power() {
     let empty = Recorder::new();
     let one = record(2, &empty, &[], &[Call::Save], None).durable_copy();
-    let thirds = if std::env::var_os("LONG_TESTS").is_some() { 1 } else { 3 };
+    let thirds = if std::env::var_os("LONG_TESTS").is_some() {
+        1
+    } else {
+        3
+    };
     let sequences = (1..=3).flat_map(|count| {
         let all = (0..count).map(|_| CALLS).multi_cartesian_product();
         all.step_by(if count == 3 { thirds } else { 1 })
@@ -151,13 +195,22 @@ fn any_three_calls_survive_a_loss_of_power() {
             // Shorter sequences have the crashes before.
             let (last, before) = calls.split_last().expect("there is a call");
             let (before, marks) = (Expected::after_all(before), before.len() - done);
-            let expected =
-                |crash: &Crash| if crash.marks.len() > marks { before.after(*last) } else { before.during(*last) };
+            let expected = |crash: &Crash| {
+                if crash.marks.len() > marks {
+                    before.after(*last)
+                } else {
+                    before.during(*last)
+                }
+            };
             let checked = checker.check_crashes(fs, marks, before.last() + 1, expected);
             checked.unwrap_or_else(|fault| panic!("{calls:?}: {fault}"));
         }
         let steps: usize = recorded.iter().map(|(.., fs)| fs.steps()).sum();
-        format!("{} sequences of {steps} steps: {}", recorded.len(), checker.report())
+        format!(
+            "{} sequences of {steps} steps: {}",
+            recorded.len(),
+            checker.report()
+        )
     });
     println!("{report}");
 }
@@ -166,12 +219,20 @@ fn any_three_calls_survive_a_loss_of_power() {
 fn every_sync_is_needed() {
     let empty = Recorder::new();
     // Two starts, since a sync that changes nothing is not missed: `latest` names the last step, or the one before.
-    let starts = [&[][..], &[Call::Save, Call::Save], &[Call::Save, Call::SaveAlone]];
+    let starts = [
+        &[][..],
+        &[Call::Save, Call::Save],
+        &[Call::Save, Call::SaveAlone],
+    ];
     let starts = starts.map(|done| (done, record(2, &empty, &[], done, None).durable_copy()));
     let mut recorded = Vec::new();
     for ((done, start), call) in starts.iter().cartesian_product(CALLS) {
         let is_possible = !done.is_empty() || SAVES.contains(&call);
-        let syncs = if is_possible { record(2, start, done, &[call], None).syncs() } else { Vec::new() };
+        let syncs = if is_possible {
+            record(2, start, done, &[call], None).syncs()
+        } else {
+            Vec::new()
+        };
         recorded.extend(syncs.into_iter().map(|sync| {
             let fs = record(2, start, done, &[call], Some(&sync));
             (*done, call, sync, fs)
@@ -181,8 +242,13 @@ fn every_sync_is_needed() {
         let (mut found, mut missed) = (BTreeSet::new(), BTreeSet::new());
         for (done, call, sync, fs) in &recorded {
             let before = Expected::after_all(done);
-            let expected =
-                |crash: &Crash| if crash.marks.is_empty() { before.during(*call) } else { before.after(*call) };
+            let expected = |crash: &Crash| {
+                if crash.marks.is_empty() {
+                    before.during(*call)
+                } else {
+                    before.after(*call)
+                }
+            };
             let checked = checker.check_crashes(fs, 0, before.last() + 1, expected);
             let site = (done.is_empty(), *call, sync.clone());
             if checked.is_err() {
@@ -194,9 +260,22 @@ fn every_sync_is_needed() {
         (found, missed)
     });
     let missed = missed.difference(&found).collect_vec();
-    println!("{} syncs, each left out: {} found", recorded.len(), recorded.len() - missed.len());
+    println!(
+        "{} syncs, each left out: {} found",
+        recorded.len(),
+        recorded.len() - missed.len()
+    );
     // The run folder's entry is synced by every save, since the process that created it may have been killed before.
-    let of_run = |call| (false, call, SyncCall { path: "/".into(), index: 0 });
+    let of_run = |call| {
+        (
+            false,
+            call,
+            SyncCall {
+                path: "/".into(),
+                index: 0,
+            },
+        )
+    };
     let expected = SAVES.map(of_run);
     assert_eq!(missed, expected.iter().collect_vec());
 }
@@ -212,7 +291,11 @@ fn a_killed_process_and_then_a_loss_of_power() {
             let is_killed = launch(Launch::threads(1), |world| {
                 let mesh = DeviceMesh::new(world, [1], ["shard"])?;
                 let run = manager(&fs, &mesh).with_keep(1);
-                fs.fail(Fault { call, kind: ErrorKind::Other, lasting: true });
+                fs.fail(Fault {
+                    call,
+                    kind: ErrorKind::Other,
+                    lasting: true,
+                });
                 let killed = run.save(&state(&mesh, first, 0)?);
                 fs.heal();
                 if killed.is_ok() {
@@ -221,7 +304,9 @@ fn a_killed_process_and_then_a_loss_of_power() {
                 fs.mark("killed");
                 for step in (1..=first).rev() {
                     match run.save(&state(&mesh, step, 0)?) {
-                        Err(crate::Error::Checkpoint(CheckpointError::Exists { .. })) => fs.mark("taken"),
+                        Err(crate::Error::Checkpoint(CheckpointError::Exists { .. })) => {
+                            fs.mark("taken")
+                        }
                         saved => fs.mark(format!("saved {}", saved.map(|_| step)?)),
                     }
                 }
@@ -240,7 +325,10 @@ fn a_killed_process_and_then_a_loss_of_power() {
                 let before = if *first == 1 { None } else { Some(1) };
                 let mut expected = Expected::new(Vec::new(), [before, Some(*first)]);
                 for mark in &crash.marks {
-                    if let Some(step) = mark.strip_prefix("saved ").map(|step| step.parse().expect("it is a step")) {
+                    if let Some(step) = mark
+                        .strip_prefix("saved ")
+                        .map(|step| step.parse().expect("it is a step"))
+                    {
                         expected = Expected::new(vec![step], [Some(step)]);
                     }
                 }
@@ -252,7 +340,9 @@ fn a_killed_process_and_then_a_loss_of_power() {
                 expected
             };
             let checked = checker.check_crashes(fs, 1, 3, expected);
-            checked.unwrap_or_else(|fault| panic!("killed at call {call} of a save of step {first}: {fault}"));
+            checked.unwrap_or_else(|fault| {
+                panic!("killed at call {call} of a save of step {first}: {fault}")
+            });
         }
         format!("killed at {} calls: {}", recorded.len(), checker.report())
     });

@@ -29,8 +29,16 @@ impl Failure {
     /// Returns the error that a rank receives in the collective `during`.
     pub fn error(&self, during: Option<CollectiveId>) -> CommError {
         match self.clone() {
-            Self::Panicked { rank, message } => CommError::RankPanicked { rank, message, during },
-            Self::Failed { rank, message } => CommError::RankFailed { rank, message, during },
+            Self::Panicked { rank, message } => CommError::RankPanicked {
+                rank,
+                message,
+                during,
+            },
+            Self::Failed { rank, message } => CommError::RankFailed {
+                rank,
+                message,
+                during,
+            },
             Self::Collective(error) => error,
         }
     }

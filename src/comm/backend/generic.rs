@@ -50,13 +50,22 @@ macro_rules! with_rank_and_kind {
 }
 
 /// Concatenates the blocks of `sources` along `dim`, on `device`.
-pub(crate) fn concat(sources: &[(&DispatchTensor, Ranges)], dim: usize, device: &Device) -> DispatchTensor {
+pub(crate) fn concat(
+    sources: &[(&DispatchTensor, Ranges)],
+    dim: usize,
+    device: &Device,
+) -> DispatchTensor {
     let first = sources[0].0;
     with_rank_and_kind!(first.shape().num_dims(), first.dtype(), D, K => concat_typed::<D, K>(sources, dim, device))
 }
 
 /// Reduces the block `ranges` of every source over the sources, in a fixed binary tree, on `device`.
-pub(crate) fn reduce(sources: &[&DispatchTensor], ranges: &Ranges, op: ReduceOp, device: &Device) -> DispatchTensor {
+pub(crate) fn reduce(
+    sources: &[&DispatchTensor],
+    ranges: &Ranges,
+    op: ReduceOp,
+    device: &Device,
+) -> DispatchTensor {
     if ranges.iter().any(|range| range.is_empty()) {
         return concat(&[(sources[0], ranges.clone())], 0, device);
     }
@@ -113,9 +122,14 @@ fn concat_typed<const D: usize, K: Basic>(
     dim: usize,
     device: &Device,
 ) -> DispatchTensor {
-    let block = |(tensor, ranges): &(&DispatchTensor, Ranges)| block::<D, K>(tensor, ranges, device);
+    let block =
+        |(tensor, ranges): &(&DispatchTensor, Ranges)| block::<D, K>(tensor, ranges, device);
     // An empty block adds nothing, and not every backend can concatenate one.
-    let mut blocks: Vec<_> = sources.iter().filter(|(_, ranges)| !ranges[dim].is_empty()).map(block).collect();
+    let mut blocks: Vec<_> = sources
+        .iter()
+        .filter(|(_, ranges)| !ranges[dim].is_empty())
+        .map(block)
+        .collect();
     if blocks.is_empty() {
         blocks.push(block(&sources[0]));
     }
@@ -131,22 +145,40 @@ fn blocks<const D: usize, K: Basic>(
     ranges: &Ranges,
     device: &Device,
 ) -> Vec<Tensor<D, K>> {
-    sources.iter().map(|tensor| block(tensor, ranges, device)).collect()
+    sources
+        .iter()
+        .map(|tensor| block(tensor, ranges, device))
+        .collect()
 }
 
-fn block<const D: usize, K: Basic>(tensor: &DispatchTensor, ranges: &Ranges, device: &Device) -> Tensor<D, K> {
-    let slices: Vec<Slice> = ranges.iter().map(|range| Slice::from(range.clone())).collect();
-    Tensor::<D, K>::from_dispatch(tensor.clone()).slice(&slices).to_device(device)
+fn block<const D: usize, K: Basic>(
+    tensor: &DispatchTensor,
+    ranges: &Ranges,
+    device: &Device,
+) -> Tensor<D, K> {
+    let slices: Vec<Slice> = ranges
+        .iter()
+        .map(|range| Slice::from(range.clone()))
+        .collect();
+    Tensor::<D, K>::from_dispatch(tensor.clone())
+        .slice(&slices)
+        .to_device(device)
 }
 
 /// Reduces float blocks. f16 and bf16 are summed in f32 and rounded once.
 fn reduce_float<const D: usize>(blocks: Vec<Tensor<D>>, dtype: DType, op: ReduceOp) -> Tensor<D> {
     if matches!(dtype, DType::F16 | DType::BF16) {
-        let blocks = blocks.into_iter().map(|block| block.cast(DType::F32)).collect();
+        let blocks = blocks
+            .into_iter()
+            .map(|block| block.cast(DType::F32))
+            .collect();
         return reduce_float(blocks, DType::F32, op).cast(dtype);
     }
     if let ReduceOp::PremulSum(factor) = op {
-        let terms = blocks.into_iter().map(|block| block.mul_scalar(factor.value())).collect();
+        let terms = blocks
+            .into_iter()
+            .map(|block| block.mul_scalar(factor.value()))
+            .collect();
         return reduce_numeric(terms, ReduceOp::Sum);
     }
     match op {
@@ -170,9 +202,16 @@ fn select<const D: usize>(left: Tensor<D>, right: Tensor<D>, better: Tensor<D, B
 }
 
 /// Reduces integer blocks. Narrow integers are averaged in 64 bits, where their sum does not overflow.
-fn reduce_int<const D: usize>(blocks: Vec<Tensor<D, Int>>, dtype: DType, op: ReduceOp) -> Tensor<D, Int> {
+fn reduce_int<const D: usize>(
+    blocks: Vec<Tensor<D, Int>>,
+    dtype: DType,
+    op: ReduceOp,
+) -> Tensor<D, Int> {
     if op == ReduceOp::Avg && dtype.size() < 8 {
-        let blocks = blocks.into_iter().map(|block| block.cast(DType::I64)).collect();
+        let blocks = blocks
+            .into_iter()
+            .map(|block| block.cast(DType::I64))
+            .collect();
         return reduce_numeric(blocks, op).cast(dtype);
     }
     match op {
@@ -192,7 +231,10 @@ fn reduce_bool<const D: usize>(blocks: Vec<Tensor<D, Bool>>, op: ReduceOp) -> Te
     }
 }
 
-fn reduce_numeric<const D: usize, K: Ordered>(blocks: Vec<Tensor<D, K>>, op: ReduceOp) -> Tensor<D, K> {
+fn reduce_numeric<const D: usize, K: Ordered>(
+    blocks: Vec<Tensor<D, K>>,
+    op: ReduceOp,
+) -> Tensor<D, K> {
     let count = blocks.len() as i64;
     match op {
         ReduceOp::Sum => tree(blocks, Tensor::add),
@@ -201,7 +243,10 @@ fn reduce_numeric<const D: usize, K: Ordered>(blocks: Vec<Tensor<D, K>>, op: Red
         ReduceOp::Max => tree(blocks, Tensor::max_pair),
         ReduceOp::Product => tree(blocks, Tensor::mul),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_) => {
-            unreachable!("{op:?} of {} is rejected when a collective is posted", std::any::type_name::<K>())
+            unreachable!(
+                "{op:?} of {} is rejected when a collective is posted",
+                std::any::type_name::<K>()
+            )
         }
     }
 }

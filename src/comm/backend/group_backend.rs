@@ -7,7 +7,9 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Device;
 
 use super::ranges::{full, slice};
-use super::{CallContext, GroupMember, Mapped, PostResult, ReceivedTensors, Request, concat, reduce, rows};
+use super::{
+    CallContext, GroupMember, Mapped, PostResult, ReceivedTensors, Request, concat, reduce, rows,
+};
 use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::placement::ShardSizes;
 
@@ -69,7 +71,13 @@ pub trait GroupBackend: Debug + Send + Sync {
 
     /// Sends tensors to group rank `to`, which may be the rank itself. The request is complete when the backend has
     /// taken over the tensors.
-    fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()>;
+    fn send(
+        &self,
+        post: CallContext,
+        tensors: Vec<DispatchTensor>,
+        to: usize,
+        tag: u32,
+    ) -> PostResult<()>;
 
     /// Receives the next message with `tag` from `from`, or from any rank. `metas` describes its tensors, if it is
     /// given.
@@ -112,9 +120,22 @@ pub trait GroupBackend: Debug + Send + Sync {
         to_dim: usize,
         to_sizes: ShardSizes,
     ) -> PostResult<DispatchTensor> {
-        let ShardedTensor { tensor, dim, sizes: from_sizes } = shard;
+        let ShardedTensor {
+            tensor,
+            dim,
+            sizes: from_sizes,
+        } = shard;
         let (group, device) = (self.member().group.clone(), Device::new(tensor.device()));
-        let given = |rank: usize| vec![block(&tensor, to_dim, &to_sizes, group.size(), rank, &device)];
+        let given = |rank: usize| {
+            vec![block(
+                &tensor,
+                to_dim,
+                &to_sizes,
+                group.size(),
+                rank,
+                &device,
+            )]
+        };
         let taken = |rank: usize| {
             let mut meta = meta(&tensor);
             meta.shape[to_dim] = to_sizes.range(group.size(), group.rank()).len();
@@ -122,7 +143,11 @@ pub trait GroupBackend: Debug + Send + Sync {
             vec![meta]
         };
         let ranks = 0..group.size();
-        let blocks = self.all_to_all(post, ranks.clone().map(given).collect(), ranks.map(taken).collect())?;
+        let blocks = self.all_to_all(
+            post,
+            ranks.clone().map(given).collect(),
+            ranks.map(taken).collect(),
+        )?;
         Ok(mapped(blocks, move |blocks| joined(&blocks, dim, &device)))
     }
 
@@ -198,17 +223,31 @@ fn block(
     rank: usize,
     device: &Device,
 ) -> DispatchTensor {
-    concat(&[(tensor, slice(&tensor.shape()[..], dim, of.range(ranks, rank)))], 0, device)
+    concat(
+        &[(
+            tensor,
+            slice(&tensor.shape()[..], dim, of.range(ranks, rank)),
+        )],
+        0,
+        device,
+    )
 }
 
 /// Concatenates the tensors of all ranks along `dim`.
 fn joined(parts: &[Vec<DispatchTensor>], dim: usize, device: &Device) -> DispatchTensor {
-    let parts: Vec<_> = parts.iter().flatten().map(|part| (part, full(&part.shape()[..]))).collect();
+    let parts: Vec<_> = parts
+        .iter()
+        .flatten()
+        .map(|part| (part, full(&part.shape()[..])))
+        .collect();
     concat(&parts, dim, device)
 }
 
 fn meta(tensor: &DispatchTensor) -> TensorMeta {
-    TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() }
+    TensorMeta {
+        shape: tensor.shape(),
+        dtype: tensor.dtype(),
+    }
 }
 
 fn mapped<T: 'static, U: 'static>(

@@ -108,7 +108,12 @@ pub trait Backend: Debug + Send + Sync {
     /// Notifies the backend that the program of `rank` is over, so that ranks waiting for it stop waiting. `error`
     /// is the error with which the program ended, if it did not succeed, and `at` is the line where it unwound with
     /// that error; both are for the reports of other processes.
-    fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>);
+    fn rank_exited(
+        &self,
+        rank: usize,
+        error: Option<Error>,
+        at: Option<&'static Location<'static>>,
+    );
 
     /// Describes the activity of `rank` at the first failure, or now if there was none: a few words that continue
     /// "rank 1 was".
@@ -173,7 +178,10 @@ impl Default for ProcessOptions {
     /// Returns the default: one thread of a rank at a time, and shared memory. In builds with a sanitizer the
     /// memory is separate, so that the sanitizer detects uses of memory that its rank has released.
     fn default() -> Self {
-        Self { multithreaded: false, separate_memory: cfg!(sanitized) }
+        Self {
+            multithreaded: false,
+            separate_memory: cfg!(sanitized),
+        }
     }
 }
 
@@ -226,7 +234,10 @@ impl GroupMember {
     /// Returns the device of the results of a call with `tensors`: the device of the tensors, or the rank's device
     /// if the rank passes none.
     pub fn home(&self, tensors: &[DispatchTensor]) -> Device {
-        tensors.first().map_or_else(|| self.device.clone(), |tensor| Device::new(tensor.device()))
+        tensors.first().map_or_else(
+            || self.device.clone(),
+            |tensor| Device::new(tensor.device()),
+        )
     }
 }
 
@@ -278,7 +289,12 @@ impl<T> Completed<T> {
     /// Runs `make` and measures its time. The last rank and the timestamps of the transfer are unknown.
     pub fn timed(make: impl FnOnce() -> T) -> Self {
         let start = Instant::now();
-        Self { value: make(), local_work: start.elapsed(), last: None, transfer: None }
+        Self {
+            value: make(),
+            local_work: start.elapsed(),
+            last: None,
+            transfer: None,
+        }
     }
 }
 
@@ -341,9 +357,19 @@ impl<T, U, F: FnOnce(T) -> U + Send> Request<U> for Mapped<Box<dyn Request<T>>, 
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<U>, CommError> {
         let Self { pending, map } = *self;
-        let Completed { value, local_work, last, transfer } = pending.wait(deadline)?;
+        let Completed {
+            value,
+            local_work,
+            last,
+            transfer,
+        } = pending.wait(deadline)?;
         let mapped = Completed::timed(|| map(value));
-        Ok(Completed { local_work: local_work + mapped.local_work, last, transfer, ..mapped })
+        Ok(Completed {
+            local_work: local_work + mapped.local_work,
+            last,
+            transfer,
+            ..mapped
+        })
     }
 }
 

@@ -61,13 +61,23 @@ pub struct PairwiseSignature {
 impl PairwiseSignature {
     /// Returns the number of bytes sent to other ranks.
     pub fn bytes(&self) -> u64 {
-        let others = self.sent.iter().enumerate().filter(|(to, _)| *to != self.member);
+        let others = self
+            .sent
+            .iter()
+            .enumerate()
+            .filter(|(to, _)| *to != self.member);
         let bytes = |meta: &TensorMeta| (meta.shape.num_elements() * meta.dtype.size()) as u64;
-        others.filter_map(|(_, meta)| meta.as_ref().map(bytes)).sum()
+        others
+            .filter_map(|(_, meta)| meta.as_ref().map(bytes))
+            .sum()
     }
 
     fn fits(&self, ranks: usize) -> bool {
-        let Self { member, sent, received } = self;
+        let Self {
+            member,
+            sent,
+            received,
+        } = self;
         let mut metas = sent.iter().chain(received).flatten();
         *member < ranks
             && [sent.len(), received.len()] == [ranks; 2]
@@ -75,10 +85,23 @@ impl PairwiseSignature {
     }
 
     fn difference(&self, other: &Self) -> Option<String> {
-        let says = |from: usize, to: usize| format!("tensor of group rank {from} for group rank {to}");
+        let says =
+            |from: usize, to: usize| format!("tensor of group rank {from} for group rank {to}");
         let (own, its) = (self.member, other.member);
-        differ(&says(own, its), &self.sent[its], &other.received[own], tensor_text)
-            .or_else(|| differ(&says(its, own), &self.received[its], &other.sent[own], tensor_text))
+        differ(
+            &says(own, its),
+            &self.sent[its],
+            &other.received[own],
+            tensor_text,
+        )
+        .or_else(|| {
+            differ(
+                &says(its, own),
+                &self.received[its],
+                &other.sent[own],
+                tensor_text,
+            )
+        })
     }
 }
 
@@ -106,19 +129,26 @@ pub struct ShardSignature {
 
 impl ShardSignature {
     pub(crate) fn new(dim: usize, sizes: &ShardSizes) -> Self {
-        Self { dim, uneven_sizes: sizes.lengths().cloned() }
+        Self {
+            dim,
+            uneven_sizes: sizes.lengths().cloned(),
+        }
     }
 
     /// Returns the shard sizes of a dimension of length `len`.
     pub fn of(&self, len: usize) -> ShardSizes {
-        self.uneven_sizes.clone().map_or(ShardSizes::Chunked(len), ShardSizes::Uneven)
+        self.uneven_sizes
+            .clone()
+            .map_or(ShardSizes::Chunked(len), ShardSizes::Uneven)
     }
 }
 
 impl fmt::Display for ShardSignature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.dim)?;
-        self.uneven_sizes.as_ref().map_or(Ok(()), |lengths| write!(f, " with sizes {lengths:?}"))
+        self.uneven_sizes
+            .as_ref()
+            .map_or(Ok(()), |lengths| write!(f, " with sizes {lengths:?}"))
     }
 }
 
@@ -130,12 +160,18 @@ impl TensorSignature {
 
     fn fits(&self, ranks: usize) -> bool {
         let is_total = |lengths: &[usize], len: usize| {
-            let total = lengths.iter().try_fold(0_usize, |total, length| total.checked_add(*length));
+            let total = lengths
+                .iter()
+                .try_fold(0_usize, |total, length| total.checked_add(*length));
             lengths.len() == ranks && total == Some(len)
         };
         let is_sharded = |ShardSignature { dim, uneven_sizes }: &ShardSignature| {
             let len = self.shape.get(*dim);
-            len.is_some_and(|len| uneven_sizes.as_ref().is_none_or(|sizes| is_total(sizes, *len)))
+            len.is_some_and(|len| {
+                uneven_sizes
+                    .as_ref()
+                    .is_none_or(|sizes| is_total(sizes, *len))
+            })
         };
         is_plain(&self.shape, self.dtype) && self.sharding.iter().chain(&self.to).all(is_sharded)
     }
@@ -143,7 +179,9 @@ impl TensorSignature {
 
 /// Returns true if a tensor of this shape is not quantized and its number of bytes does not overflow.
 fn is_plain(shape: &Shape, dtype: DType) -> bool {
-    let bytes = shape.iter().try_fold(dtype.size(), |bytes, len| bytes.checked_mul(*len));
+    let bytes = shape
+        .iter()
+        .try_fold(dtype.size(), |bytes, len| bytes.checked_mul(*len));
     bytes.is_some() && !matches!(dtype, DType::QFloat(_))
 }
 
@@ -151,8 +189,17 @@ impl CallSignature {
     /// Creates the signature of the operation `op` with the properties of `call`.
     pub(crate) fn new(op: Op, call: &Call, tensors: impl Into<Arc<[TensorSignature]>>) -> Self {
         let tensors = tensors.into();
-        let Call { label, model, forward_index, decision, global_tensor, operand_shapes, names, digests, .. } =
-            call.clone();
+        let Call {
+            label,
+            model,
+            forward_index,
+            decision,
+            global_tensor,
+            operand_shapes,
+            names,
+            digests,
+            ..
+        } = call.clone();
         Self {
             op,
             label,
@@ -181,7 +228,12 @@ impl CallSignature {
     /// Returns true if the fields fit each other and a group of `ranks` ranks. Those of a call always do; those of a
     /// signature that was received may not, and must not be used then.
     pub fn fits(&self, ranks: usize) -> bool {
-        let Self { root, tensors, pairs, .. } = self;
+        let Self {
+            root,
+            tensors,
+            pairs,
+            ..
+        } = self;
         root.is_none_or(|root| root < ranks)
             && tensors.iter().all(|tensor| tensor.fits(ranks))
             && pairs.as_ref().is_none_or(|pairs| pairs.fits(ranks))
@@ -197,49 +249,96 @@ impl CallSignature {
     /// agree.
     pub fn difference(&self, other: &Self) -> Option<String> {
         differ("operation", &self.op, &other.op, Op::to_string)
-            .or_else(|| differ("label", &self.label, &other.label, |label| format!("`{label}`")))
+            .or_else(|| {
+                differ("label", &self.label, &other.label, |label| {
+                    format!("`{label}`")
+                })
+            })
             .or_else(|| self.models_differ(other))
             .or_else(|| differ("reduction", &self.reduce, &other.reduce, some))
             .or_else(|| differ("root", &self.root, &other.root, some))
-            .or_else(|| differ("forward index", &self.forward_index, &other.forward_index, some))
+            .or_else(|| {
+                differ(
+                    "forward index",
+                    &self.forward_index,
+                    &other.forward_index,
+                    some,
+                )
+            })
             .or_else(|| match (&self.decision, &other.decision) {
-                (Some(own), Some(its)) => differ("decided by", own, its, |inputs| format!("({inputs})")),
+                (Some(own), Some(its)) => {
+                    differ("decided by", own, its, |inputs| format!("({inputs})"))
+                }
                 _ => None,
             })
-            .or_else(|| differ("global tensor", &self.global_tensor, &other.global_tensor, tensor_text))
             .or_else(|| {
-                differ("reduction of", &self.operand_shapes, &other.operand_shapes, |shapes| {
-                    shapes.as_deref().unwrap_or("none").into()
-                })
+                differ(
+                    "global tensor",
+                    &self.global_tensor,
+                    &other.global_tensor,
+                    tensor_text,
+                )
+            })
+            .or_else(|| {
+                differ(
+                    "reduction of",
+                    &self.operand_shapes,
+                    &other.operand_shapes,
+                    |shapes| shapes.as_deref().unwrap_or("none").into(),
+                )
             })
             .or_else(|| self.tensors_differ(other))
             .or_else(|| self.states_differ(other))
             .or_else(|| match (&self.pairs, &other.pairs) {
                 (Some(own), Some(theirs)) => own.difference(theirs),
-                (own, theirs) => differ("tensors of", &own.is_some(), &theirs.is_some(), |is_of_pairs| {
-                    if *is_of_pairs { "each pair of ranks" } else { "each rank" }.into()
-                }),
+                (own, theirs) => differ(
+                    "tensors of",
+                    &own.is_some(),
+                    &theirs.is_some(),
+                    |is_of_pairs| {
+                        if *is_of_pairs {
+                            "each pair of ranks"
+                        } else {
+                            "each rank"
+                        }
+                        .into()
+                    },
+                ),
             })
             .or_else(|| self.compared_otherwise(other))
     }
 
     /// Compares the digests of all ranks of a collective. `signatures` yields them in group order; no two
     /// of them may have a [`difference`](Self::difference). Returns the first divergence.
-    pub fn divergence<'a>(signatures: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence> {
+    pub fn divergence<'a>(
+        signatures: impl Iterator<Item = &'a Self> + Clone,
+    ) -> Option<Divergence> {
         Divergence::among(signatures.map(Self::digests))
     }
 
     /// Describes why a receive with this signature rejects the message `sent`, with its own value first. Returns
     /// `None` if it accepts the message.
     pub fn refusal(&self, sent: &Self) -> Option<String> {
-        let label = differ("label", &self.label, &sent.label, |label| format!("`{label}`"));
-        label.or_else(|| if self.any { None } else { self.tensors_differ(sent) })
+        let label = differ("label", &self.label, &sent.label, |label| {
+            format!("`{label}`")
+        });
+        label.or_else(|| {
+            if self.any {
+                None
+            } else {
+                self.tensors_differ(sent)
+            }
+        })
     }
 
     /// Describes both models, if they are not the same.
     fn models_differ(&self, other: &Self) -> Option<String> {
         let number = |model: &Option<ShardedModel>| model.as_ref().map(|model| model.number);
-        let says = |model: &Option<ShardedModel>| model.as_ref().map_or("none".into(), ShardedModel::to_string);
+        let says = |model: &Option<ShardedModel>| {
+            model
+                .as_ref()
+                .map_or("none".into(), ShardedModel::to_string)
+        };
         (number(&self.model) != number(&other.model))
             .then(|| format!("model {} vs {}", says(&self.model), says(&other.model)))
     }
@@ -251,21 +350,43 @@ impl CallSignature {
         if own.states == its.states {
             return None;
         }
-        let state = |model: &ShardedModel, i: usize| *model.states.get(i).or(model.states.first()).unwrap_or(&0);
+        let state = |model: &ShardedModel, i: usize| {
+            *model.states.get(i).or(model.states.first()).unwrap_or(&0)
+        };
         let differs = |i: &usize| state(own, *i) != state(its, *i);
-        let i = (0..own.states.len().max(its.states.len())).find(differs).unwrap_or_default();
+        let i = (0..own.states.len().max(its.states.len()))
+            .find(differs)
+            .unwrap_or_default();
         let clone = format!("clone of model {own}: {} is in state", self.tensor(i));
-        Some(format!("{clone} {:08x} vs {:08x}", state(own, i) >> 32, state(its, i) >> 32))
+        Some(format!(
+            "{clone} {:08x} vs {:08x}",
+            state(own, i) >> 32,
+            state(its, i) >> 32
+        ))
     }
 
     fn tensors_differ(&self, other: &Self) -> Option<String> {
-        let number = differ("number of tensors", &self.tensors.len(), &other.tensors.len(), usize::to_string);
+        let number = differ(
+            "number of tensors",
+            &self.tensors.len(),
+            &other.tensors.len(),
+            usize::to_string,
+        );
         number
-            .map(|number| number + &self.named_otherwise(other).map(|name| format!("; {name}")).unwrap_or_default())
+            .map(|number| {
+                number
+                    + &self
+                        .named_otherwise(other)
+                        .map(|name| format!("; {name}"))
+                        .unwrap_or_default()
+            })
             .or_else(|| self.named_otherwise(other))
             .or_else(|| {
                 let mut pairs = self.tensors.iter().zip(&*other.tensors).enumerate();
-                pairs.find_map(|(i, (a, b))| a.difference(b).map(|what| format!("{}: {what}", self.tensor(i))))
+                pairs.find_map(|(i, (a, b))| {
+                    a.difference(b)
+                        .map(|what| format!("{}: {what}", self.tensor(i)))
+                })
             })
     }
 
@@ -283,7 +404,10 @@ impl CallSignature {
     fn compared_otherwise(&self, other: &Self) -> Option<String> {
         let (own, its) = (self.digests(), other.digests());
         let mut pairs = (0..own.len().max(its.len())).map(|list| (own.get(list), its.get(list)));
-        let (own, its) = pairs.find(|(own, its)| !own.zip(*its).is_some_and(|(own, its)| own.are_of_the_same(its)))?;
+        let (own, its) = pairs.find(|(own, its)| {
+            !own.zip(*its)
+                .is_some_and(|(own, its)| own.are_of_the_same(its))
+        })?;
         let says = |digests: Option<&Digests>| digests.map_or("none".into(), Digests::to_string);
         Some(format!("values to compare {} vs {}", says(own), says(its)))
     }
@@ -294,7 +418,9 @@ impl CallSignature {
 
     /// Returns the text by which messages identify tensor `i`: its name or its index.
     fn tensor(&self, i: usize) -> String {
-        self.names().get(i).map_or_else(|| format!("tensor {i}"), |name| format!("`{name}`"))
+        self.names()
+            .get(i)
+            .map_or_else(|| format!("tensor {i}"), |name| format!("`{name}`"))
     }
 
     /// Describes the first tensor that has another name in `other`.
@@ -302,8 +428,12 @@ impl CallSignature {
         if self.names == other.names {
             return None;
         }
-        let name =
-            |signature: &Self, i: usize| signature.names().get(i).map_or("none".into(), |name| format!("`{name}`"));
+        let name = |signature: &Self, i: usize| {
+            signature
+                .names()
+                .get(i)
+                .map_or("none".into(), |name| format!("`{name}`"))
+        };
         let count = self.names().len().max(other.names().len());
         let mut pairs = (0..count).map(|i| (i, name(self, i), name(other, i)));
         pairs.find_map(|(i, a, b)| (a != b).then(|| format!("tensor {i}: {a} vs {b}")))
@@ -312,10 +442,23 @@ impl CallSignature {
 
 impl TensorSignature {
     fn difference(&self, other: &Self) -> Option<String> {
-        differ("shape", &self.shape, &other.shape, |shape| format!("{:?}", &shape[..]))
-            .or_else(|| differ("dtype", &self.dtype, &other.dtype, |dtype| dtype.name().to_string()))
-            .or_else(|| differ("sharded dimension", &self.sharding, &other.sharding, sharding_text))
-            .or_else(|| differ("new sharded dimension", &self.to, &other.to, sharding_text))
+        differ("shape", &self.shape, &other.shape, |shape| {
+            format!("{:?}", &shape[..])
+        })
+        .or_else(|| {
+            differ("dtype", &self.dtype, &other.dtype, |dtype| {
+                dtype.name().to_string()
+            })
+        })
+        .or_else(|| {
+            differ(
+                "sharded dimension",
+                &self.sharding,
+                &other.sharding,
+                sharding_text,
+            )
+        })
+        .or_else(|| differ("new sharded dimension", &self.to, &other.to, sharding_text))
     }
 }
 
@@ -324,15 +467,22 @@ fn differ<T: PartialEq>(what: &str, a: &T, b: &T, show: impl Fn(&T) -> String) -
 }
 
 fn some<T: Debug>(value: &Option<T>) -> String {
-    value.as_ref().map_or("none".into(), |value| format!("{value:?}"))
+    value
+        .as_ref()
+        .map_or("none".into(), |value| format!("{value:?}"))
 }
 
 fn sharding_text(signature: &Option<ShardSignature>) -> String {
-    signature.as_ref().map_or("none".into(), ShardSignature::to_string)
+    signature
+        .as_ref()
+        .map_or("none".into(), ShardSignature::to_string)
 }
 
 pub(crate) fn tensor_text(meta: &Option<TensorMeta>) -> String {
-    meta.as_ref().map_or("none".into(), |TensorMeta { shape, dtype }| format!("{:?} {}", &shape[..], dtype.name()))
+    meta.as_ref()
+        .map_or("none".into(), |TensorMeta { shape, dtype }| {
+            format!("{:?} {}", &shape[..], dtype.name())
+        })
 }
 
 #[cfg(test)]
@@ -342,7 +492,12 @@ mod tests {
 
     fn signature() -> CallSignature {
         let sharding = Some(ShardSignature::new(0, &ShardSizes::Chunked(4)));
-        let tensor = TensorSignature { shape: Shape::from([4, 8]), dtype: DType::F32, sharding, to: None };
+        let tensor = TensorSignature {
+            shape: Shape::from([4, 8]),
+            dtype: DType::F32,
+            sharding,
+            to: None,
+        };
         CallSignature {
             op: Op::AllGather,
             label: "a".into(),
@@ -369,28 +524,56 @@ mod tests {
             change(&mut other);
             signature().difference(&other).unwrap()
         };
-        assert_eq!(says(|p| p.op = Op::Barrier), "operation all_gather vs barrier");
+        assert_eq!(
+            says(|p| p.op = Op::Barrier),
+            "operation all_gather vs barrier"
+        );
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
-        assert_eq!(says(|p| p.reduce = Some(ReduceOp::Sum)), "reduction none vs Sum");
-        assert_eq!(says(|p| p.forward_index = Some(3)), "forward index none vs 3");
+        assert_eq!(
+            says(|p| p.reduce = Some(ReduceOp::Sum)),
+            "reduction none vs Sum"
+        );
+        assert_eq!(
+            says(|p| p.forward_index = Some(3)),
+            "forward index none vs 3"
+        );
         let full = |p: &mut CallSignature| {
-            p.global_tensor = Some(TensorMeta { shape: Shape::from([4, 8]), dtype: DType::F32 })
+            p.global_tensor = Some(TensorMeta {
+                shape: Shape::from([4, 8]),
+                dtype: DType::F32,
+            })
         };
         assert_eq!(says(full), "global tensor none vs [4, 8] f32");
-        assert_eq!(says(|p| p.operand_shapes = Some("[4, 2]".into())), "reduction of none vs [4, 2]");
+        assert_eq!(
+            says(|p| p.operand_shapes = Some("[4, 2]".into())),
+            "reduction of none vs [4, 2]"
+        );
         fn tensor(signature: &mut CallSignature) -> &mut TensorSignature {
             &mut Arc::get_mut(&mut signature.tensors).expect("it is new")[0]
         }
         assert_eq!(says(|p| p.tensors = [].into()), "number of tensors 1 vs 0");
-        assert_eq!(says(|p| tensor(p).shape = Shape::from([4, 9])), "tensor 0: shape [4, 8] vs [4, 9]");
-        assert_eq!(says(|p| tensor(p).dtype = DType::F16), "tensor 0: dtype f32 vs f16");
-        let along = |p: &mut CallSignature| tensor(p).sharding = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
+        assert_eq!(
+            says(|p| tensor(p).shape = Shape::from([4, 9])),
+            "tensor 0: shape [4, 8] vs [4, 9]"
+        );
+        assert_eq!(
+            says(|p| tensor(p).dtype = DType::F16),
+            "tensor 0: dtype f32 vs f16"
+        );
+        let along = |p: &mut CallSignature| {
+            tensor(p).sharding = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)))
+        };
         assert_eq!(says(along), "tensor 0: sharded dimension 0 vs 1");
         let uneven = |p: &mut CallSignature| {
             tensor(p).sharding = Some(ShardSignature::new(0, &ShardSizes::Uneven([3, 1].into())))
         };
-        assert_eq!(says(uneven), "tensor 0: sharded dimension 0 vs 0 with sizes [3, 1]");
-        let again = |p: &mut CallSignature| tensor(p).to = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)));
+        assert_eq!(
+            says(uneven),
+            "tensor 0: sharded dimension 0 vs 0 with sizes [3, 1]"
+        );
+        let again = |p: &mut CallSignature| {
+            tensor(p).to = Some(ShardSignature::new(1, &ShardSizes::Chunked(8)))
+        };
         assert_eq!(says(again), "tensor 0: new sharded dimension none vs 1");
     }
 
@@ -399,21 +582,62 @@ mod tests {
         let tensor = |sharding, to| {
             let shape = Shape::from([4, 8]);
             CallSignature {
-                tensors: [TensorSignature { shape, dtype: DType::F32, sharding, to }].into(),
+                tensors: [TensorSignature {
+                    shape,
+                    dtype: DType::F32,
+                    sharding,
+                    to,
+                }]
+                .into(),
                 ..signature()
             }
         };
-        let along = |dim, sizes: &[usize]| Some(ShardSignature { dim, uneven_sizes: Some(sizes.into()) });
-        let root = |root| CallSignature { root: Some(root), ..signature() };
-        let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
-        let pairs = |member, sent: &[usize], received: &[usize]| {
-            let [sent, received] = [sent, received].map(|lens| lens.iter().map(|len| meta(*len)).collect());
-            CallSignature { pairs: Some(PairwiseSignature { member, sent, received }.into()), ..signature() }
+        let along = |dim, sizes: &[usize]| {
+            Some(ShardSignature {
+                dim,
+                uneven_sizes: Some(sizes.into()),
+            })
         };
-        let all = [signature(), tensor(along(0, &[1, 3]), along(1, &[8, 0])), root(1), pairs(1, &[1, 2], &[3, 4])];
+        let root = |root| CallSignature {
+            root: Some(root),
+            ..signature()
+        };
+        let meta = |len: usize| {
+            Some(TensorMeta {
+                shape: Shape::from([len]),
+                dtype: DType::F32,
+            })
+        };
+        let pairs = |member, sent: &[usize], received: &[usize]| {
+            let [sent, received] =
+                [sent, received].map(|lens| lens.iter().map(|len| meta(*len)).collect());
+            CallSignature {
+                pairs: Some(
+                    PairwiseSignature {
+                        member,
+                        sent,
+                        received,
+                    }
+                    .into(),
+                ),
+                ..signature()
+            }
+        };
+        let all = [
+            signature(),
+            tensor(along(0, &[1, 3]), along(1, &[8, 0])),
+            root(1),
+            pairs(1, &[1, 2], &[3, 4]),
+        ];
         assert!(all.iter().all(|signature| signature.fits(2)), "{all:?}");
         let none = [
-            tensor(Some(ShardSignature { dim: 2, uneven_sizes: None }), None),
+            tensor(
+                Some(ShardSignature {
+                    dim: 2,
+                    uneven_sizes: None,
+                }),
+                None,
+            ),
             tensor(along(0, &[4]), None),
             tensor(along(0, &[3, 3]), None),
             tensor(along(0, &[usize::MAX, 5]), None),
@@ -430,10 +654,25 @@ mod tests {
     #[test]
     fn says_if_only_one_has_tensors_of_each_pair_of_ranks() {
         let [sent, received] = [(), ()].map(|()| std::iter::repeat_n(None, 2).collect());
-        let of_pairs =
-            CallSignature { pairs: Some(PairwiseSignature { member: 0, sent, received }.into()), ..signature() };
-        assert_eq!(signature().difference(&of_pairs).unwrap(), "tensors of each rank vs each pair of ranks");
-        assert_eq!(of_pairs.difference(&signature()).unwrap(), "tensors of each pair of ranks vs each rank");
+        let of_pairs = CallSignature {
+            pairs: Some(
+                PairwiseSignature {
+                    member: 0,
+                    sent,
+                    received,
+                }
+                .into(),
+            ),
+            ..signature()
+        };
+        assert_eq!(
+            signature().difference(&of_pairs).unwrap(),
+            "tensors of each rank vs each pair of ranks"
+        );
+        assert_eq!(
+            of_pairs.difference(&signature()).unwrap(),
+            "tensors of each pair of ranks vs each rank"
+        );
     }
 
     #[test]
@@ -441,16 +680,39 @@ mod tests {
         let of_model = |number, states: &[u64], line| {
             let origin = format!("Linear, sharded at main.rs:{line}").into();
             let names = Some(["weight".into(), "bias".into()].into());
-            CallSignature { model: Some(ShardedModel { number, states: states.into(), origin }), names, ..signature() }
+            CallSignature {
+                model: Some(ShardedModel {
+                    number,
+                    states: states.into(),
+                    origin,
+                }),
+                names,
+                ..signature()
+            }
         };
         let says = |other: &CallSignature| of_model(1, &[4 << 32], 7).difference(other);
         let first = "model 1 (Linear, sharded at main.rs:7)";
-        assert_eq!(says(&of_model(2, &[4 << 32], 9)).unwrap(), format!("{first} vs 2 (Linear, sharded at main.rs:9)"));
+        assert_eq!(
+            says(&of_model(2, &[4 << 32], 9)).unwrap(),
+            format!("{first} vs 2 (Linear, sharded at main.rs:9)")
+        );
         assert_eq!(says(&signature()).unwrap(), format!("{first} vs none"));
-        let state = |param, other| format!("clone of {first}: `{param}` is in state 00000004 vs 0000000{other}");
-        assert_eq!(says(&of_model(1, &[3 << 32], 7)).unwrap(), state("weight", 3));
-        assert_eq!(says(&of_model(1, &[4 << 32, 5 << 32], 7)).unwrap(), state("bias", 5));
-        assert_eq!(says(&of_model(1, &[4 << 32], 9)), None, "ranks may shard a model at different lines");
+        let state = |param, other| {
+            format!("clone of {first}: `{param}` is in state 00000004 vs 0000000{other}")
+        };
+        assert_eq!(
+            says(&of_model(1, &[3 << 32], 7)).unwrap(),
+            state("weight", 3)
+        );
+        assert_eq!(
+            says(&of_model(1, &[4 << 32, 5 << 32], 7)).unwrap(),
+            state("bias", 5)
+        );
+        assert_eq!(
+            says(&of_model(1, &[4 << 32], 9)),
+            None,
+            "ranks may shard a model at different lines"
+        );
     }
 
     #[test]
@@ -463,28 +725,57 @@ mod tests {
                 names,
                 values: values.iter().copied().map(Some).collect(),
             };
-            CallSignature { digests: Some([digests].into()), ..signature() }
+            CallSignature {
+                digests: Some([digests].into()),
+                ..signature()
+            }
         };
         let both = comparing(10, &["a", "b"], &[1, 2]);
-        assert_eq!(both.difference(&comparing(10, &["a", "b"], &[3, 4])), None, "`divergence` compares digests");
+        assert_eq!(
+            both.difference(&comparing(10, &["a", "b"], &[3, 4])),
+            None,
+            "`divergence` compares digests"
+        );
         let says = |other: &CallSignature| both.difference(other).unwrap();
         let is = "values to compare weights of step 10: a, b vs";
         assert_eq!(says(&signature()), format!("{is} none"));
-        assert_eq!(says(&comparing(9, &["a", "b"], &[1, 2])), format!("{is} weights of step 9: a, b"));
-        assert_eq!(says(&comparing(10, &["a"], &[1])), format!("{is} weights of step 10: a"));
+        assert_eq!(
+            says(&comparing(9, &["a", "b"], &[1, 2])),
+            format!("{is} weights of step 9: a, b")
+        );
+        assert_eq!(
+            says(&comparing(10, &["a"], &[1])),
+            format!("{is} weights of step 10: a")
+        );
         let signatures = [both, comparing(10, &["a", "b"], &[1, 3])];
         assert!(CallSignature::divergence(signatures.iter()).is_some());
-        assert_eq!(CallSignature::divergence([signature(), signature()].iter()), None);
+        assert_eq!(
+            CallSignature::divergence([signature(), signature()].iter()),
+            None
+        );
     }
 
     #[test]
     fn a_receive_takes_what_it_expects() {
-        let receive = CallSignature { op: Op::Receive, ..signature() };
-        let mut sent = CallSignature { op: Op::Send, ..signature() };
+        let receive = CallSignature {
+            op: Op::Receive,
+            ..signature()
+        };
+        let mut sent = CallSignature {
+            op: Op::Send,
+            ..signature()
+        };
         assert_eq!(receive.refusal(&sent), None);
         Arc::get_mut(&mut sent.tensors).expect("it is new")[0].shape = Shape::from([4, 9]);
-        assert_eq!(receive.refusal(&sent).unwrap(), "tensor 0: shape [4, 8] vs [4, 9]");
-        let any = CallSignature { any: true, tensors: [].into(), ..receive };
+        assert_eq!(
+            receive.refusal(&sent).unwrap(),
+            "tensor 0: shape [4, 8] vs [4, 9]"
+        );
+        let any = CallSignature {
+            any: true,
+            tensors: [].into(),
+            ..receive
+        };
         assert_eq!(any.refusal(&sent), None);
         sent.label = "b".into();
         assert_eq!(any.refusal(&sent).unwrap(), "label `a` vs `b`");
@@ -492,35 +783,73 @@ mod tests {
 
     #[test]
     fn what_one_gives_is_what_the_other_takes() {
-        let meta = |len: usize| Some(TensorMeta { shape: Shape::from([len]), dtype: DType::F32 });
+        let meta = |len: usize| {
+            Some(TensorMeta {
+                shape: Shape::from([len]),
+                dtype: DType::F32,
+            })
+        };
         let pairs = |member, sent: [usize; 2], received: [usize; 2]| {
-            let pairs = PairwiseSignature { member, sent: sent.map(meta).into(), received: received.map(meta).into() };
-            CallSignature { pairs: Some(pairs.into()), ..signature() }
+            let pairs = PairwiseSignature {
+                member,
+                sent: sent.map(meta).into(),
+                received: received.map(meta).into(),
+            };
+            CallSignature {
+                pairs: Some(pairs.into()),
+                ..signature()
+            }
         };
         let first = pairs(0, [1, 2], [1, 3]);
-        assert_eq!(first.pairs.as_ref().unwrap().bytes(), 8, "the rank's tensor for itself is not sent");
+        assert_eq!(
+            first.pairs.as_ref().unwrap().bytes(),
+            8,
+            "the rank's tensor for itself is not sent"
+        );
         assert_eq!(first.difference(&pairs(1, [3, 4], [2, 4])), None);
         let says = |other| first.difference(&other).unwrap();
-        assert_eq!(says(pairs(1, [3, 4], [5, 4])), "tensor of group rank 0 for group rank 1 [2] f32 vs [5] f32");
-        assert_eq!(says(pairs(1, [5, 4], [2, 4])), "tensor of group rank 1 for group rank 0 [3] f32 vs [5] f32");
+        assert_eq!(
+            says(pairs(1, [3, 4], [5, 4])),
+            "tensor of group rank 0 for group rank 1 [2] f32 vs [5] f32"
+        );
+        assert_eq!(
+            says(pairs(1, [5, 4], [2, 4])),
+            "tensor of group rank 1 for group rank 0 [3] f32 vs [5] f32"
+        );
     }
 
     #[test]
     fn says_which_tensor_differs_by_its_name() {
         let named = |names: &[&str], width: usize| {
-            let tensor = TensorSignature { shape: Shape::from([4, width]), ..signature().tensors[0].clone() };
+            let tensor = TensorSignature {
+                shape: Shape::from([4, width]),
+                ..signature().tensors[0].clone()
+            };
             let names = Some(names.iter().map(|&name| name.into()).collect());
-            CallSignature { names, tensors: [tensor.clone(), tensor].into(), ..signature() }
+            CallSignature {
+                names,
+                tensors: [tensor.clone(), tensor].into(),
+                ..signature()
+            }
         };
         let says = |a: &CallSignature, b: &CallSignature| a.difference(b).unwrap();
         let both = named(&["a", "b"], 8);
         assert_eq!(both.difference(&named(&["a", "b"], 8)), None);
-        assert_eq!(says(&both, &named(&["a", "b"], 9)), "`a`: shape [4, 8] vs [4, 9]");
+        assert_eq!(
+            says(&both, &named(&["a", "b"], 9)),
+            "`a`: shape [4, 8] vs [4, 9]"
+        );
         // Tensors sent in addition to the parameters have no name.
-        assert_eq!(says(&named(&[], 8), &named(&[], 9)), "tensor 0: shape [4, 8] vs [4, 9]");
+        assert_eq!(
+            says(&named(&[], 8), &named(&[], 9)),
+            "tensor 0: shape [4, 8] vs [4, 9]"
+        );
         assert_eq!(says(&both, &named(&["a", "c"], 8)), "tensor 1: `b` vs `c`");
         let mut fewer = named(&["a"], 8);
         fewer.tensors = fewer.tensors[..1].into();
-        assert_eq!(says(&both, &fewer), "number of tensors 2 vs 1; tensor 1: `b` vs none");
+        assert_eq!(
+            says(&both, &fewer),
+            "number of tensors 2 vs 1; tensor 1: `b` vs none"
+        );
     }
 }

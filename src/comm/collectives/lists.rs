@@ -46,20 +46,32 @@ impl Communicator {
     ) -> Work<Vec<DispatchTensor>> {
         let parts = vec![Some(tensor); self.group().size()];
         let metas = metas.into_iter().map(Some).collect();
-        self.exchange(Op::AllGather, call, None, parts, metas).then(|parts| parts.into_iter().flatten().collect())
+        self.exchange(Op::AllGather, call, None, parts, metas)
+            .then(|parts| parts.into_iter().flatten().collect())
     }
 
     /// Reduces lists of tensors over the ranks: group rank `i` receives the reduction of all ranks' `parts[i]`.
     /// `parts[i]` must have the same shape on all ranks, but tensors for different ranks may have different shapes.
-    pub fn reduce_scatter_list(&self, call: Call, parts: Vec<DispatchTensor>, op: ReduceOp) -> Work<DispatchTensor> {
+    pub fn reduce_scatter_list(
+        &self,
+        call: Call,
+        parts: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> Work<DispatchTensor> {
         let (size, own) = (self.group().size(), self.group().rank());
-        accepted!(arguments::one_each("parts", parts.len(), self.group()), self, Op::ReduceScatter, call);
+        accepted!(
+            arguments::one_each("parts", parts.len(), self.group()),
+            self,
+            Op::ReduceScatter,
+            call
+        );
         let full = |(rank, tensor): (usize, DispatchTensor)| {
             let (dim, sizes) = all_for(rank, &tensor, size);
             ShardedTensor { tensor, dim, sizes }
         };
         let full_tensors = parts.into_iter().enumerate().map(full).collect();
-        self.reduce_scatter(call, full_tensors, op).then(move |mut parts| parts.swap_remove(own))
+        self.reduce_scatter(call, full_tensors, op)
+            .then(move |mut parts| parts.swap_remove(own))
     }
 
     /// Sends `parts[i]` to group rank `i`, and returns the tensors from all ranks, as `metas` describes. Implements
@@ -73,15 +85,26 @@ impl Communicator {
         metas: Vec<Option<TensorMeta>>,
     ) -> Work<Vec<Option<DispatchTensor>>> {
         let checked = arguments::listed(&parts, metas.clone(), self.group());
-        let pairs: PairwiseSignature = accepted!(self.at_home(checked, parts.iter().flatten()), self, op, call);
+        let pairs: PairwiseSignature = accepted!(
+            self.at_home(checked, parts.iter().flatten()),
+            self,
+            op,
+            call
+        );
         if self.is_alone() {
             return Work::done(parts);
         }
-        let signature = CallSignature { root, pairs: Some(pairs.into()), ..CallSignature::new(op, &call, Vec::new()) };
-        let listed = |parts: Vec<Option<DispatchTensor>>| parts.into_iter().map(Vec::from_iter).collect();
+        let signature = CallSignature {
+            root,
+            pairs: Some(pairs.into()),
+            ..CallSignature::new(op, &call, Vec::new())
+        };
+        let listed =
+            |parts: Vec<Option<DispatchTensor>>| parts.into_iter().map(Vec::from_iter).collect();
         let metas = metas.into_iter().map(Vec::from_iter).collect();
-        let work =
-            self.post(None, call, signature, None, |group, context| group.all_to_all(context, listed(parts), metas));
+        let work = self.post(None, call, signature, None, |group, context| {
+            group.all_to_all(context, listed(parts), metas)
+        });
         work.then(|parts: Vec<Vec<_>>| parts.into_iter().map(|mut part| part.pop()).collect())
     }
 }
@@ -89,6 +112,8 @@ impl Communicator {
 /// Returns a sharding in which `rank` holds all of a tensor and the other ranks hold nothing.
 pub(super) fn all_for(rank: usize, tensor: &DispatchTensor, size: usize) -> (usize, ShardSizes) {
     let len = tensor.shape()[0];
-    let lengths: Vec<_> = (0..size).map(|other| if other == rank { len } else { 0 }).collect();
+    let lengths: Vec<_> = (0..size)
+        .map(|other| if other == rank { len } else { 0 })
+        .collect();
     (0, ShardSizes::Uneven(lengths.into()))
 }

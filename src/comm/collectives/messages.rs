@@ -30,11 +30,17 @@ impl Communicator {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     pub fn send(&self, call: Call, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Work<()> {
-        let checked = arguments::member("to", to, self.group()).and_then(|()| arguments::sent(&tensors));
+        let checked =
+            arguments::member("to", to, self.group()).and_then(|()| arguments::sent(&tensors));
         let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Send, call);
         let signature = CallSignature::new(Op::Send, &call, signatures);
-        let peer = Peer { rank: Some(self.group().ranks()[to]), tag };
-        self.post(Some(peer), call, signature, None, |group, context| group.send(context, tensors, to, tag))
+        let peer = Peer {
+            rank: Some(self.group().ranks()[to]),
+            tag,
+        };
+        self.post(Some(peer), call, signature, None, |group, context| {
+            group.send(context, tensors, to, tag)
+        })
     }
 
     /// Receives the next message with `tag` from group rank `from`, or from any rank if `from` is `None`. Returns
@@ -55,8 +61,16 @@ impl Communicator {
         let described = arguments::all_described(metas.as_deref().unwrap_or_default());
         let signatures = accepted!(described, self, Op::Receive, call);
         let any = metas.is_none();
-        let signature = CallSignature { any, ..CallSignature::new(Op::Receive, &call, signatures) };
-        let peer = Peer { rank: from.map(|from| self.group().ranks()[from]), tag };
-        self.post(Some(peer), call, signature, Some(0), |group, context| group.receive(context, from, tag, metas))
+        let signature = CallSignature {
+            any,
+            ..CallSignature::new(Op::Receive, &call, signatures)
+        };
+        let peer = Peer {
+            rank: from.map(|from| self.group().ranks()[from]),
+            tag,
+        };
+        self.post(Some(peer), call, signature, Some(0), |group, context| {
+            group.receive(context, from, tag, metas)
+        })
     }
 }

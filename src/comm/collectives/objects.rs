@@ -35,13 +35,21 @@ impl Communicator {
     /// # Errors
     /// See [`Communicator`]; [`CommError::InvalidArgument`] on every rank if an object cannot be serialized, or
     /// cannot be deserialized as a `T`.
-    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, call: Call, object: &T) -> Result<Vec<T>> {
+    pub fn all_gather_object<T: Serialize + DeserializeOwned>(
+        &self,
+        call: Call,
+        object: &T,
+    ) -> Result<Vec<T>> {
         let op = Op::AllGather;
         let bytes = self.encode(op, &call, object)?;
         let lengths = self.all_gather_numbers(call.clone(), &[bytes.len()])?;
         let parts: Vec<_> = lengths.iter().map(|len| len.div_ceil(WORD)).collect();
         let sizes = ShardSizes::Uneven(parts.clone().into());
-        let shard = ShardedTensor { tensor: words(&bytes, self), dim: 0, sizes };
+        let shard = ShardedTensor {
+            tensor: words(&bytes, self),
+            dim: 0,
+            sizes,
+        };
         let all = read_words(self.all_gather(call.clone(), vec![shard]).wait()?.remove(0));
         let mut rest = &all[..];
         let object = |(part, len): (usize, usize)| {
@@ -65,12 +73,22 @@ impl Communicator {
     ) -> Result<T> {
         let op = Op::Broadcast;
         let object = object.filter(|_| self.group().rank() == root);
-        let bytes = object.map(|object| self.encode(op, &call, object)).transpose()?;
-        let len = bytes.as_ref().map(|bytes| vec![numbers(&[bytes.len()], self)]);
-        let len = self.broadcast(call.clone(), len, vec![numbers_meta(1)], root).wait()?.remove(0);
+        let bytes = object
+            .map(|object| self.encode(op, &call, object))
+            .transpose()?;
+        let len = bytes
+            .as_ref()
+            .map(|bytes| vec![numbers(&[bytes.len()], self)]);
+        let len = self
+            .broadcast(call.clone(), len, vec![numbers_meta(1)], root)
+            .wait()?
+            .remove(0);
         let len = read_numbers(len)[0];
         let words = bytes.map(|bytes| vec![words(&bytes, self)]);
-        let words = self.broadcast(call.clone(), words, vec![words_meta(len)], root).wait()?.remove(0);
+        let words = self
+            .broadcast(call.clone(), words, vec![words_meta(len)], root)
+            .wait()?
+            .remove(0);
         self.decode(op, &call, &read_words(words), len)
     }
 
@@ -88,13 +106,27 @@ impl Communicator {
         let bytes = self.encode(op, &call, object)?;
         let is_root = self.group().rank() == root;
         let metas = is_root.then(|| vec![numbers_meta(1); self.group().size()]);
-        let lengths = self.gather(call.clone(), numbers(&[bytes.len()], self), metas, root).wait()?;
-        let lengths: Option<Vec<_>> = lengths.map(|of_ranks| of_ranks.into_iter().flat_map(read_numbers).collect());
-        let metas = lengths.as_ref().map(|lengths| lengths.iter().map(|len| words_meta(*len)).collect());
-        let objects = self.gather(call.clone(), words(&bytes, self), metas, root).wait()?;
-        let Some((objects, lengths)) = objects.zip(lengths) else { return Ok(None) };
+        let lengths = self
+            .gather(call.clone(), numbers(&[bytes.len()], self), metas, root)
+            .wait()?;
+        let lengths: Option<Vec<_>> =
+            lengths.map(|of_ranks| of_ranks.into_iter().flat_map(read_numbers).collect());
+        let metas = lengths
+            .as_ref()
+            .map(|lengths| lengths.iter().map(|len| words_meta(*len)).collect());
+        let objects = self
+            .gather(call.clone(), words(&bytes, self), metas, root)
+            .wait()?;
+        let Some((objects, lengths)) = objects.zip(lengths) else {
+            return Ok(None);
+        };
         let object = |(words, len)| self.decode(op, &call, &read_words(words), len);
-        objects.into_iter().zip(lengths).map(object).collect::<Result<_>>().map(Some)
+        objects
+            .into_iter()
+            .zip(lengths)
+            .map(object)
+            .collect::<Result<_>>()
+            .map(Some)
     }
 
     /// Sends a different object from group rank `root` to each rank. `objects` contains one per rank on the root,
@@ -109,21 +141,43 @@ impl Communicator {
         root: usize,
     ) -> Result<T> {
         let op = Op::Scatter;
-        let encode = |objects: &[T]| objects.iter().map(|object| self.encode(op, &call, object)).collect();
+        let encode = |objects: &[T]| {
+            objects
+                .iter()
+                .map(|object| self.encode(op, &call, object))
+                .collect()
+        };
         let bytes: Option<Vec<Vec<u8>>> = objects.map(encode).transpose()?;
         let each = |tensor: fn(&Self, &[u8]) -> DispatchTensor| {
-            bytes.as_ref().map(|bytes| bytes.iter().map(|bytes| tensor(self, bytes)).collect())
+            bytes
+                .as_ref()
+                .map(|bytes| bytes.iter().map(|bytes| tensor(self, bytes)).collect())
         };
         let lengths = each(|comm, bytes| numbers(&[bytes.len()], comm));
-        let len = read_numbers(self.scatter_list(call.clone(), lengths, numbers_meta(1), root).wait()?)[0];
-        let words =
-            self.scatter_list(call.clone(), each(|comm, bytes| words(bytes, comm)), words_meta(len), root).wait()?;
+        let len = read_numbers(
+            self.scatter_list(call.clone(), lengths, numbers_meta(1), root)
+                .wait()?,
+        )[0];
+        let words = self
+            .scatter_list(
+                call.clone(),
+                each(|comm, bytes| words(bytes, comm)),
+                words_meta(len),
+                root,
+            )
+            .wait()?;
         self.decode(op, &call, &read_words(words), len)
     }
 
     /// Sends an object to group rank `to`, which must call [`receive_object`](Self::receive_object). It is not a
     /// collective.
-    pub fn send_object<T: Serialize>(&self, call: Call, object: &T, to: usize, tag: u32) -> Work<()> {
+    pub fn send_object<T: Serialize>(
+        &self,
+        call: Call,
+        object: &T,
+        to: usize,
+        tag: u32,
+    ) -> Work<()> {
         match self.encode(Op::Send, &call, object) {
             Ok(bytes) => {
                 let tensors = vec![numbers(&[bytes.len()], self), words(&bytes, self)];
@@ -147,7 +201,14 @@ impl Communicator {
         let message = self.receive(call.clone(), None, from, tag).wait()?;
         let [len, words] = as_object(message.tensors).ok_or_else(|| {
             let problem = format!("the message of rank {} is not an object", message.from);
-            self.refused(Op::Receive, &call, Problem { problem, remedy: "Send it with `send_object`" })
+            self.refused(
+                Op::Receive,
+                &call,
+                Problem {
+                    problem,
+                    remedy: "Send it with `send_object`",
+                },
+            )
         })?;
         let object = self.decode(Op::Receive, &call, &read_words(words), read_numbers(len)[0])?;
         Ok((message.from, object))
@@ -158,17 +219,48 @@ impl Communicator {
         match ciborium::into_writer(object, &mut bytes) {
             Ok(()) => Ok(bytes),
             Err(error) => {
-                let problem = format!("a {} cannot be serialized: {error}", std::any::type_name::<T>());
-                Err(self.refused(op, call, Problem { problem, remedy: "Pass a type that serde can serialize" }))
+                let problem = format!(
+                    "a {} cannot be serialized: {error}",
+                    std::any::type_name::<T>()
+                );
+                Err(self.refused(
+                    op,
+                    call,
+                    Problem {
+                        problem,
+                        remedy: "Pass a type that serde can serialize",
+                    },
+                ))
             }
         }
     }
 
-    fn decode<T: DeserializeOwned>(&self, op: Op, call: &Call, words: &[i32], len: usize) -> Result<T> {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).take(len).collect();
+    fn decode<T: DeserializeOwned>(
+        &self,
+        op: Op,
+        call: &Call,
+        words: &[i32],
+        len: usize,
+    ) -> Result<T> {
+        let bytes: Vec<u8> = words
+            .iter()
+            .flat_map(|word| word.to_le_bytes())
+            .take(len)
+            .collect();
         ciborium::from_reader(&bytes[..]).map_err(|error| {
-            let problem = format!("the received object is not a {}: {error}", std::any::type_name::<T>());
-            self.refused(op, call, Problem { problem, remedy: "Use the same type on all ranks" }).into()
+            let problem = format!(
+                "the received object is not a {}: {error}",
+                std::any::type_name::<T>()
+            );
+            self.refused(
+                op,
+                call,
+                Problem {
+                    problem,
+                    remedy: "Use the same type on all ranks",
+                },
+            )
+            .into()
         })
     }
 
@@ -182,7 +274,8 @@ impl Communicator {
 
 /// Returns the length and the words of an object, if these are its tensors.
 fn as_object(tensors: Vec<DispatchTensor>) -> Option<[DispatchTensor; 2]> {
-    let is_words = |tensor: &DispatchTensor| tensor.dtype() == DType::I32 && tensor.shape().num_dims() == 1;
+    let is_words =
+        |tensor: &DispatchTensor| tensor.dtype() == DType::I32 && tensor.shape().num_dims() == 1;
     let tensors = <[DispatchTensor; 2]>::try_from(tensors).ok()?;
     (tensors.iter().all(is_words) && tensors[0].shape() == numbers_meta(1).shape).then_some(tensors)
 }
@@ -199,5 +292,8 @@ fn words(bytes: &[u8], comm: &Communicator) -> DispatchTensor {
 
 /// Describes the tensor that [`words`] creates from `len` bytes.
 fn words_meta(len: usize) -> TensorMeta {
-    TensorMeta { shape: [len.div_ceil(WORD)].into(), dtype: DType::I32 }
+    TensorMeta {
+        shape: [len.div_ceil(WORD)].into(),
+        dtype: DType::I32,
+    }
 }

@@ -7,7 +7,9 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use crate::comm::arguments::{self, Problem};
 use crate::comm::backend::ranges::full;
 use crate::comm::backend::{CallSignature, TensorSignature, reduce};
-use crate::comm::{Call, CollectivePlan, CommError, Communicator, Op, ReduceOp, ShardedTensor, TensorMeta, Work};
+use crate::comm::{
+    Call, CollectivePlan, CommError, Communicator, Op, ReduceOp, ShardedTensor, TensorMeta, Work,
+};
 use crate::placement::ShardSizes;
 
 impl Communicator {
@@ -46,8 +48,10 @@ impl Communicator {
         reduce: Option<ReduceOp>,
         full_tensors: Vec<(TensorMeta, usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        let (metas, shardings): (Vec<_>, Vec<_>) =
-            full_tensors.into_iter().map(|(meta, dim, sizes)| (meta, (dim, sizes))).unzip();
+        let (metas, shardings): (Vec<_>, Vec<_>) = full_tensors
+            .into_iter()
+            .map(|(meta, dim, sizes)| (meta, (dim, sizes)))
+            .unzip();
         let signatures = arguments::all_described(&metas)
             .and_then(|signatures| arguments::sharded(signatures, &shardings, self.group()));
         self.planned_as(op, reduce, signatures, shardings)
@@ -59,8 +63,17 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if `op` cannot reduce a dtype.
-    pub fn plan_all_reduce(&self, metas: &[TensorMeta], op: ReduceOp) -> Result<Arc<CollectivePlan>, CommError> {
-        self.planned_as(Op::AllReduce, Some(op), arguments::all_described(metas), Vec::new())
+    pub fn plan_all_reduce(
+        &self,
+        metas: &[TensorMeta],
+        op: ReduceOp,
+    ) -> Result<Arc<CollectivePlan>, CommError> {
+        self.planned_as(
+            Op::AllReduce,
+            Some(op),
+            arguments::all_described(metas),
+            Vec::new(),
+        )
     }
 
     /// Executes `plan`, which was made for a group of the same size. It takes this rank's shards for an all-gather,
@@ -78,7 +91,15 @@ impl Communicator {
         plan: &Arc<CollectivePlan>,
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
-        accepted!(self.at_home(arguments::as_planned(plan, &tensors, self.group()), &tensors), self, plan.op(), call);
+        accepted!(
+            self.at_home(
+                arguments::as_planned(plan, &tensors, self.group()),
+                &tensors
+            ),
+            self,
+            plan.op(),
+            call
+        );
         self.begin(call, plan, tensors)
     }
 
@@ -90,10 +111,17 @@ impl Communicator {
         shardings: Vec<(usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
         let reducible = |signatures: Vec<TensorSignature>| {
-            reduce.map_or(Ok(()), |op| arguments::all_reducible(&signatures, op)).map(|()| signatures)
+            reduce
+                .map_or(Ok(()), |op| arguments::all_reducible(&signatures, op))
+                .map(|()| signatures)
         };
         match signatures.and_then(reducible) {
-            Ok(signatures) => Ok(CollectivePlan::new(op, reduce, signatures, shardings, self.group().size()).into()),
+            Ok(signatures) => {
+                Ok(
+                    CollectivePlan::new(op, reduce, signatures, shardings, self.group().size())
+                        .into(),
+                )
+            }
             Err(problem) => Err(self.refusal(op, "plan", problem)),
         }
     }
@@ -111,12 +139,16 @@ impl Communicator {
                 None => tensors,
             });
         }
-        let signature =
-            CallSignature { reduce: plan.reduce, ..CallSignature::new(plan.op, &call, plan.tensors.clone()) };
-        self.post(None, call, signature, None, |group, context| match plan.reduce {
-            None => group.all_gather(context, plan.clone(), tensors),
-            Some(op) if plan.op() == Op::AllReduce => group.all_reduce(context, tensors, op),
-            Some(op) => group.reduce_scatter(context, plan.clone(), tensors, op),
+        let signature = CallSignature {
+            reduce: plan.reduce,
+            ..CallSignature::new(plan.op, &call, plan.tensors.clone())
+        };
+        self.post(None, call, signature, None, |group, context| {
+            match plan.reduce {
+                None => group.all_gather(context, plan.clone(), tensors),
+                Some(op) if plan.op() == Op::AllReduce => group.all_reduce(context, tensors, op),
+                Some(op) => group.reduce_scatter(context, plan.clone(), tensors, op),
+            }
         })
     }
 
@@ -131,6 +163,11 @@ impl Communicator {
 }
 
 /// Splits sharded tensors into tensors and shardings.
-pub(super) fn unpacked(shards: Vec<ShardedTensor>) -> (Vec<DispatchTensor>, Vec<(usize, ShardSizes)>) {
-    shards.into_iter().map(|ShardedTensor { tensor, dim, sizes }| (tensor, (dim, sizes))).unzip()
+pub(super) fn unpacked(
+    shards: Vec<ShardedTensor>,
+) -> (Vec<DispatchTensor>, Vec<(usize, ShardSizes)>) {
+    shards
+        .into_iter()
+        .map(|ShardedTensor { tensor, dim, sizes }| (tensor, (dim, sizes)))
+        .unzip()
 }

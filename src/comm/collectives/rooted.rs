@@ -20,13 +20,20 @@ impl Communicator {
         root: usize,
     ) -> Work<Vec<DispatchTensor>> {
         let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group());
-        let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
+        let tensors = tensors
+            .filter(|_| self.group().rank() == root)
+            .unwrap_or_default();
         let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Broadcast, call);
         if self.is_alone() {
             return Work::done(tensors);
         }
-        let signature = CallSignature { root: Some(root), ..CallSignature::new(Op::Broadcast, &call, signatures) };
-        self.post(None, call, signature, None, |group, context| group.broadcast(context, tensors, metas, root))
+        let signature = CallSignature {
+            root: Some(root),
+            ..CallSignature::new(Op::Broadcast, &call, signatures)
+        };
+        self.post(None, call, signature, None, |group, context| {
+            group.broadcast(context, tensors, metas, root)
+        })
     }
 
     /// Sends each rank its shards of the tensors of group rank `root`: `shardings[i]` contains the dimension and
@@ -42,13 +49,20 @@ impl Communicator {
     ) -> Work<Vec<DispatchTensor>> {
         let checked = arguments::rooted(tensors.as_deref(), &metas, root, self.group())
             .and_then(|signatures| arguments::sharded(signatures, &shardings, self.group()));
-        let tensors = tensors.filter(|_| self.group().rank() == root).unwrap_or_default();
+        let tensors = tensors
+            .filter(|_| self.group().rank() == root)
+            .unwrap_or_default();
         let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Scatter, call);
         if self.is_alone() {
             return Work::done(tensors);
         }
-        let signature = CallSignature { root: Some(root), ..CallSignature::new(Op::Scatter, &call, signatures) };
-        self.post(None, call, signature, None, |group, context| group.scatter(context, tensors, metas, shardings, root))
+        let signature = CallSignature {
+            root: Some(root),
+            ..CallSignature::new(Op::Scatter, &call, signatures)
+        };
+        self.post(None, call, signature, None, |group, context| {
+            group.scatter(context, tensors, metas, shardings, root)
+        })
     }
 
     /// Reduces tensors of the same shape over the ranks. Group rank `root` receives the result, the other ranks
@@ -60,18 +74,33 @@ impl Communicator {
         op: ReduceOp,
         root: usize,
     ) -> Work<Option<Vec<DispatchTensor>>> {
-        let checked = arguments::member("root", root, self.group()).and_then(|()| arguments::reduced(&tensors, op));
+        let checked = arguments::member("root", root, self.group())
+            .and_then(|()| arguments::reduced(&tensors, op));
         let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Reduce, call);
         if self.is_alone() {
             return Work::done(Some(self.of_one(tensors, op)));
         }
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
-        let shardings = tensors.iter().map(|tensor| all_for(root, tensor, size)).collect();
-        let plan = Arc::new(CollectivePlan::new(Op::Reduce, Some(op), signatures, shardings, size));
+        let shardings = tensors
+            .iter()
+            .map(|tensor| all_for(root, tensor, size))
+            .collect();
+        let plan = Arc::new(CollectivePlan::new(
+            Op::Reduce,
+            Some(op),
+            signatures,
+            shardings,
+            size,
+        ));
         let signature = CallSignature::new(Op::Reduce, &call, plan.tensors.clone());
-        let signature = CallSignature { reduce: Some(op), root: Some(root), ..signature };
-        let work =
-            self.post(None, call, signature, None, |group, context| group.reduce_scatter(context, plan, tensors, op));
+        let signature = CallSignature {
+            reduce: Some(op),
+            root: Some(root),
+            ..signature
+        };
+        let work = self.post(None, call, signature, None, |group, context| {
+            group.reduce_scatter(context, plan, tensors, op)
+        });
         work.then(move |tensors| is_root.then_some(tensors))
     }
 
@@ -85,10 +114,18 @@ impl Communicator {
         root: usize,
     ) -> Work<Option<Vec<DispatchTensor>>> {
         let (size, is_root) = (self.group().size(), self.group().rank() == root);
-        accepted!(arguments::on_root("metas", metas.is_some(), root, self.group()), self, Op::Gather, call);
+        accepted!(
+            arguments::on_root("metas", metas.is_some(), root, self.group()),
+            self,
+            Op::Gather,
+            call
+        );
         let mut parts = vec![None; size];
         parts[root] = Some(tensor);
-        let metas = metas.map_or_else(|| vec![None; size], |metas| metas.into_iter().map(Some).collect());
+        let metas = metas.map_or_else(
+            || vec![None; size],
+            |metas| metas.into_iter().map(Some).collect(),
+        );
         let work = self.exchange(Op::Gather, call, Some(root), parts, metas);
         work.then(move |parts| is_root.then(|| parts.into_iter().flatten().collect()))
     }
@@ -106,11 +143,23 @@ impl Communicator {
         let size = self.group().size();
         let checked = arguments::on_root("tensors", tensors.is_some(), root, self.group());
         let given = tensors.as_ref().map_or(size, Vec::len);
-        accepted!(checked.and_then(|()| arguments::one_each("tensors", given, self.group())), self, Op::Scatter, call);
-        let parts = tensors.map_or_else(|| vec![None; size], |tensors| tensors.into_iter().map(Some).collect());
+        accepted!(
+            checked.and_then(|()| arguments::one_each("tensors", given, self.group())),
+            self,
+            Op::Scatter,
+            call
+        );
+        let parts = tensors.map_or_else(
+            || vec![None; size],
+            |tensors| tensors.into_iter().map(Some).collect(),
+        );
         let mut metas = vec![None; size];
         metas[root] = Some(meta);
         let work = self.exchange(Op::Scatter, call, Some(root), parts, metas);
-        work.then(move |mut parts| parts[root].take().expect("the root sends each rank a tensor"))
+        work.then(move |mut parts| {
+            parts[root]
+                .take()
+                .expect("the root sends each rank a tensor")
+        })
     }
 }

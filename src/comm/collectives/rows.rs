@@ -38,20 +38,35 @@ impl Communicator {
         recv_counts: &[usize],
     ) -> Work<DispatchTensor> {
         let checked = arguments::split(&tensor, send_counts, recv_counts, self.group());
-        let full = accepted!(self.at_home(checked, [&tensor]), self, Op::AllToAllList, call);
+        let full = accepted!(
+            self.at_home(checked, [&tensor]),
+            self,
+            Op::AllToAllList,
+            call
+        );
         if self.is_alone() {
             return Work::done(tensor);
         }
         let rows = |count: &usize| {
             let mut shape = full.shape.clone();
             shape[0] = *count;
-            Some(TensorMeta { shape, dtype: full.dtype })
+            Some(TensorMeta {
+                shape,
+                dtype: full.dtype,
+            })
         };
         let member = self.group().rank();
-        let [send_metas, recv_metas] = [send_counts, recv_counts].map(|counts| counts.iter().map(rows).collect());
-        let pairs = PairwiseSignature { member, sent: send_metas, received: recv_metas };
-        let signature =
-            CallSignature { pairs: Some(pairs.into()), ..CallSignature::new(Op::AllToAllList, &call, Vec::new()) };
+        let [send_metas, recv_metas] =
+            [send_counts, recv_counts].map(|counts| counts.iter().map(rows).collect());
+        let pairs = PairwiseSignature {
+            member,
+            sent: send_metas,
+            received: recv_metas,
+        };
+        let signature = CallSignature {
+            pairs: Some(pairs.into()),
+            ..CallSignature::new(Op::AllToAllList, &call, Vec::new())
+        };
         self.post(None, call, signature, None, |group, context| {
             group.all_to_all_v(context, tensor, send_counts, recv_counts)
         })
@@ -60,8 +75,16 @@ impl Communicator {
     /// Sends `send_counts[i]`, a number of rows, to group rank `i`. Returns the numbers from all ranks for this one, in
     /// group order: the `recv_counts` of [`all_to_all_single`](Self::all_to_all_single).
     pub fn exchange_splits(&self, call: Call, send_counts: &[usize]) -> Work<Vec<usize>> {
-        accepted!(arguments::one_each("send counts", send_counts.len(), self.group()), self, Op::AllToAllList, call);
-        let parts = send_counts.iter().map(|count| Some(numbers(&[*count], self))).collect();
+        accepted!(
+            arguments::one_each("send counts", send_counts.len(), self.group()),
+            self,
+            Op::AllToAllList,
+            call
+        );
+        let parts = send_counts
+            .iter()
+            .map(|count| Some(numbers(&[*count], self)))
+            .collect();
         let metas = vec![Some(numbers_meta(1)); send_counts.len()];
         let work = self.exchange(Op::AllToAllList, call, None, parts, metas);
         work.then(|parts| parts.into_iter().flatten().flat_map(read_numbers).collect())
@@ -70,15 +93,27 @@ impl Communicator {
 
 impl Communicator {
     /// Gathers numbers from all ranks, the same count from each, in group order.
-    pub(crate) fn all_gather_numbers(&self, call: Call, own: &[usize]) -> Result<Vec<usize>, CommError> {
+    pub(crate) fn all_gather_numbers(
+        &self,
+        call: Call,
+        own: &[usize],
+    ) -> Result<Vec<usize>, CommError> {
         let sizes = ShardSizes::Chunked(WORDS * own.len() * self.group().size());
-        let shard = ShardedTensor { tensor: numbers(own, self), dim: 0, sizes };
-        Ok(read_numbers(self.all_gather(call, vec![shard]).wait()?.remove(0)))
+        let shard = ShardedTensor {
+            tensor: numbers(own, self),
+            dim: 0,
+            sizes,
+        };
+        Ok(read_numbers(
+            self.all_gather(call, vec![shard]).wait()?.remove(0),
+        ))
     }
 
     /// Returns true if `own` is true on any rank of the group.
     pub(crate) fn any(&self, call: Call, own: bool) -> Result<bool, CommError> {
-        Ok(self.all_gather_numbers(call, &[usize::from(own)])?.contains(&1))
+        Ok(self
+            .all_gather_numbers(call, &[usize::from(own)])?
+            .contains(&1))
     }
 }
 
@@ -87,17 +122,24 @@ const WORDS: usize = 2;
 
 /// Creates a tensor from `numbers`.
 pub(super) fn numbers(numbers: &[usize], comm: &Communicator) -> DispatchTensor {
-    let words: Vec<i32> = numbers.iter().flat_map(|&n| [n as u32 as i32, (n as u64 >> 32) as i32]).collect();
+    let words: Vec<i32> = numbers
+        .iter()
+        .flat_map(|&n| [n as u32 as i32, (n as u64 >> 32) as i32])
+        .collect();
     words_of(words, comm)
 }
 
 /// Describes the tensor that [`numbers`] creates from `count` numbers.
 pub(super) fn numbers_meta(count: usize) -> TensorMeta {
-    TensorMeta { shape: [WORDS * count].into(), dtype: DType::I32 }
+    TensorMeta {
+        shape: [WORDS * count].into(),
+        dtype: DType::I32,
+    }
 }
 
 pub(super) fn read_numbers(tensor: DispatchTensor) -> Vec<usize> {
-    let number = |words: &[i32]| (u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32) as usize;
+    let number =
+        |words: &[i32]| (u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32) as usize;
     read_words(tensor).chunks_exact(WORDS).map(number).collect()
 }
 

@@ -4,7 +4,9 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 
 use super::planned::unpacked;
 use crate::comm::backend::{CallSignature, reshaped};
-use crate::comm::{Call, CollectivePlan, Communicator, Op, ReduceOp, ShardedTensor, Work, arguments};
+use crate::comm::{
+    Call, CollectivePlan, Communicator, Op, ReduceOp, ShardedTensor, Work, arguments,
+};
 use crate::placement::ShardSizes;
 
 impl Communicator {
@@ -13,22 +15,43 @@ impl Communicator {
         let (parts, shardings) = unpacked(shards);
         let checked = arguments::check_shards(&parts, &shardings, self.group());
         let signatures = accepted!(self.at_home(checked, &parts), self, Op::AllGather, call);
-        let plan = CollectivePlan::new(Op::AllGather, None, signatures, shardings, self.group().size());
+        let plan = CollectivePlan::new(
+            Op::AllGather,
+            None,
+            signatures,
+            shardings,
+            self.group().size(),
+        );
         self.begin(call, &plan.into(), parts)
     }
 
     /// Gathers tensors of the same shape from all ranks. Every rank receives them stacked in group order, with
     /// shape `[ranks, ..]` (`all_gather_into_tensor` in stack layout).
-    pub fn all_gather_stacked(&self, call: Call, tensors: Vec<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
+    pub fn all_gather_stacked(
+        &self,
+        call: Call,
+        tensors: Vec<DispatchTensor>,
+    ) -> Work<Vec<DispatchTensor>> {
         let size = self.group().size();
-        let shapes: Vec<_> = tensors.iter().map(|tensor| [&[size], &tensor.shape()[..]].concat()).collect();
+        let shapes: Vec<_> = tensors
+            .iter()
+            .map(|tensor| [&[size], &tensor.shape()[..]].concat())
+            .collect();
         let shard = |tensor: DispatchTensor| {
             let sizes = ShardSizes::Chunked(size * tensor.shape()[0]);
-            ShardedTensor { tensor, dim: 0, sizes }
+            ShardedTensor {
+                tensor,
+                dim: 0,
+                sizes,
+            }
         };
         let work = self.all_gather(call, tensors.into_iter().map(shard).collect());
         work.then(|full_tensors| {
-            full_tensors.into_iter().zip(shapes).map(|(full, shape)| reshaped(full, shape.into())).collect()
+            full_tensors
+                .into_iter()
+                .zip(shapes)
+                .map(|(full, shape)| reshaped(full, shape.into()))
+                .collect()
         })
     }
 
@@ -42,16 +65,38 @@ impl Communicator {
         let (full_tensors, shardings) = unpacked(full_tensors);
         let checked = arguments::reduced(&full_tensors, op)
             .and_then(|signatures| arguments::sharded(signatures, &shardings, self.group()));
-        let signatures = accepted!(self.at_home(checked, &full_tensors), self, Op::ReduceScatter, call);
-        let plan = CollectivePlan::new(Op::ReduceScatter, Some(op), signatures, shardings, self.group().size());
+        let signatures = accepted!(
+            self.at_home(checked, &full_tensors),
+            self,
+            Op::ReduceScatter,
+            call
+        );
+        let plan = CollectivePlan::new(
+            Op::ReduceScatter,
+            Some(op),
+            signatures,
+            shardings,
+            self.group().size(),
+        );
         self.begin(call, &plan.into(), full_tensors)
     }
 
     /// Reduces tensors of the same shape over the ranks. Every rank receives the results.
-    pub fn all_reduce(&self, call: Call, tensors: Vec<DispatchTensor>, op: ReduceOp) -> Work<Vec<DispatchTensor>> {
+    pub fn all_reduce(
+        &self,
+        call: Call,
+        tensors: Vec<DispatchTensor>,
+        op: ReduceOp,
+    ) -> Work<Vec<DispatchTensor>> {
         let checked = self.at_home(arguments::reduced(&tensors, op), &tensors);
         let signatures = accepted!(checked, self, Op::AllReduce, call);
-        let plan = CollectivePlan::new(Op::AllReduce, Some(op), signatures, Vec::new(), self.group().size());
+        let plan = CollectivePlan::new(
+            Op::AllReduce,
+            Some(op),
+            signatures,
+            Vec::new(),
+            self.group().size(),
+        );
         self.begin(call, &plan.into(), tensors)
     }
 
@@ -67,7 +112,12 @@ impl Communicator {
         to_sizes: ShardSizes,
     ) -> Work<DispatchTensor> {
         let checked = arguments::recut(&shard, to_dim, &to_sizes, self.group());
-        let full = accepted!(self.at_home(checked, [&shard.tensor]), self, Op::AllToAll, call);
+        let full = accepted!(
+            self.at_home(checked, [&shard.tensor]),
+            self,
+            Op::AllToAll,
+            call
+        );
         if self.is_alone() {
             return Work::done(shard.tensor);
         }
@@ -87,6 +137,8 @@ impl Communicator {
             return Work::done(());
         }
         let signature = CallSignature::new(Op::Barrier, &call, Vec::new());
-        self.post(None, call, signature, None, |group, context| group.barrier(context))
+        self.post(None, call, signature, None, |group, context| {
+            group.barrier(context)
+        })
     }
 }

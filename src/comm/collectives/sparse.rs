@@ -44,23 +44,39 @@ impl Communicator {
         }
         let sizes = ShardSizes::Uneven(self.all_gather_numbers(call.clone(), &[rows])?.into());
         let shards = [indices.into_dispatch(), values.into_dispatch()];
-        let shards = shards.map(|tensor| ShardedTensor { tensor, dim: 0, sizes: sizes.clone() });
+        let shards = shards.map(|tensor| ShardedTensor {
+            tensor,
+            dim: 0,
+            sizes: sizes.clone(),
+        });
         let mut full_tensors = self.all_gather(call, shards.into()).wait()?.into_iter();
-        let (indices, values) =
-            (full_tensors.next().expect("the first of two"), full_tensors.next().expect("the second of two"));
+        let (indices, values) = (
+            full_tensors.next().expect("the first of two"),
+            full_tensors.next().expect("the second of two"),
+        );
         let dtype = indices.dtype();
-        let of_rows: Vec<i64> = Tensor::<1, Int>::from_dispatch(indices).into_data().iter::<i64>().collect();
+        let of_rows: Vec<i64> = Tensor::<1, Int>::from_dispatch(indices)
+            .into_data()
+            .iter::<i64>()
+            .collect();
         let mut union = of_rows.clone();
         union.sort_unstable();
         union.dedup();
-        let place = |index: &i64| union.binary_search(index).expect("the union has every index") as i64;
+        let place = |index: &i64| {
+            union
+                .binary_search(index)
+                .expect("the union has every index") as i64
+        };
         let places: Vec<i64> = of_rows.iter().map(place).collect();
         let int = |values: Vec<i64>, dtype: DType| {
             let len = values.len();
             Tensor::<1, Int>::from_data(TensorData::new(values, [len]), (self.device(), dtype))
         };
         let places = int(places, dtype);
-        Ok((int(union.clone(), dtype), added(Tensor::from_dispatch(values), places, union.len())))
+        Ok((
+            int(union.clone(), dtype),
+            added(Tensor::from_dispatch(values), places, union.len()),
+        ))
     }
 }
 
@@ -78,5 +94,9 @@ fn added<const D: usize, K: kind::Numeric + kind::Autodiff>(
     let mut dims = values.dims();
     dims[0] = rows;
     let zeros = Tensor::<D, K>::zeros(dims, (&values.device(), dtype));
-    if rows == 0 { zeros } else { zeros.select_assign(0, places, values, IndexingUpdateOp::Add) }
+    if rows == 0 {
+        zeros
+    } else {
+        zeros.select_assign(0, places, values, IndexingUpdateOp::Add)
+    }
 }

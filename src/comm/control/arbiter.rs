@@ -65,7 +65,10 @@ impl FailureArbiter {
     /// Takes the failure of which the other processes must be notified, and whether this process decides that it is
     /// the first. Otherwise it is for the process that decides.
     pub fn take_unsent(&mut self) -> Option<(Failure, bool)> {
-        let failure = self.known().cloned().filter(|_| std::mem::replace(&mut self.is_unsent, false))?;
+        let failure = self
+            .known()
+            .cloned()
+            .filter(|_| std::mem::replace(&mut self.is_unsent, false))?;
         Some((failure, !self.defers))
     }
 }
@@ -76,7 +79,10 @@ mod tests {
 
     #[test]
     fn a_process_that_defers_leaves_the_decision_to_another_until_that_one_is_silent() {
-        let failure = || Failure::Panicked { rank: 2, message: "boom".into() };
+        let failure = || Failure::Panicked {
+            rank: 2,
+            message: "boom".into(),
+        };
         let unsent = |arbiter: &mut FailureArbiter| {
             let (failure, decided) = arbiter.take_unsent()?;
             matches!(failure, Failure::Panicked { rank: 2, .. }).then_some(decided)
@@ -90,6 +96,9 @@ mod tests {
         arbiter.decide(found);
         // Also for the processes to which nothing was sent before.
         assert_eq!(unsent(&mut arbiter), Some(true));
-        assert_eq!((unsent(&mut arbiter), arbiter.is_undecided()), (None, false));
+        assert_eq!(
+            (unsent(&mut arbiter), arbiter.is_undecided()),
+            (None, false)
+        );
     }
 }

@@ -33,7 +33,19 @@ impl<F: Signature, P> MatchEntry<F, P> {
         let (expected, absent, unreleased) = (size, size, size);
         let (first, waits, last, parts, offered) = (size, 0, 0, None, Vec::new());
         let (is_wanted, is_internal) = (false, false);
-        Self { posts, first, expected, absent, last, waits, parts, unreleased, is_wanted, offered, is_internal }
+        Self {
+            posts,
+            first,
+            expected,
+            absent,
+            last,
+            waits,
+            parts,
+            unreleased,
+            is_wanted,
+            offered,
+            is_internal,
+        }
     }
 
     /// Adds the call of `member`. If its signature differs from those present, returns a member that it differs from.
@@ -43,8 +55,14 @@ impl<F: Signature, P> MatchEntry<F, P> {
     pub(super) fn post(&mut self, member: usize, signature: F) -> Option<usize> {
         let present = self.posts.iter().enumerate().skip(self.first);
         let present = present.filter_map(|(i, post)| Some((i, &post.as_ref()?.0)));
-        let mut asked = present.take(if signature.is_of_pairs() { self.posts.len() } else { 1 });
-        let other = asked.find(|(_, other)| signature.difference(other).is_some()).map(|(other, _)| other);
+        let mut asked = present.take(if signature.is_of_pairs() {
+            self.posts.len()
+        } else {
+            1
+        });
+        let other = asked
+            .find(|(_, other)| signature.difference(other).is_some())
+            .map(|(other, _)| other);
         self.posts[member] = Some((signature, None));
         self.expected -= 1;
         self.first = self.first.min(member);
@@ -53,12 +71,21 @@ impl<F: Signature, P> MatchEntry<F, P> {
 
     /// Returns true if `member` has posted and its contribution has not arrived.
     pub(super) fn awaits(&self, member: usize) -> bool {
-        self.posts.get(member).is_some_and(|post| matches!(post, Some((_, None)))) && self.parts.is_none()
+        self.posts
+            .get(member)
+            .is_some_and(|post| matches!(post, Some((_, None))))
+            && self.parts.is_none()
     }
 
     /// Takes the contributions that have arrived.
     pub(super) fn take_parts(&mut self) -> Parts<P> {
-        let arrived = || self.posts.iter_mut().flatten().filter_map(|(_, part)| part.take()).collect();
+        let arrived = || {
+            self.posts
+                .iter_mut()
+                .flatten()
+                .filter_map(|(_, part)| part.take())
+                .collect()
+        };
         self.parts.take().unwrap_or_else(arrived)
     }
 }

@@ -174,7 +174,17 @@ impl<F: Signature, P> MatchTable<F, P> {
         let (groups, keys, arbiter) = (Vec::new(), HashMap::new(), FailureArbiter::default());
         let (scene, freed, declined) = (Vec::new(), Vec::new(), Vec::new());
         let ranks = (0..ranks).map(|_| RankState::default()).collect();
-        Self { ranks, groups, keys, arbiter, scene, multithreaded, waits: 0, freed, declined }
+        Self {
+            ranks,
+            groups,
+            keys,
+            arbiter,
+            scene,
+            multithreaded,
+            waits: 0,
+            freed,
+            declined,
+        }
     }
 
     /// Returns the key of the group with these ranks, in this order, and this name. All its ranks receive the same
@@ -186,9 +196,19 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
         let (key, ranks) = (GroupKey(self.groups.len()), Arc::from(ranks));
         named.insert(Arc::clone(&ranks), key);
-        let returned = ranks.iter().filter(|rank| self.ranks[**rank].returned).count();
+        let returned = ranks
+            .iter()
+            .filter(|rank| self.ranks[**rank].returned)
+            .count();
         let (next, entries, queues) = (vec![0; ranks.len()], VecDeque::new(), Vec::new());
-        self.groups.push(GroupState { ranks, next, returned, base: 0, entries, queues });
+        self.groups.push(GroupState {
+            ranks,
+            next,
+            returned,
+            base: 0,
+            entries,
+            queues,
+        });
         key
     }
 
@@ -199,7 +219,11 @@ impl<F: Signature, P> MatchTable<F, P> {
 
     /// Returns the keys of the groups that have this rank.
     pub fn groups_of(&self, rank: usize) -> impl Iterator<Item = GroupKey> {
-        self.groups.iter().enumerate().filter(move |(_, g)| g.ranks.contains(&rank)).map(|(i, _)| GroupKey(i))
+        self.groups
+            .iter()
+            .enumerate()
+            .filter(move |(_, g)| g.ranks.contains(&rank))
+            .map(|(i, _)| GroupKey(i))
     }
 
     /// Returns the first failure, if it is decided.
@@ -209,7 +233,10 @@ impl<F: Signature, P> MatchTable<F, P> {
 
     /// Describes the activity of `rank` at the first failure, or now if there was none.
     pub fn activity(&self, rank: usize) -> String {
-        self.scene.get(rank).cloned().unwrap_or_else(|| self.describe(rank))
+        self.scene
+            .get(rank)
+            .cloned()
+            .unwrap_or_else(|| self.describe(rank))
     }
 
     /// Posts the next collective of `member` on `group`. Returns true if that has a consequence: the collective is
@@ -259,10 +286,14 @@ impl<F: Signature, P> MatchTable<F, P> {
         if let Some(last) = reported {
             self.ranks[rank].last = last;
         }
-        let Some(mode) = mode else { return Ok((op, part.is_some_and(|part| self.provide_data(op, part)))) };
+        let Some(mode) = mode else {
+            return Ok((op, part.is_some_and(|part| self.provide_data(op, part))));
+        };
         let (entry, is_offered) = (self.entry_mut(op), mode == DataMode::OnDemand);
         let is_needed = is_offered && entry.is_wanted;
-        entry.offered.extend((is_offered && !is_needed).then_some(member));
+        entry
+            .offered
+            .extend((is_offered && !is_needed).then_some(member));
         self.release(op);
         Ok((op, is_needed))
     }
@@ -270,14 +301,20 @@ impl<F: Signature, P> MatchTable<F, P> {
     /// Adds the contribution of a posted call. Returns true if the collective is now complete: all contributions have
     /// arrived. Its waits are no longer counted then.
     pub fn provide_data(&mut self, op: OpHandle, part: P) -> bool {
-        let is_awaited = self.failure().is_none() && self.find_entry(op).is_some_and(|entry| entry.awaits(op.member));
+        let is_awaited = self.failure().is_none()
+            && self
+                .find_entry(op)
+                .is_some_and(|entry| entry.awaits(op.member));
         if !is_awaited {
             // No rank takes it any more.
             self.freed.push(Arc::from([part]));
             return false;
         }
         let entry = self.entry_mut(op);
-        entry.posts[op.member].as_mut().expect("the member has posted").1 = Some(part);
+        entry.posts[op.member]
+            .as_mut()
+            .expect("the member has posted")
+            .1 = Some(part);
         (entry.absent, entry.last) = (entry.absent - 1, op.member);
         if entry.absent > 0 {
             return false;
@@ -306,7 +343,10 @@ impl<F: Signature, P> MatchTable<F, P> {
     pub fn request(&mut self, op: OpHandle) -> Vec<OpHandle> {
         let entry = self.entry_mut(op);
         entry.is_wanted = true;
-        std::mem::take(&mut entry.offered).into_iter().map(|member| OpHandle { member, ..op }).collect()
+        std::mem::take(&mut entry.offered)
+            .into_iter()
+            .map(|member| OpHandle { member, ..op })
+            .collect()
     }
 
     /// Returns the contributions of the collective if it is complete, and its state otherwise. The rank then computes
@@ -330,7 +370,8 @@ impl<F: Signature, P> MatchTable<F, P> {
     pub fn is_complete(&self, op: OpHandle) -> bool {
         let entry = self.entry(op);
         // A member that has not posted has not offered anything, nor has one whose contribution is in flight.
-        let are_offered = || !entry.is_wanted && self.without_data(op).count() == entry.offered.len();
+        let are_offered =
+            || !entry.is_wanted && self.without_data(op).count() == entry.offered.len();
         self.is_over(Wait::All(op)) || are_offered()
     }
 
@@ -342,7 +383,8 @@ impl<F: Signature, P> MatchTable<F, P> {
     /// Returns the signature of a posted call whose contribution has not arrived.
     pub fn signature(&self, op: OpHandle) -> Option<&F> {
         let post = self.find_entry(op)?.posts.get(op.member)?.as_ref();
-        post.filter(|(_, part)| part.is_none()).map(|(signature, _)| signature)
+        post.filter(|(_, part)| part.is_none())
+            .map(|(signature, _)| signature)
     }
 
     /// Releases a handle: its rank has taken the result or does not need it. After the last release, the entry is
@@ -354,7 +396,12 @@ impl<F: Signature, P> MatchTable<F, P> {
         if entry.unreleased == 0 {
             self.freed.push(entry.take_parts());
             entry.posts = Vec::new();
-            self.declined.extend(entry.offered.drain(..).map(|member| OpHandle { member, ..op }));
+            self.declined.extend(
+                entry
+                    .offered
+                    .drain(..)
+                    .map(|member| OpHandle { member, ..op }),
+            );
         }
         while g.entries.front().is_some_and(|entry| entry.unreleased == 0) {
             g.entries.pop_front();
@@ -387,10 +434,16 @@ impl<F: Signature, P> MatchTable<F, P> {
         if self.failure().is_some() {
             return;
         }
-        self.scene = (0..self.ranks.len()).map(|rank| self.describe(rank)).collect();
+        self.scene = (0..self.ranks.len())
+            .map(|rank| self.describe(rank))
+            .collect();
         self.arbiter.decide(failure);
         let entries = self.groups.iter_mut().flat_map(|group| &mut group.entries);
-        self.freed.extend(entries.filter(|entry| entry.parts.is_none()).map(MatchEntry::take_parts));
+        self.freed.extend(
+            entries
+                .filter(|entry| entry.parts.is_none())
+                .map(MatchEntry::take_parts),
+        );
         self.free_messages();
     }
 
@@ -406,20 +459,27 @@ impl<F: Signature, P> MatchTable<F, P> {
         if std::mem::replace(&mut self.ranks[rank].returned, true) {
             return false;
         }
-        self.groups.iter_mut().filter(|group| group.ranks.contains(&rank)).for_each(|group| group.returned += 1);
+        self.groups
+            .iter_mut()
+            .filter(|group| group.ranks.contains(&rank))
+            .for_each(|group| group.returned += 1);
         true
     }
 
     /// Returns the ranks whose programs have not ended.
     pub fn running(&self) -> Vec<usize> {
-        (0..self.ranks.len()).filter(|rank| !self.ranks[*rank].returned).collect()
+        (0..self.ranks.len())
+            .filter(|rank| !self.ranks[*rank].returned)
+            .collect()
     }
 
     /// Returns true if `rank`, of another process, has posted a collective without its contribution, and a local
     /// rank has not taken the result; or if it has sent a message without its data, which a local rank may receive.
     pub fn owes(&self, rank: usize) -> bool {
         self.groups.iter().any(|g| {
-            let Some(member) = g.ranks.iter().position(|other| *other == rank) else { return false };
+            let Some(member) = g.ranks.iter().position(|other| *other == rank) else {
+                return false;
+            };
             let mut entries = g.entries.iter();
             entries.any(|entry| entry.unreleased > 0 && entry.awaits(member))
                 || g.queues.iter().any(|queue| queue.awaits_data_of(member))
@@ -438,18 +498,33 @@ impl<F: Signature, P> MatchTable<F, P> {
 
     /// Returns the global ranks whose contributions have not arrived.
     fn without_data(&self, op: OpHandle) -> impl Iterator<Item = usize> {
-        self.members(op, |post| post.as_ref().is_none_or(|(_, part)| part.is_none()))
+        self.members(op, |post| {
+            post.as_ref().is_none_or(|(_, part)| part.is_none())
+        })
     }
 
     /// Returns the global ranks of an incomplete collective for whose calls `which` returns true.
-    fn members(&self, op: OpHandle, which: impl Fn(&Option<(F, Option<P>)>) -> bool) -> impl Iterator<Item = usize> {
+    fn members(
+        &self,
+        op: OpHandle,
+        which: impl Fn(&Option<(F, Option<P>)>) -> bool,
+    ) -> impl Iterator<Item = usize> {
         let entry = self.entry(op);
-        let posts = if entry.absent == 0 { &[] } else { &entry.posts[..] };
-        self.ranks(op.group).iter().zip(posts).filter(move |(_, post)| which(post)).map(|(rank, _)| *rank)
+        let posts = if entry.absent == 0 {
+            &[]
+        } else {
+            &entry.posts[..]
+        };
+        self.ranks(op.group)
+            .iter()
+            .zip(posts)
+            .filter(move |(_, post)| which(post))
+            .map(|(rank, _)| *rank)
     }
 
     fn entry(&self, op: OpHandle) -> &MatchEntry<F, P> {
-        self.find_entry(op).expect("the handle has not been released")
+        self.find_entry(op)
+            .expect("the handle has not been released")
     }
 
     fn entry_mut(&mut self, op: OpHandle) -> &mut MatchEntry<F, P> {
@@ -485,11 +560,19 @@ impl<F: Signature, P> MatchTable<F, P> {
 impl<F: Signature, P> GroupState<F, P> {
     /// Identifies the call number `seq` with this signature.
     fn id(&self, seq: u64, signature: &F) -> CollectiveId {
-        CollectiveId { op: signature.op(), seq, label: signature.label(), ranks: self.ranks.clone() }
+        CollectiveId {
+            op: signature.op(),
+            seq,
+            label: signature.label(),
+            ranks: self.ranks.clone(),
+        }
     }
 
     fn signature(&self, seq: u64, member: usize) -> &F {
-        &self.entries[(seq - self.base) as usize].posts[member].as_ref().expect("the member has posted").0
+        &self.entries[(seq - self.base) as usize].posts[member]
+            .as_ref()
+            .expect("the member has posted")
+            .0
     }
 
     fn mismatch(&self, seq: u64, culprit: usize, other: usize) -> CommError {
@@ -509,7 +592,8 @@ impl<F: Signature, P> GroupState<F, P> {
         if entry.expected > 0 {
             return None;
         }
-        let divergence = F::divergence(entry.posts.iter().flatten().map(|(signature, _)| signature))?;
+        let divergence =
+            F::divergence(entry.posts.iter().flatten().map(|(signature, _)| signature))?;
         Some(divergence.error(&self.ranks, self.id(seq, self.signature(seq, entry.first))))
     }
 }

@@ -12,7 +12,9 @@ fn announce<F: Signature, P>(
     member: usize,
     signature: F,
 ) -> Result<OpHandle, CommError> {
-    board.post(group, member, signature, CallData::Remote(DataMode::Eager)).map(|(handle, _)| handle)
+    board
+        .post(group, member, signature, CallData::Remote(DataMode::Eager))
+        .map(|(handle, _)| handle)
 }
 
 /// Posts a call of a rank of another process, whose contribution is sent on demand.
@@ -22,7 +24,12 @@ fn offer<F: Signature, P>(
     member: usize,
     signature: F,
 ) -> Result<(OpHandle, bool), CommError> {
-    board.post(group, member, signature, CallData::Remote(DataMode::OnDemand))
+    board.post(
+        group,
+        member,
+        signature,
+        CallData::Remote(DataMode::OnDemand),
+    )
 }
 
 fn ready(board: &mut Plain, ticket: OpHandle) -> Option<Vec<usize>> {
@@ -33,7 +40,10 @@ fn ready(board: &mut Plain, ticket: OpHandle) -> Option<Vec<usize>> {
 }
 
 fn panicked(rank: usize) -> Failure {
-    Failure::Panicked { rank, message: "boom".into() }
+    Failure::Panicked {
+        rank,
+        message: "boom".into(),
+    }
 }
 
 #[test]
@@ -44,19 +54,28 @@ fn invariant_6_nothing_is_complete_without_the_deposits_of_those_elsewhere() {
     let second = announce(&mut board, group, 2, Name("x")).unwrap();
     assert_eq!((first.seq, second.seq), (0, 1));
     assert!(!board.provide_data(second, 12));
-    let here: Vec<_> = [0, 1, 0, 1].map(|member| board.post(group, member, Name("x"), member).unwrap()).into();
+    let here: Vec<_> = [0, 1, 0, 1]
+        .map(|member| board.post(group, member, Name("x"), member).unwrap())
+        .into();
     let complete: Vec<_> = here.iter().map(|(_, complete)| *complete).collect();
     assert_eq!(complete, [false, false, false, true]);
     assert_eq!(ready(&mut board, here[2].0), Some(vec![0, 1, 12]));
     assert_eq!(board.last(here[2].0), 1);
     assert!(!board.is_over(Wait::All(here[0].0)));
-    assert!(!board.is_complete(here[0].0), "a contribution in flight is not offered");
+    assert!(
+        !board.is_complete(here[0].0),
+        "a contribution in flight is not offered"
+    );
     assert!(board.provide_data(first, 2));
     assert_eq!(ready(&mut board, here[0].0), Some(vec![0, 1, 2]));
     assert_eq!(board.last(here[0].0), 2, "its contribution arrived last");
     let (over, _) = here[0];
-    here.into_iter().for_each(|(ticket, _)| board.release(ticket));
-    assert!(board.groups[0].entries.is_empty(), "remote ranks take no result here");
+    here.into_iter()
+        .for_each(|(ticket, _)| board.release(ticket));
+    assert!(
+        board.groups[0].entries.is_empty(),
+        "remote ranks take no result here"
+    );
     assert!(board.signature(over).is_none(), "nothing is kept");
 }
 
@@ -75,9 +94,14 @@ fn a_mismatched_collective_is_not_completed_by_the_contribution_that_follows() {
 #[test]
 fn invariant_6_who_has_called_owes_its_deposit_to_those_who_have_yet_to_take_the_result() {
     let (mut board, group) = board(3);
-    let [elsewhere, deferred] = [2, 1].map(|member| announce(&mut board, group, member, Name("x")).unwrap());
+    let [elsewhere, deferred] =
+        [2, 1].map(|member| announce(&mut board, group, member, Name("x")).unwrap());
     let owing = |board: &Plain| [0, 1, 2].map(|rank| board.owes(rank));
-    assert_eq!(owing(&board), [false, true, true], "rank 0, which has not posted yet, needs them");
+    assert_eq!(
+        owing(&board),
+        [false, true, true],
+        "rank 0, which has not posted yet, needs them"
+    );
     let (here, _) = board.post(group, 0, Name("x"), 0).unwrap();
     board.provide_data(elsewhere, 2);
     assert_eq!(owing(&board), [false, true, false]);
@@ -97,12 +121,19 @@ fn invariant_7_replicated_values_are_compared_with_remote_ones() {
         let group = board.group(&[0, 1, 2], "");
         let elsewhere = announce(&mut board, group, 2, Holds::of(8)).unwrap();
         let (here, _) = board.post(group, 0, Holds::of(7), ()).unwrap();
-        let Err(CommError::Diverged { rank: 2, other: 0, majority: true, .. }) =
-            offer(&mut board, group, 1, Holds::of(7))
+        let Err(CommError::Diverged {
+            rank: 2,
+            other: 0,
+            majority: true,
+            ..
+        }) = offer(&mut board, group, 1, Holds::of(7))
         else {
             panic!()
         };
-        assert_eq!((board.failure().is_none(), board.arbiter.is_undecided()), (defers, defers));
+        assert_eq!(
+            (board.failure().is_none(), board.arbiter.is_undecided()),
+            (defers, defers)
+        );
         board.provide_data(elsewhere, ());
         assert!(!matches!(board.poll(here), Poll::Ready(_)));
     }
@@ -115,12 +146,18 @@ fn invariant_6_a_rank_here_joins_before_its_deposit_is_there() {
     let (mut board, group) = board(2);
     board.post(group, 0, Name("x"), 0).unwrap();
     let parts = board.group(&[0, 1], "parts");
-    let late = board.post(parts, 0, Name("y"), CallData::Local(None)).unwrap().0;
+    let late = board
+        .post(parts, 0, Name("y"), CallData::Local(None))
+        .unwrap()
+        .0;
     assert_eq!(&*board.last_call(group, 0).unwrap().label, "x");
     let (other, complete) = board.post(parts, 1, Name("y"), 1).unwrap();
     assert!(!complete && !board.is_complete(other) && ready(&mut board, late).is_none());
     assert!(board.provide_data(late, 7));
-    assert_eq!([ready(&mut board, late), ready(&mut board, other)], [Some(vec![7, 1]), Some(vec![7, 1])]);
+    assert_eq!(
+        [ready(&mut board, late), ready(&mut board, other)],
+        [Some(vec![7, 1]), Some(vec![7, 1])]
+    );
 }
 
 #[test]
@@ -128,7 +165,11 @@ fn who_is_announced_is_not_missed_though_it_returns_and_is_named_once_time_is_up
     let (mut board, group) = board(3);
     let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     let elsewhere = announce(&mut board, group, 2, Name("x")).unwrap();
-    assert_eq!(board.missing(Wait::All(ticket)), [1, 2], "the contribution of rank 2 is in flight");
+    assert_eq!(
+        board.missing(Wait::All(ticket)),
+        [1, 2],
+        "the contribution of rank 2 is in flight"
+    );
     assert!(board.returned(2));
     board.begin_wait(Wait::All(ticket));
     assert!(board.failure().is_none(), "rank 2 has posted");
@@ -136,7 +177,9 @@ fn who_is_announced_is_not_missed_though_it_returns_and_is_named_once_time_is_up
     assert_eq!(board.missing(Wait::All(ticket)), [1]);
     assert!(board.returned(1) && !board.returned(1));
     board.check_returned(Wait::All(ticket));
-    let CommError::RankReturned { rank, .. } = board.failure().unwrap().error(None) else { panic!() };
+    let CommError::RankReturned { rank, .. } = board.failure().unwrap().error(None) else {
+        panic!()
+    };
     assert_eq!(rank, 1);
 }
 
@@ -149,12 +192,20 @@ fn invariant_5_holds_among_the_ranks_that_are_here() {
     let (of_1, _) = board.post(b, 1, Name("y"), 1).unwrap();
     board.begin_wait(Wait::All(of_0));
     for group in [a, b] {
-        let ticket = announce(&mut board, group, 2, Name(if group == a { "x" } else { "y" })).unwrap();
+        let ticket = announce(
+            &mut board,
+            group,
+            2,
+            Name(if group == a { "x" } else { "y" }),
+        )
+        .unwrap();
         board.provide_data(ticket, 2);
     }
     assert!(board.failure().is_none());
     board.begin_wait(Wait::All(of_1));
-    let CommError::Deadlock { waits } = board.failure().unwrap().error(None) else { panic!() };
+    let CommError::Deadlock { waits } = board.failure().unwrap().error(None) else {
+        panic!()
+    };
     assert_eq!(waits.len(), 2);
 }
 
@@ -174,7 +225,10 @@ fn a_wait_that_a_late_deposit_ends_is_counted_no_longer() {
 fn invariant_2_a_mismatch_is_found_while_the_deposit_is_on_its_way() {
     let (mut board, group) = board(3);
     announce(&mut board, group, 1, Name("x")).unwrap();
-    let Err(CommError::Mismatch { rank, other, .. }) = announce(&mut board, group, 2, Name("y")) else { panic!() };
+    let Err(CommError::Mismatch { rank, other, .. }) = announce(&mut board, group, 2, Name("y"))
+    else {
+        panic!()
+    };
     assert_eq!((rank, other), (2, 1));
 }
 
@@ -199,7 +253,10 @@ fn invariant_3_a_deposit_that_comes_too_late_is_freed() {
         }
         assert!(!board.provide_data(elsewhere, part(&mut held)));
         drop(board.take_freed());
-        assert!(held.iter().all(|held| held.upgrade().is_none()), "failed: {failed}");
+        assert!(
+            held.iter().all(|held| held.upgrade().is_none()),
+            "failed: {failed}"
+        );
     }
 }
 
@@ -213,7 +270,10 @@ fn invariant_7_what_is_found_here_ends_nothing_until_it_is_decided() {
     assert!(board.arbiter.is_undecided() && !board.is_over(wait));
     assert!(matches!(
         board.arbiter.take_unsent(),
-        Some((Failure::Collective(CommError::Mismatch { rank: 1, .. }), false))
+        Some((
+            Failure::Collective(CommError::Mismatch { rank: 1, .. }),
+            false
+        ))
     ));
     assert!(board.arbiter.take_unsent().is_none(), "it is reported once");
     // A later failure is not reported.
@@ -224,10 +284,19 @@ fn invariant_7_what_is_found_here_ends_nothing_until_it_is_decided() {
     assert!(!board.provide_data(elsewhere, 2) && !board.is_over(wait));
     board.decide(panicked(7));
     assert!(!board.arbiter.is_undecided() && board.is_over(wait));
-    assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 7, .. })));
-    assert!(board.arbiter.take_unsent().is_none(), "the process that decides has notified the others");
+    assert!(matches!(
+        board.failure(),
+        Some(Failure::Panicked { rank: 7, .. })
+    ));
+    assert!(
+        board.arbiter.take_unsent().is_none(),
+        "the process that decides has notified the others"
+    );
     board.decide(panicked(8));
-    assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 7, .. })), "the first failure is the only one");
+    assert!(
+        matches!(board.failure(), Some(Failure::Panicked { rank: 7, .. })),
+        "the first failure is the only one"
+    );
 }
 
 #[test]
@@ -237,8 +306,14 @@ fn invariant_7_without_a_decision_the_process_decides_by_itself() {
     board.fail(panicked(1));
     assert!(board.arbiter.take_unsent().is_some() && board.arbiter.take_unsent().is_none());
     board.decide_here();
-    assert!(matches!(board.failure(), Some(Failure::Panicked { rank: 1, .. })));
-    assert!(board.arbiter.take_unsent().is_some(), "only the process that is lost was notified before");
+    assert!(matches!(
+        board.failure(),
+        Some(Failure::Panicked { rank: 1, .. })
+    ));
+    assert!(
+        board.arbiter.take_unsent().is_some(),
+        "only the process that is lost was notified before"
+    );
     let (mut board, _) = super::tests::board(2);
     board.arbiter.defer();
     board.decide_here();
@@ -253,7 +328,10 @@ fn invariant_6_data_on_demand_is_pulled_once_a_rank_needs_it() {
     let (first, asked) = offer(&mut board, group, 2, Name("x")).unwrap();
     assert!(!asked);
     let here = [0, 1].map(|member| board.post(group, member, Name("x"), member).unwrap().0);
-    assert!(board.is_complete(here[0]) && !board.is_over(Wait::All(here[0])), "no rank needs to be waited for");
+    assert!(
+        board.is_complete(here[0]) && !board.is_over(Wait::All(here[0])),
+        "no rank needs to be waited for"
+    );
     assert_eq!(board.request(here[1]), [first]);
     assert!(!board.is_complete(here[0]));
     assert!(board.request(here[0]).is_empty(), "it is requested once");
@@ -288,9 +366,18 @@ fn invariant_6_an_offer_is_declined_once_all_have_given_up() {
 fn a_contribution_that_no_rank_awaits_changes_nothing() {
     let (mut board, group) = board(2);
     let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
-    for stray in
-        [ticket, OpHandle { member: 1, ..ticket }, OpHandle { seq: 9, ..ticket }, OpHandle { member: 9, ..ticket }]
-    {
+    for stray in [
+        ticket,
+        OpHandle {
+            member: 1,
+            ..ticket
+        },
+        OpHandle { seq: 9, ..ticket },
+        OpHandle {
+            member: 9,
+            ..ticket
+        },
+    ] {
         assert!(!board.provide_data(stray, 7));
     }
     assert_eq!(board.take_freed().len(), 4);
@@ -306,17 +393,29 @@ fn data_of_a_released_call_is_freed() {
     let here = [(); 2].map(|()| board.post(group, 0, Name("x"), 0).unwrap().0);
     let there = [(); 2].map(|()| announce(&mut board, group, 1, Name("x")).unwrap());
     board.release(here[1]);
-    assert_eq!(board.take_freed().len(), 1, "the contribution of the local rank");
+    assert_eq!(
+        board.take_freed().len(),
+        1,
+        "the contribution of the local rank"
+    );
     assert!(board.signature(there[1]).is_none() && !board.provide_data(there[1], 7));
     assert_eq!(board.take_freed().len(), 1);
-    assert!(board.provide_data(there[0], 1), "the earlier call is not affected");
+    assert!(
+        board.provide_data(there[0], 1),
+        "the earlier call is not affected"
+    );
 }
 
 mod messages {
     use super::*;
 
     fn message(from: usize, tag: u32) -> P2pMessage<Name, Option<usize>> {
-        P2pMessage { from, tag, signature: Name("x"), part: None }
+        P2pMessage {
+            from,
+            tag,
+            signature: Name("x"),
+            part: None,
+        }
     }
 
     fn receive(board: &mut Plain, group: GroupKey, from: Option<usize>) -> RecvHandle {
@@ -341,7 +440,10 @@ mod messages {
         let third = board.send(group, 0, message(1, 0)).unwrap().0;
         assert!(board.provide_message(second, 20));
         assert!(!board.provide_message(third, 11), "no rank waits for it");
-        assert!(!board.is_over(Wait::Message(receives[0])) && arrived(&mut board, receives[0]).is_none());
+        assert!(
+            !board.is_over(Wait::Message(receives[0]))
+                && arrived(&mut board, receives[0]).is_none()
+        );
         assert_eq!(arrived(&mut board, receives[1]), Some((2, 20)));
         assert!(board.provide_message(first, 10));
         assert_eq!(arrived(&mut board, receives[0]), Some((1, 10)));
@@ -357,9 +459,15 @@ mod messages {
         board.returned(1);
         board.begin_wait(Wait::Message(receive_handle));
         assert!(board.failure().is_none());
-        assert_eq!((board.waits, board.missing(Wait::Message(receive_handle))), (1, vec![1]));
+        assert_eq!(
+            (board.waits, board.missing(Wait::Message(receive_handle))),
+            (1, vec![1])
+        );
         assert!(board.provide_message(announced, 5));
-        assert_eq!((board.waits, arrived(&mut board, receive_handle)), (0, Some((1, 5))));
+        assert_eq!(
+            (board.waits, arrived(&mut board, receive_handle)),
+            (0, Some((1, 5)))
+        );
     }
 
     #[test]
@@ -374,7 +482,14 @@ mod messages {
             board.release_receive(receive_handle);
             drop(board.take_freed());
             board.provide_message(announced, 5);
-            assert_eq!(board.take_freed().iter().map(|part| part.to_vec()).collect::<Vec<_>>(), [[5]]);
+            assert_eq!(
+                board
+                    .take_freed()
+                    .iter()
+                    .map(|part| part.to_vec())
+                    .collect::<Vec<_>>(),
+                [[5]]
+            );
             assert!(board.groups[0].queues[0].is_empty());
         }
     }
@@ -393,7 +508,15 @@ mod messages {
     fn that_are_not_what_a_receive_expects_are_a_mismatch_when_they_are_announced() {
         let (mut board, group) = board(2);
         receive(&mut board, group, Some(1));
-        let other = P2pMessage { signature: Name("y"), ..message(1, 0) };
-        let Err(CommError::Mismatch { rank: 0, other: 1, .. }) = board.send(group, 0, other) else { panic!() };
+        let other = P2pMessage {
+            signature: Name("y"),
+            ..message(1, 0)
+        };
+        let Err(CommError::Mismatch {
+            rank: 0, other: 1, ..
+        }) = board.send(group, 0, other)
+        else {
+            panic!()
+        };
     }
 }

@@ -51,14 +51,19 @@ fn invariants_1_and_2_nth_calls_meet_and_complete_with_the_last() {
     // Rank 0 posts three calls before the others.
     for member in [0, 0, 0, 1, 2, 2, 1, 1, 2] {
         let nth = tickets[member].len();
-        let (ticket, complete) = board.post(group, member, Name("x"), 10 * nth + member).unwrap();
+        let (ticket, complete) = board
+            .post(group, member, Name("x"), 10 * nth + member)
+            .unwrap();
         tickets[member].push(ticket);
         let joined = tickets.iter().filter(|tickets| tickets.len() > nth).count();
         assert_eq!(complete, joined == 3);
     }
     for nth in 0..3 {
         for tickets in &tickets {
-            assert_eq!(ready(&mut board, tickets[nth]), Some(vec![10 * nth, 10 * nth + 1, 10 * nth + 2]));
+            assert_eq!(
+                ready(&mut board, tickets[nth]),
+                Some(vec![10 * nth, 10 * nth + 1, 10 * nth + 2])
+            );
         }
     }
 }
@@ -73,7 +78,10 @@ fn the_last_to_join_is_named_by_its_global_rank() {
         tickets.push(board.post(group, member, Name("x"), 0).unwrap().0);
     }
     let last = |ticket: &OpHandle| board.last(*ticket);
-    assert_eq!(tickets.iter().map(last).collect::<Vec<_>>(), [2, 3, 2, 2, 3, 3]);
+    assert_eq!(
+        tickets.iter().map(last).collect::<Vec<_>>(),
+        [2, 3, 2, 2, 3, 3]
+    );
 }
 
 /// A table whose contributions are only counted references, to check which of them are alive.
@@ -97,7 +105,10 @@ impl Watched {
     /// Drops the freed contributions, and returns for each collective whether its contributions are alive.
     fn alive(&mut self) -> Vec<bool> {
         drop(self.0.take_freed());
-        self.2.iter().map(|parts| parts.iter().any(|part| part.upgrade().is_some())).collect()
+        self.2
+            .iter()
+            .map(|parts| parts.iter().any(|part| part.upgrade().is_some()))
+            .collect()
     }
 }
 
@@ -121,9 +132,18 @@ fn invariant_3_deposits_go_when_all_have_taken_theirs() {
     // A collective that is never released does not keep later ones alive.
     watched.join(2);
     let later = watched.join(2);
-    later.into_iter().for_each(|ticket| watched.0.release(ticket));
+    later
+        .into_iter()
+        .for_each(|ticket| watched.0.release(ticket));
     let kept = |slot: &MatchEntry<_, _>| slot.posts.iter().flatten().count();
-    assert_eq!(watched.0.groups[0].entries.iter().map(kept).collect::<Vec<_>>(), [2, 0]);
+    assert_eq!(
+        watched.0.groups[0]
+            .entries
+            .iter()
+            .map(kept)
+            .collect::<Vec<_>>(),
+        [2, 0]
+    );
     assert_eq!(watched.join(1)[0].seq, 5);
 }
 
@@ -132,11 +152,16 @@ fn invariant_3_a_failure_frees_what_it_leaves_incomplete() {
     let mut watched = Watched::new();
     let (complete, incomplete) = (watched.join(2), watched.join(1));
     assert_eq!(watched.alive(), [true, true]);
-    watched.0.fail(Failure::Panicked { rank: 1, message: String::new() });
+    watched.0.fail(Failure::Panicked {
+        rank: 1,
+        message: String::new(),
+    });
     assert_eq!(watched.alive(), [true, false]);
     assert!(matches!(watched.0.poll(complete[0]), Poll::Ready(_)));
     assert!(matches!(watched.0.poll(incomplete[0]), Poll::Failed));
-    [complete[0], complete[1], incomplete[0]].into_iter().for_each(|ticket| watched.0.release(ticket));
+    [complete[0], complete[1], incomplete[0]]
+        .into_iter()
+        .for_each(|ticket| watched.0.release(ticket));
     assert_eq!(watched.alive(), [false, false]);
 }
 
@@ -152,7 +177,11 @@ fn invariant_3_a_mismatch_frees_what_it_is_about() {
     let late = Arc::new(());
     watched.2.push(vec![Arc::downgrade(&late)]);
     watched.0.post(group, 0, Name("x"), late).unwrap_err();
-    assert_eq!(watched.2[2][0].strong_count(), 1, "it is dropped outside the lock");
+    assert_eq!(
+        watched.2[2][0].strong_count(),
+        1,
+        "it is dropped outside the lock"
+    );
     assert_eq!(watched.alive(), [false; 3]);
 }
 
@@ -160,8 +189,14 @@ fn invariant_3_a_mismatch_frees_what_it_is_about() {
 fn invariant_4_the_first_failure_is_final_and_joint() {
     let (mut board, group) = board(3);
     let pair = board.group(&[0, 2], "");
-    board.fail(Failure::Panicked { rank: 1, message: "first".into() });
-    board.fail(Failure::Panicked { rank: 2, message: "second".into() });
+    board.fail(Failure::Panicked {
+        rank: 1,
+        message: "first".into(),
+    });
+    board.fail(Failure::Panicked {
+        rank: 2,
+        message: "second".into(),
+    });
     for group in [group, pair] {
         let error = board.post(group, 0, Name("x"), 0).unwrap_err();
         assert!(
@@ -175,7 +210,10 @@ fn a_complete_collective_is_ready_even_after_a_failure() {
     let (mut board, group) = board(2);
     let (ticket, _) = board.post(group, 0, Name("x"), 5).unwrap();
     board.post(group, 1, Name("x"), 6).unwrap();
-    board.fail(Failure::Panicked { rank: 1, message: String::new() });
+    board.fail(Failure::Panicked {
+        rank: 1,
+        message: String::new(),
+    });
     assert_eq!(ready(&mut board, ticket), Some(vec![5, 6]));
 }
 
@@ -185,17 +223,43 @@ fn of_three_ranks_the_one_outside_the_majority_is_named() {
     board.post(group, 3, Name("x"), 0).unwrap();
     board.post(group, 0, Name("x"), 0).unwrap();
     let error = board.post(group, 2, Name("y"), 0).unwrap_err();
-    let CommError::Mismatch { rank, other, differs, .. } = &error else { panic!("{error}") };
-    assert_eq!((*rank, *other, differs.as_str()), (2, 0, "label `y` vs `x`"));
-    assert_eq!(board.post(group, 1, Name("x"), 0).unwrap_err(), error, "a later rank gets the same error");
+    let CommError::Mismatch {
+        rank,
+        other,
+        differs,
+        ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!(
+        (*rank, *other, differs.as_str()),
+        (2, 0, "label `y` vs `x`")
+    );
+    assert_eq!(
+        board.post(group, 1, Name("x"), 0).unwrap_err(),
+        error,
+        "a later rank gets the same error"
+    );
 }
 
 #[test]
 fn groups_are_told_apart_by_ranks_order_and_name() {
     let (mut board, group) = board(3);
-    let others = [board.group(&[2, 1, 0], ""), board.group(&[0, 1], ""), board.group(&[0, 1, 2], "copy")];
-    assert_eq!([board.group(&[0, 1, 2], ""), board.group(&[0, 1, 2], "copy")], [group, others[2]]);
-    assert!(others.iter().all(|other| *other != group) && others[0] != others[1] && others[1] != others[2]);
+    let others = [
+        board.group(&[2, 1, 0], ""),
+        board.group(&[0, 1], ""),
+        board.group(&[0, 1, 2], "copy"),
+    ];
+    assert_eq!(
+        [board.group(&[0, 1, 2], ""), board.group(&[0, 1, 2], "copy")],
+        [group, others[2]]
+    );
+    assert!(
+        others.iter().all(|other| *other != group)
+            && others[0] != others[1]
+            && others[1] != others[2]
+    );
 }
 
 #[test]
@@ -203,12 +267,21 @@ fn doing_is_what_it_was_at_the_failure() {
     let (mut board, group) = board(3);
     assert_eq!(board.activity(0), "computing, before any collective");
     let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
-    assert_eq!(board.activity(0), "computing since barrier #0 `x` on ranks [0, 1, 2]");
+    assert_eq!(
+        board.activity(0),
+        "computing since barrier #0 `x` on ranks [0, 1, 2]"
+    );
     board.begin_wait(Wait::All(ticket));
-    board.fail(Failure::Panicked { rank: 1, message: String::new() });
+    board.fail(Failure::Panicked {
+        rank: 1,
+        message: String::new(),
+    });
     board.end_wait(0, Wait::All(ticket));
     board.returned(0);
-    assert_eq!(board.activity(0), "waiting in barrier #0 `x` on ranks [0, 1, 2] for ranks [1, 2]");
+    assert_eq!(
+        board.activity(0),
+        "waiting in barrier #0 `x` on ranks [0, 1, 2] for ranks [1, 2]"
+    );
 }
 
 /// A rank that waits for one collective after it has posted the next one, as a unit and a prefetch, computes with the
@@ -216,13 +289,23 @@ fn doing_is_what_it_was_at_the_failure() {
 #[test]
 fn a_rank_computes_since_the_collective_whose_result_it_took() {
     let (mut board, group) = board(2);
-    let [unit, next] = ["unit", "next"].map(|label| board.post(group, 0, Name(label), 0).unwrap().0);
+    let [unit, next] =
+        ["unit", "next"].map(|label| board.post(group, 0, Name(label), 0).unwrap().0);
     board.post(group, 1, Name("unit"), 0).unwrap();
-    assert_eq!(board.activity(0), "computing since barrier #1 `next` on ranks [0, 1]");
+    assert_eq!(
+        board.activity(0),
+        "computing since barrier #1 `next` on ranks [0, 1]"
+    );
     assert!(matches!(board.poll(unit), Poll::Ready(_)));
-    assert_eq!(board.activity(0), "computing since barrier #0 `unit` on ranks [0, 1]");
+    assert_eq!(
+        board.activity(0),
+        "computing since barrier #0 `unit` on ranks [0, 1]"
+    );
     assert!(matches!(board.poll(next), Poll::Pending));
-    assert_eq!(board.activity(0), "computing since barrier #0 `unit` on ranks [0, 1]");
+    assert_eq!(
+        board.activity(0),
+        "computing since barrier #0 `unit` on ranks [0, 1]"
+    );
 }
 
 /// Values that a rank expects of each other rank, by group rank. Two ranks agree if both expect the same of each
@@ -256,7 +339,15 @@ fn invariant_2_agreements_of_pairs_are_checked_with_all_who_are_there() {
     board.post(group, 1, Expects(1, [1, 0, 3]), 0).unwrap();
     // Rank 2 agrees with the first rank that has posted, and not with the second.
     let error = board.post(group, 2, Expects(2, [2, 4, 0]), 0).unwrap_err();
-    let CommError::Mismatch { rank: 2, other: 1, differs, .. } = &error else { panic!("{error}") };
+    let CommError::Mismatch {
+        rank: 2,
+        other: 1,
+        differs,
+        ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
     assert_eq!(differs, "4 vs 3");
 }
 
@@ -266,7 +357,12 @@ pub(super) struct Holds(Vec<Digests>);
 impl Holds {
     pub fn of(value: u64) -> Self {
         let (names, values) = (["a".into()].into(), [Some(value)].into());
-        Self(vec![Digests { of: ReplicatedValue::Weight, step: 3, names, values }])
+        Self(vec![Digests {
+            of: ReplicatedValue::Weight,
+            step: 3,
+            names,
+            values,
+        }])
     }
 }
 
@@ -303,14 +399,29 @@ fn invariant_2_replicated_values_are_compared_when_the_last_has_posted() {
             let error = board.post(group, last, holds(last), ()).unwrap_err();
             let told = error.to_string();
             let CommError::Diverged {
-                rank, other, param, of: ReplicatedValue::Weight, step: 3, majority: true, ..
+                rank,
+                other,
+                param,
+                of: ReplicatedValue::Weight,
+                step: 3,
+                majority: true,
+                ..
             } = error
             else {
                 panic!("{error}")
             };
-            assert_eq!((rank, other, &*param), ([3, 0, 2][culprit], [0, 3, 3][culprit], "a"));
-            assert!(told.contains("all_reduce #0 `x` on ranks [3, 0, 2]"), "{told}");
-            assert!(matches!(board.poll(ticket), Poll::Failed), "it is never complete");
+            assert_eq!(
+                (rank, other, &*param),
+                ([3, 0, 2][culprit], [0, 3, 3][culprit], "a")
+            );
+            assert!(
+                told.contains("all_reduce #0 `x` on ranks [3, 0, 2]"),
+                "{told}"
+            );
+            assert!(
+                matches!(board.poll(ticket), Poll::Failed),
+                "it is never complete"
+            );
         }
     }
     let mut board = MatchTable::new(2, false);
@@ -329,6 +440,16 @@ fn one_that_differs_is_held_against_the_first_in_group_order() {
             board.post(group, member, Name("x"), 0).unwrap();
         }
         let error = board.post(group, 0, Name("y"), 0).unwrap_err();
-        assert!(matches!(error, CommError::Mismatch { rank: 0, other: 1, .. }), "{error}");
+        assert!(
+            matches!(
+                error,
+                CommError::Mismatch {
+                    rank: 0,
+                    other: 1,
+                    ..
+                }
+            ),
+            "{error}"
+        );
     }
 }

@@ -11,7 +11,10 @@ fn invariant_5_a_missing_rank_that_has_returned_is_named() {
     board.returned(2);
     board.check_returned(Wait::All(ticket));
     let error = failure(&board);
-    assert!(matches!(&error, CommError::RankReturned { rank: 2, during } if during.seq == 0), "{error}");
+    assert!(
+        matches!(&error, CommError::RankReturned { rank: 2, during } if during.seq == 0),
+        "{error}"
+    );
     assert_eq!(board.activity(2), "finished");
 }
 
@@ -54,7 +57,12 @@ fn invariant_5_a_rank_that_waits_for_its_own_message_is_told() {
     let receive = board.receive(group, 0, Some(0), 7, Name("x")).unwrap();
     board.begin_wait(Wait::Message(receive));
     let error = failure(&board);
-    assert!(error.to_string().contains("rank 0 waits in barrier #0 `x` on ranks [0, 1] for rank 0"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("rank 0 waits in barrier #0 `x` on ranks [0, 1] for rank 0"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -62,7 +70,11 @@ fn invariant_5_a_multithreaded_rank_that_waits_may_still_come() {
     let mut board = crossed(true);
     assert!(board.failure().is_none());
     let (group, pair) = (board.group(&[0, 1, 2], ""), board.group(&[0, 1], ""));
-    assert!(board.post(pair, 0, Name("y"), 0).is_ok_and(|(_, complete)| complete));
+    assert!(
+        board
+            .post(pair, 0, Name("y"), 0)
+            .is_ok_and(|(_, complete)| complete)
+    );
     assert!(board.post(group, 1, Name("x"), 0).is_ok());
 }
 
@@ -79,8 +91,18 @@ fn invariant_5_a_rank_that_calls_while_it_waits_is_at_fault() {
         } else {
             board.post(pair, 0, Name("z"), 0).unwrap_err();
         }
-        let CommError::ConcurrentCalls { rank: 0, called, during } = failure(&board) else { panic!() };
-        assert_eq!((&*called.label, &*during.label), (if waits { "y" } else { "z" }, "x"));
+        let CommError::ConcurrentCalls {
+            rank: 0,
+            called,
+            during,
+        } = failure(&board)
+        else {
+            panic!()
+        };
+        assert_eq!(
+            (&*called.label, &*during.label),
+            (if waits { "y" } else { "z" }, "x")
+        );
     }
 }
 
@@ -114,9 +136,18 @@ fn invariant_5_a_cycle_is_found_through_the_one_rank_that_waits_elsewhere() {
         if !first {
             wait(pair, 1);
         }
-        let CommError::Deadlock { waits } = failure(&board) else { panic!("{}", failure(&board)) };
+        let CommError::Deadlock { waits } = failure(&board) else {
+            panic!("{}", failure(&board))
+        };
         let ranks: Vec<_> = waits.iter().map(|(rank, _, next)| (*rank, *next)).collect();
-        assert_eq!(ranks, if first { [(4, 5), (5, 4)] } else { [(5, 4), (4, 5)] });
+        assert_eq!(
+            ranks,
+            if first {
+                [(4, 5), (5, 4)]
+            } else {
+                [(5, 4), (4, 5)]
+            }
+        );
     }
 }
 
@@ -141,12 +172,18 @@ fn ranks_that_wait_in_one_collective_search_for_nothing() {
         before = Some(tickets);
     }
     let pair = board.group(&[2, 3], "");
-    before.into_iter().flatten().for_each(|ticket| board.end_wait(ticket.member, Wait::All(ticket)));
+    before
+        .into_iter()
+        .flatten()
+        .for_each(|ticket| board.end_wait(ticket.member, Wait::All(ticket)));
     let (elsewhere, _) = board.post(pair, 0, Name("y"), 0).unwrap();
     board.begin_wait(Wait::All(elsewhere));
     let ticket = join(&mut board, 0);
     board.begin_wait(Wait::All(ticket));
-    assert!(board.others_wait_elsewhere(Wait::All(ticket)) && board.others_wait_elsewhere(Wait::All(elsewhere)));
+    assert!(
+        board.others_wait_elsewhere(Wait::All(ticket))
+            && board.others_wait_elsewhere(Wait::All(elsewhere))
+    );
     assert!(board.failure().is_none());
 }
 
@@ -155,10 +192,19 @@ fn ranks_that_wait_in_one_collective_search_for_nothing() {
 #[test]
 fn invariant_5_a_deadlock_is_told_just_when_waits_form_a_cycle() {
     const RANKS: usize = 6;
-    let groups: [&[usize]; 6] = [&[0, 1, 2, 3, 4, 5], &[0, 1], &[2, 3, 4], &[5, 1, 3], &[4, 0], &[2, 5]];
+    let groups: [&[usize]; 6] = [
+        &[0, 1, 2, 3, 4, 5],
+        &[0, 1],
+        &[2, 3, 4],
+        &[5, 1, 3],
+        &[4, 0],
+        &[2, 5],
+    ];
     let mut state = 1_u64;
     let mut random = |below: usize| {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         (state >> 33) as usize % below
     };
     let (mut cycles, mut longest) = (0, 0);
@@ -169,7 +215,9 @@ fn invariant_5_a_deadlock_is_told_just_when_waits_form_a_cycle() {
         let mut joined: [Vec<Vec<usize>>; 6] = Default::default();
         let mut waits: [Option<(usize, usize, OpHandle)>; RANKS] = [None; RANKS];
         for _ in 0..60 {
-            let complete = |joined: &[Vec<Vec<usize>>; 6], g: usize, n: usize| joined[g][n].len() == groups[g].len();
+            let complete = |joined: &[Vec<Vec<usize>>; 6], g: usize, n: usize| {
+                joined[g][n].len() == groups[g].len()
+            };
             let rank = random(RANKS);
             if let Some((g, n, ticket)) = waits[rank] {
                 if complete(&joined, g, n) {
@@ -180,7 +228,9 @@ fn invariant_5_a_deadlock_is_told_just_when_waits_form_a_cycle() {
                 continue;
             }
             let g = random(groups.len());
-            let Some(member) = groups[g].iter().position(|member| *member == rank) else { continue };
+            let Some(member) = groups[g].iter().position(|member| *member == rank) else {
+                continue;
+            };
             let (ticket, _) = board.post(keys[g], member, Name("x"), 0).unwrap();
             let n = ticket.seq as usize;
             joined[g].resize(joined[g].len().max(n + 1), Vec::new());
@@ -192,28 +242,54 @@ fn invariant_5_a_deadlock_is_told_just_when_waits_form_a_cycle() {
             waits[rank] = Some((g, n, ticket));
             board.begin_wait(Wait::All(ticket));
             let needed = |rank: usize| -> Vec<usize> {
-                let Some((g, n, _)) = waits[rank] else { return Vec::new() };
-                groups[g].iter().copied().filter(|rank| !joined[g][n].contains(rank)).collect()
+                let Some((g, n, _)) = waits[rank] else {
+                    return Vec::new();
+                };
+                groups[g]
+                    .iter()
+                    .copied()
+                    .filter(|rank| !joined[g][n].contains(rank))
+                    .collect()
             };
             let mut reached = needed(rank);
             let mut at = 0;
             while at < reached.len() {
                 let next = needed(reached[at]);
-                reached.extend(next.into_iter().filter(|next| !reached.contains(next)).collect::<Vec<_>>());
+                reached.extend(
+                    next.into_iter()
+                        .filter(|next| !reached.contains(next))
+                        .collect::<Vec<_>>(),
+                );
                 at += 1;
             }
-            assert_eq!(board.failure().is_some(), reached.contains(&rank), "rank {rank} of {waits:?}");
+            assert_eq!(
+                board.failure().is_some(),
+                reached.contains(&rank),
+                "rank {rank} of {waits:?}"
+            );
             if board.failure().is_some() {
-                let CommError::Deadlock { waits: told } = failure(&board) else { panic!() };
+                let CommError::Deadlock { waits: told } = failure(&board) else {
+                    panic!()
+                };
                 let nexts = told.iter().skip(1).chain(&told[..1]);
-                assert!(told[0].0 == rank && told.iter().zip(nexts).all(|(one, next)| one.2 == next.0), "{told:?}");
-                assert!(told.iter().all(|(rank, _, next)| needed(*rank).contains(next)), "{told:?}");
+                assert!(
+                    told[0].0 == rank && told.iter().zip(nexts).all(|(one, next)| one.2 == next.0),
+                    "{told:?}"
+                );
+                assert!(
+                    told.iter()
+                        .all(|(rank, _, next)| needed(*rank).contains(next)),
+                    "{told:?}"
+                );
                 (cycles, longest) = (cycles + 1, longest.max(told.len()));
                 break;
             }
         }
     }
-    assert!(cycles > 500 && longest > 3, "{cycles} cycles, the longest of {longest} ranks");
+    assert!(
+        cycles > 500 && longest > 3,
+        "{cycles} cycles, the longest of {longest} ranks"
+    );
 }
 
 #[test]
@@ -223,5 +299,8 @@ fn invariant_5_a_rank_that_returned_before_the_group_was_made_is_named() {
     let group = board.group(&[0, 1, 2], "");
     let (ticket, _) = board.post(group, 0, Name("x"), 0).unwrap();
     board.begin_wait(Wait::All(ticket));
-    assert!(matches!(failure(&board), CommError::RankReturned { rank: 2, .. }));
+    assert!(matches!(
+        failure(&board),
+        CommError::RankReturned { rank: 2, .. }
+    ));
 }

@@ -74,7 +74,12 @@ struct Receive<F, P> {
 
 impl<F, P> Default for P2pQueue<F, P> {
     fn default() -> Self {
-        Self { calls: 0, sent: 0, messages: VecDeque::new(), receives: VecDeque::new() }
+        Self {
+            calls: 0,
+            sent: 0,
+            messages: VecDeque::new(),
+            receives: VecDeque::new(),
+        }
     }
 }
 
@@ -84,7 +89,9 @@ impl<F, P> Receive<F, P> {
     }
 
     fn has_arrived(&self) -> bool {
-        self.message.as_ref().is_some_and(|(_, message)| message.part.is_some())
+        self.message
+            .as_ref()
+            .is_some_and(|(_, message)| message.part.is_some())
     }
 }
 
@@ -100,7 +107,10 @@ impl<F, P> P2pQueue<F, P> {
     fn deliver(&mut self, message: P2pMessage<F, Option<P>>) -> (u64, Option<usize>) {
         self.sent += 1;
         let message = (self.sent, message);
-        let at = self.receives.iter().position(|receive| receive.message.is_none() && receive.takes(&message));
+        let at = self
+            .receives
+            .iter()
+            .position(|receive| receive.message.is_none() && receive.takes(&message));
         match at {
             Some(at) => self.receives[at].message = Some(message),
             None => self.messages.push_back(message),
@@ -110,7 +120,10 @@ impl<F, P> P2pQueue<F, P> {
 
     /// Adds a receive, which takes the first queued message that it accepts. Returns its index.
     fn receive(&mut self, mut receive: Receive<F, P>) -> usize {
-        let message = self.messages.iter().position(|message| receive.takes(message));
+        let message = self
+            .messages
+            .iter()
+            .position(|message| receive.takes(message));
         receive.message = message.and_then(|at| self.messages.remove(at));
         self.receives.push_back(receive);
         self.receives.len() - 1
@@ -120,12 +133,17 @@ impl<F, P> P2pQueue<F, P> {
     /// the data as an error if it is not needed.
     fn provide(&mut self, number: u64, part: P) -> Result<Option<usize>, P> {
         let is_it = |(other, _): &QueuedMessage<F, P>| *other == number;
-        let taken = self.receives.iter().position(|receive| receive.message.as_ref().is_some_and(is_it));
+        let taken = self
+            .receives
+            .iter()
+            .position(|receive| receive.message.as_ref().is_some_and(is_it));
         let message = match taken {
             Some(at) => self.receives[at].message.as_mut(),
             None => self.messages.iter_mut().find(|message| is_it(message)),
         };
-        let Some((_, message)) = message else { return Err(part) };
+        let Some((_, message)) = message else {
+            return Err(part);
+        };
         message.part = Some(part);
         Ok(taken)
     }
@@ -133,7 +151,9 @@ impl<F, P> P2pQueue<F, P> {
     /// Returns true if the data of a message of member `from` has not arrived, and the message may be received.
     pub(super) fn awaits_data_of(&self, from: usize) -> bool {
         let receives = self.receives.iter().filter(|receive| !receive.is_released);
-        let mut messages = receives.filter_map(|receive| receive.message.as_ref()).chain(&self.messages);
+        let mut messages = receives
+            .filter_map(|receive| receive.message.as_ref())
+            .chain(&self.messages);
         messages.any(|(_, message)| message.from == from && message.part.is_none())
     }
 
@@ -143,7 +163,8 @@ impl<F, P> P2pQueue<F, P> {
     }
 
     fn index(&self, number: u64) -> usize {
-        self.receives.partition_point(|receive| receive.number < number)
+        self.receives
+            .partition_point(|receive| receive.number < number)
     }
 
     /// Removes a receive and returns its message, if that has arrived.
@@ -151,8 +172,21 @@ impl<F, P> P2pQueue<F, P> {
         if !self.receives[at].has_arrived() {
             return None;
         }
-        let (_, P2pMessage { from, tag, signature, part }) = self.receives.remove(at)?.message?;
-        Some(P2pMessage { from, tag, signature, part: part? })
+        let (
+            _,
+            P2pMessage {
+                from,
+                tag,
+                signature,
+                part,
+            },
+        ) = self.receives.remove(at)?.message?;
+        Some(P2pMessage {
+            from,
+            tag,
+            signature,
+            part: part?,
+        })
     }
 }
 
@@ -167,7 +201,8 @@ impl<F: Signature, P> MatchTable<F, P> {
     ) -> Result<(MessageHandle, bool), CommError> {
         let (rank, id) = self.message_id(group, message.from, &message.signature);
         if let Err(error) = self.enter(rank, id) {
-            self.freed.extend(message.part.map(|part| Arc::from([part])));
+            self.freed
+                .extend(message.part.map(|part| Arc::from([part])));
             return Err(error);
         }
         let has_data = message.part.is_some();
@@ -178,11 +213,19 @@ impl<F: Signature, P> MatchTable<F, P> {
                 self.arrived(group, to, at);
             }
         }
-        Ok((MessageHandle { group, to, number }, has_data && receive.is_some()))
+        Ok((
+            MessageHandle { group, to, number },
+            has_data && receive.is_some(),
+        ))
     }
 
     /// Counts a message that a rank here sends to another process. Fails as if it were sent to a rank here.
-    pub fn send_elsewhere(&mut self, group: GroupKey, from: usize, signature: &F) -> Result<(), CommError> {
+    pub fn send_elsewhere(
+        &mut self,
+        group: GroupKey,
+        from: usize,
+        signature: &F,
+    ) -> Result<(), CommError> {
         let (rank, id) = self.message_id(group, from, signature);
         self.enter(rank, id)
     }
@@ -195,7 +238,8 @@ impl<F: Signature, P> MatchTable<F, P> {
             self.arrived(group, to, at);
             return true;
         }
-        self.freed.extend(provided.err().map(|part| Arc::from([part])));
+        self.freed
+            .extend(provided.err().map(|part| Arc::from([part])));
         false
     }
 
@@ -205,7 +249,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.waits -= queue.receives[at].waits;
         if queue.receives[at].is_released {
             let message = queue.take(at);
-            self.freed.extend(message.map(|message| Arc::from([message.part])));
+            self.freed
+                .extend(message.map(|message| Arc::from([message.part])));
         }
     }
 
@@ -221,10 +266,22 @@ impl<F: Signature, P> MatchTable<F, P> {
         let (rank, id) = self.message_id(group, member, &signature);
         let number = id.seq;
         self.enter(rank, id)?;
-        let receive = Receive { number, from, tag, signature, message: None, waits: 0, is_released: false };
+        let receive = Receive {
+            number,
+            from,
+            tag,
+            signature,
+            message: None,
+            waits: 0,
+            is_released: false,
+        };
         let at = self.groups[group.0].queues[member].receive(receive);
         self.check_message(group, member, at)?;
-        Ok(RecvHandle { group, member, number })
+        Ok(RecvHandle {
+            group,
+            member,
+            number,
+        })
     }
 
     /// Returns the message of `receive` if it has arrived. Afterwards the handle is no longer valid.
@@ -263,7 +320,9 @@ impl<F: Signature, P> MatchTable<F, P> {
     /// Frees the messages that no receive will take.
     pub(super) fn free_messages(&mut self) {
         let queues = self.groups.iter_mut().flat_map(|group| &mut group.queues);
-        let parts = queues.flat_map(|queue| queue.messages.drain(..)).filter_map(|(_, message)| message.part);
+        let parts = queues
+            .flat_map(|queue| queue.messages.drain(..))
+            .filter_map(|(_, message)| message.part);
         self.freed.extend(parts.map(|part| Arc::from([part])));
     }
 
@@ -274,7 +333,8 @@ impl<F: Signature, P> MatchTable<F, P> {
 
     /// Returns the ranks of which one must still send the message of `receive`.
     pub(super) fn senders(&self, receive: RecvHandle) -> &[usize] {
-        let (ranks, Receive { from, message, .. }) = (self.ranks(receive.group), self.find_receive(receive));
+        let (ranks, Receive { from, message, .. }) =
+            (self.ranks(receive.group), self.find_receive(receive));
         match from {
             _ if message.is_some() => &[],
             Some(from) => &ranks[*from..from + 1],
@@ -295,10 +355,17 @@ impl<F: Signature, P> MatchTable<F, P> {
     }
 
     /// Counts the next message or receive of `member`. Returns the rank of the member and the call.
-    fn message_id(&mut self, group: GroupKey, member: usize, signature: &F) -> (usize, CollectiveId) {
+    fn message_id(
+        &mut self,
+        group: GroupKey,
+        member: usize,
+        signature: &F,
+    ) -> (usize, CollectiveId) {
         let group = &mut self.groups[group.0];
         if group.queues.is_empty() {
-            group.queues.resize_with(group.ranks.len(), P2pQueue::default);
+            group
+                .queues
+                .resize_with(group.ranks.len(), P2pQueue::default);
         }
         let seq = group.queues[member].call();
         (group.ranks[member], group.id(seq, signature))
@@ -308,11 +375,23 @@ impl<F: Signature, P> MatchTable<F, P> {
     fn check_message(&mut self, key: GroupKey, to: usize, at: usize) -> Result<(), CommError> {
         let group = &mut self.groups[key.0];
         let receive = &group.queues[to].receives[at];
-        let Some((_, message)) = &receive.message else { return Ok(()) };
-        let Some(differs) = receive.signature.refusal(&message.signature) else { return Ok(()) };
+        let Some((_, message)) = &receive.message else {
+            return Ok(());
+        };
+        let Some(differs) = receive.signature.refusal(&message.signature) else {
+            return Ok(());
+        };
         let (rank, other) = (group.ranks[to], group.ranks[message.from]);
-        let error = CommError::Mismatch { rank, other, during: group.id(receive.number, &receive.signature), differs };
-        let part = group.queues[to].receives[at].message.take().and_then(|(_, message)| message.part);
+        let error = CommError::Mismatch {
+            rank,
+            other,
+            during: group.id(receive.number, &receive.signature),
+            differs,
+        };
+        let part = group.queues[to].receives[at]
+            .message
+            .take()
+            .and_then(|(_, message)| message.part);
         self.freed.extend(part.map(|part| Arc::from([part])));
         self.fail(Failure::Collective(error.clone()));
         Err(error)

@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::match_table::{
-    CallData, GroupKey, MatchTable, MessageHandle, OpHandle, P2pMessage, Parts, Poll, RecvHandle, Signature,
-    StalledWait, Wait,
+    CallData, GroupKey, MatchTable, MessageHandle, OpHandle, P2pMessage, Parts, Poll, RecvHandle,
+    Signature, StalledWait, Wait,
 };
 use super::sync::{AtomicU64, Condvar, Instant, Mutex, MutexGuard, Ordering, spin_loop, yield_now};
 use crate::comm::CommError;
@@ -78,7 +78,9 @@ impl SpinPolicy {
             Self::Yielding(times, most) => {
                 // A thread that computes keeps the core for long once it has it.
                 let end = until.min(Instant::now() + most);
-                (0..times).take_while(|_| quiet() && Instant::now() < end).for_each(|_| yield_now());
+                (0..times)
+                    .take_while(|_| quiet() && Instant::now() < end)
+                    .for_each(|_| yield_now());
             }
         }
     }
@@ -137,7 +139,11 @@ impl EventCount {
     }
 
     /// Sleeps until the next notification or until `deadline`. Returns true if the deadline has passed.
-    fn sleep<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Instant) -> (MutexGuard<'a, T>, bool) {
+    fn sleep<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        deadline: Instant,
+    ) -> (MutexGuard<'a, T>, bool) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         let woken = self.condvar.wait_until(guard, deadline);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
@@ -151,14 +157,30 @@ impl<F: Signature, P> Rendezvous<F, P> {
     /// Creates the rendezvous of a world of `ranks` ranks in this process.
     pub fn new(ranks: usize, spin: SpinPolicy, multithreaded: bool) -> Self {
         let (events, end) = (Vec::new(), Arc::default());
-        let state = RendezvousState { table: MatchTable::new(ranks, multithreaded), events, end };
-        Self { state: Mutex::new(state), spin, peers: None }
+        let state = RendezvousState {
+            table: MatchTable::new(ranks, multithreaded),
+            events,
+            end,
+        };
+        Self {
+            state: Mutex::new(state),
+            spin,
+            peers: None,
+        }
     }
 
     /// Creates the rendezvous of a world of `ranks` ranks in several processes. `decides` is true in the one
     /// process that decides which failure is the first.
-    pub fn among_processes(ranks: usize, multithreaded: bool, decides: bool, peers: Arc<dyn PeerNotifier>) -> Self {
-        let rendezvous = Self { peers: Some(peers), ..Self::new(ranks, SpinPolicy::AMONG_PROCESSES, multithreaded) };
+    pub fn among_processes(
+        ranks: usize,
+        multithreaded: bool,
+        decides: bool,
+        peers: Arc<dyn PeerNotifier>,
+    ) -> Self {
+        let rendezvous = Self {
+            peers: Some(peers),
+            ..Self::new(ranks, SpinPolicy::AMONG_PROCESSES, multithreaded)
+        };
         if !decides {
             rendezvous.state.lock().table.arbiter.defer();
         }
@@ -206,7 +228,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
             let is_complete = table.provide_data(op, part);
             (Ok(is_complete), is_complete)
         };
-        self.change(op.group, None, provide).is_ok_and(|is_complete| is_complete)
+        self.change(op.group, None, provide)
+            .is_ok_and(|is_complete| is_complete)
     }
 
     /// Sends a message to member `to` of the group, with its data if a local rank sends it. Never blocks, unless a
@@ -226,8 +249,15 @@ impl<F: Signature, P> Rendezvous<F, P> {
     }
 
     /// Counts a message that a rank here sends to another process. Fails as if it were sent to a rank here.
-    pub fn send_elsewhere(&self, group: GroupKey, from: usize, signature: &F) -> Result<(), CommError> {
-        self.change(group, Some(from), |table| (table.send_elsewhere(group, from, signature), false))
+    pub fn send_elsewhere(
+        &self,
+        group: GroupKey,
+        from: usize,
+        signature: &F,
+    ) -> Result<(), CommError> {
+        self.change(group, Some(from), |table| {
+            (table.send_elsewhere(group, from, signature), false)
+        })
     }
 
     /// Adds the data of a message that was sent without.
@@ -246,7 +276,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
         tag: u32,
         signature: F,
     ) -> Result<RecvHandle, CommError> {
-        let receive = |table: &mut MatchTable<F, P>| (table.receive(group, member, from, tag, signature), false);
+        let receive = |table: &mut MatchTable<F, P>| {
+            (table.receive(group, member, from, tag, signature), false)
+        };
         self.change(group, Some(member), receive)
     }
 
@@ -279,7 +311,10 @@ impl<F: Signature, P> Rendezvous<F, P> {
     /// handle.
     pub fn wait(&self, op: OpHandle, deadline: Duration) -> Result<Matched<P>, CommError> {
         let (mut state, result) = self.block(Wait::All(op), deadline, |table| table.poll(op));
-        let result = result.map(|parts| Matched { parts, last: state.table.last(op) });
+        let result = result.map(|parts| Matched {
+            parts,
+            last: state.table.last(op),
+        });
         state.table.release(op);
         self.unlock(state);
         result
@@ -287,8 +322,14 @@ impl<F: Signature, P> Rendezvous<F, P> {
 
     /// Blocks until the message of `receive` has arrived, the world has failed, or `deadline` has passed. Afterwards
     /// the handle is no longer valid.
-    pub fn wait_for_message(&self, receive: RecvHandle, deadline: Duration) -> Result<P2pMessage<F, P>, CommError> {
-        let (mut state, result) = self.block(Wait::Message(receive), deadline, |table| table.poll_message(receive));
+    pub fn wait_for_message(
+        &self,
+        receive: RecvHandle,
+        deadline: Duration,
+    ) -> Result<P2pMessage<F, P>, CommError> {
+        let (mut state, result) = self.block(Wait::Message(receive), deadline, |table| {
+            table.poll_message(receive)
+        });
         if result.is_err() {
             state.table.release_receive(receive);
         }
@@ -342,7 +383,11 @@ impl<F: Signature, P> Rendezvous<F, P> {
                 spins = if is_quiet() { 0 } else { spins - 1 };
                 state = self.state.lock();
             } else {
-                let look = if self.peers.is_some() { until.min(Instant::now() + PATIENCE) } else { until };
+                let look = if self.peers.is_some() {
+                    until.min(Instant::now() + PATIENCE)
+                } else {
+                    until
+                };
                 let is_late;
                 (state, is_late) = event.sleep(state, look);
                 if is_late && look == until {
@@ -361,7 +406,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
     /// Makes progress, spins or yields before the caller sleeps, while `quiet` returns true and at most until
     /// `until`.
     fn spin(&self, until: Instant, quiet: impl Fn() -> bool) {
-        let Some(peers) = &self.peers else { return self.spin.pass(until, quiet) };
+        let Some(peers) = &self.peers else {
+            return self.spin.pass(until, quiet);
+        };
         let soon = || until.min(Instant::now() + LINGER);
         let (mut end, mut makes_progress) = (soon(), true);
         while quiet() && makes_progress && Instant::now() < end {
@@ -480,7 +527,11 @@ impl<F: Signature, P> Rendezvous<F, P> {
     }
 
     /// Sleeps while `is_pending` returns true. Returns true if that takes longer than `time`.
-    fn sleep_while(&self, time: Duration, is_pending: impl Fn(&MatchTable<F, P>) -> bool) -> (Guard<'_, F, P>, bool) {
+    fn sleep_while(
+        &self,
+        time: Duration,
+        is_pending: impl Fn(&MatchTable<F, P>) -> bool,
+    ) -> (Guard<'_, F, P>, bool) {
         let (mut state, until, mut is_late) = (self.state.lock(), Instant::now() + time, false);
         while is_pending(&state.table) {
             if is_late {
@@ -508,7 +559,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
     /// the ranks whose programs have not ended.
     pub fn finish(&self, deadline: Duration) -> Vec<usize> {
         let is_running = |table: &MatchTable<F, P>| !table.running().is_empty();
-        let (state, _) = self.sleep_while(LONGEST, |table| is_running(table) && table.failure().is_none());
+        let (state, _) = self.sleep_while(LONGEST, |table| {
+            is_running(table) && table.failure().is_none()
+        });
         drop(state);
         let (state, _) = self.sleep_while(deadline.min(LONGEST), is_running);
         state.table.running()
@@ -519,11 +572,16 @@ impl<F: Signature, P> Rendezvous<F, P> {
     fn unlock(&self, mut state: Guard<'_, F, P>) {
         let freed = state.table.take_freed();
         let events = self.peers.as_ref().map(|peers| {
-            let declined = Some(state.table.take_declined()).filter(|declined| !declined.is_empty());
+            let declined =
+                Some(state.table.take_declined()).filter(|declined| !declined.is_empty());
             (
                 peers,
                 [
-                    state.table.arbiter.take_unsent().map(|(failure, decided)| PeerEvent::Failed { failure, decided }),
+                    state
+                        .table
+                        .arbiter
+                        .take_unsent()
+                        .map(|(failure, decided)| PeerEvent::Failed { failure, decided }),
                     declined.map(PeerEvent::Declined),
                 ],
             )
@@ -531,14 +589,20 @@ impl<F: Signature, P> Rendezvous<F, P> {
         drop(state);
         drop(freed);
         if let Some((peers, events)) = events {
-            events.into_iter().flatten().for_each(|event| drop(peers.notify(event)));
+            events
+                .into_iter()
+                .flatten()
+                .for_each(|event| drop(peers.notify(event)));
         }
     }
 }
 
 impl<F: Signature, P> RendezvousState<F, P> {
     fn notify_all(&self) {
-        self.events.iter().chain([&self.end]).for_each(|event| event.notify());
+        self.events
+            .iter()
+            .chain([&self.end])
+            .for_each(|event| event.notify());
     }
 
     fn error(&self, wait: Wait) -> CommError {
@@ -551,8 +615,17 @@ impl<F: Signature, P> RendezvousState<F, P> {
         if self.table.is_over(wait) {
             return;
         }
-        let (rank, missing, during) = (self.table.rank(wait), self.table.missing(wait), self.table.id(wait));
-        let error = CommError::DeadlineExceeded { rank, missing, during, deadline };
+        let (rank, missing, during) = (
+            self.table.rank(wait),
+            self.table.missing(wait),
+            self.table.id(wait),
+        );
+        let error = CommError::DeadlineExceeded {
+            rank,
+            missing,
+            during,
+            deadline,
+        };
         self.table.fail(Failure::Collective(error));
         self.notify_all();
     }

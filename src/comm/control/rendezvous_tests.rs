@@ -39,12 +39,23 @@ fn run(ranks: usize, lingers: SpinPolicy, program: impl Fn(usize, &Plain, GroupK
 
 #[test]
 fn every_rank_gets_every_deposit_round_after_round() {
-    for lingers in [SpinPolicy::Spinning(0), SpinPolicy::Spinning(100), SpinPolicy::Yielding(10, LINGER)] {
+    for lingers in [
+        SpinPolicy::Spinning(0),
+        SpinPolicy::Spinning(100),
+        SpinPolicy::Yielding(10, LINGER),
+    ] {
         run(5, lingers, |rank, rendezvous, group| {
             for round in 0..2000 {
-                let (ticket, _) = rendezvous.post(group, rank, Same, 10 * round + rank).unwrap();
+                let (ticket, _) = rendezvous
+                    .post(group, rank, Same, 10 * round + rank)
+                    .unwrap();
                 let Matched { parts, .. } = rendezvous.wait(ticket, FAR).unwrap();
-                assert!(parts.iter().copied().eq((0..5).map(|rank| 10 * round + rank)));
+                assert!(
+                    parts
+                        .iter()
+                        .copied()
+                        .eq((0..5).map(|rank| 10 * round + rank))
+                );
             }
         });
     }
@@ -53,16 +64,32 @@ fn every_rank_gets_every_deposit_round_after_round() {
 #[test]
 fn a_failure_wakes_the_waiters_of_every_group() {
     for _ in 0..200 {
-        run(4, SpinPolicy::Yielding(1, LINGER), |rank, rendezvous, group| {
-            if rank == 3 {
-                rendezvous.fail(Failure::Panicked { rank, message: "boom".into() });
-                return;
-            }
-            // Ranks 0 and 1 wait for rank 3. Rank 2 waits for it in a separate group.
-            let (group, member) = if rank < 2 { (group, rank) } else { (rendezvous.group(&[2, 3], ""), 0) };
-            let result = rendezvous.post(group, member, Same, 0).and_then(|(ticket, _)| rendezvous.wait(ticket, FAR));
-            assert!(matches!(result, Err(CommError::RankPanicked { rank: 3, .. })));
-        });
+        run(
+            4,
+            SpinPolicy::Yielding(1, LINGER),
+            |rank, rendezvous, group| {
+                if rank == 3 {
+                    rendezvous.fail(Failure::Panicked {
+                        rank,
+                        message: "boom".into(),
+                    });
+                    return;
+                }
+                // Ranks 0 and 1 wait for rank 3. Rank 2 waits for it in a separate group.
+                let (group, member) = if rank < 2 {
+                    (group, rank)
+                } else {
+                    (rendezvous.group(&[2, 3], ""), 0)
+                };
+                let result = rendezvous
+                    .post(group, member, Same, 0)
+                    .and_then(|(ticket, _)| rendezvous.wait(ticket, FAR));
+                assert!(matches!(
+                    result,
+                    Err(CommError::RankPanicked { rank: 3, .. })
+                ));
+            },
+        );
     }
 }
 
@@ -71,8 +98,11 @@ fn a_deadline_names_who_is_missing() {
     run(3, SpinPolicy::Spinning(0), |rank, rendezvous, group| {
         if rank != 1 {
             let result = rendezvous.post(group, rank, Same, 0);
-            let result = result.and_then(|(ticket, _)| rendezvous.wait(ticket, Duration::from_millis(20)));
-            assert!(matches!(result, Err(CommError::DeadlineExceeded { missing, .. }) if missing == [1]));
+            let result =
+                result.and_then(|(ticket, _)| rendezvous.wait(ticket, Duration::from_millis(20)));
+            assert!(
+                matches!(result, Err(CommError::DeadlineExceeded { missing, .. }) if missing == [1])
+            );
         }
     });
 }

@@ -2,7 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::{CollectiveId, CommError, Failure, GroupKey, MatchTable, OpHandle, RankState, RecvHandle, Signature};
+use super::{
+    CollectiveId, CommError, Failure, GroupKey, MatchTable, OpHandle, RankState, RecvHandle,
+    Signature,
+};
 
 /// Operation that a rank waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -110,14 +113,26 @@ impl<F: Signature, P> MatchTable<F, P> {
             Wait::All(op) => self.absent(op).find(|rank| self.ranks[*rank].returned),
             Wait::Message(receive) => {
                 let own = self.rank(wait);
-                let mut senders = self.senders(receive).iter().copied().filter(|rank| *rank != own);
+                let mut senders = self
+                    .senders(receive)
+                    .iter()
+                    .copied()
+                    .filter(|rank| *rank != own);
                 let first = senders.next();
-                first.filter(|first| [*first].into_iter().chain(senders).all(|rank| self.ranks[rank].returned))
+                first.filter(|first| {
+                    [*first]
+                        .into_iter()
+                        .chain(senders)
+                        .all(|rank| self.ranks[rank].returned)
+                })
             }
         };
         if let Some(rank) = returned {
             let during = self.id(wait);
-            self.fail(Failure::Collective(CommError::RankReturned { rank, during }));
+            self.fail(Failure::Collective(CommError::RankReturned {
+                rank,
+                during,
+            }));
         }
     }
 
@@ -125,9 +140,9 @@ impl<F: Signature, P> MatchTable<F, P> {
     pub fn missing(&self, wait: Wait) -> Vec<usize> {
         match wait {
             Wait::All(op) => self.without_data(op).collect(),
-            Wait::Message(receive) => {
-                self.sender(receive).map_or_else(|| self.senders(receive).to_vec(), |rank| vec![rank])
-            }
+            Wait::Message(receive) => self
+                .sender(receive)
+                .map_or_else(|| self.senders(receive).to_vec(), |rank| vec![rank]),
         }
     }
 
@@ -138,7 +153,10 @@ impl<F: Signature, P> MatchTable<F, P> {
             Wait::Message(receive) => (None, self.senders(receive)),
         };
         let own = self.rank(wait);
-        let mut others = senders.iter().copied().filter(|rank| senders.len() == 1 || *rank != own);
+        let mut others = senders
+            .iter()
+            .copied()
+            .filter(|rank| senders.len() == 1 || *rank != own);
         let only = others.next().filter(|_| others.next().is_none());
         op.into_iter().flat_map(|op| self.absent(op)).chain(only)
     }
@@ -170,8 +188,16 @@ impl<F: Signature, P> MatchTable<F, P> {
             return None;
         }
         let rank = self.rank(wait);
-        let needs = self.needs(wait).map(|other| (other, self.wait_of(other))).collect();
-        Some(StalledWait { rank, number: self.ranks[rank].begun, during: self.id(wait), needs })
+        let needs = self
+            .needs(wait)
+            .map(|other| (other, self.wait_of(other)))
+            .collect();
+        Some(StalledWait {
+            rank,
+            number: self.ranks[rank].begun,
+            during: self.id(wait),
+            needs,
+        })
     }
 
     /// Returns the number of the wait that a rank is in.
@@ -182,14 +208,22 @@ impl<F: Signature, P> MatchTable<F, P> {
 
     /// Returns the call that `rank` waits in, if it is still in wait `number` and needs `other`.
     pub fn still_needs(&self, rank: usize, number: u64, other: usize) -> Option<CollectiveId> {
-        let wait = *self.ranks[rank].waits.last().filter(|_| self.ranks[rank].begun == number)?;
-        (!self.is_over(wait) && self.needs(wait).any(|needed| needed == other)).then(|| self.id(wait))
+        let wait = *self.ranks[rank]
+            .waits
+            .last()
+            .filter(|_| self.ranks[rank].begun == number)?;
+        (!self.is_over(wait) && self.needs(wait).any(|needed| needed == other))
+            .then(|| self.id(wait))
     }
 
     /// Returns the failure of a `rank` that makes a call while it waits.
     pub(super) fn concurrent(&self, rank: usize, called: CollectiveId) -> Failure {
         let during = self.id(self.ranks[rank].waits[0]);
-        Failure::Collective(CommError::ConcurrentCalls { rank, called, during })
+        Failure::Collective(CommError::ConcurrentCalls {
+            rank,
+            called,
+            during,
+        })
     }
 
     /// Searches for a cycle of waits through `start`. Returns each rank of it, the call that it waits in, and the
@@ -217,7 +251,10 @@ impl<F: Signature, P> MatchTable<F, P> {
             if !seen.insert(wait.shared()) {
                 continue;
             }
-            for target in self.needs(*wait).filter(|target| !self.ranks[*target].waits.is_empty()) {
+            for target in self
+                .needs(*wait)
+                .filter(|target| !self.ranks[*target].waits.is_empty())
+            {
                 if target == start || self.follow(target, start, seen, path) {
                     path.push((rank, self.id(*wait), target));
                     return true;

@@ -36,9 +36,16 @@ impl Condvar {
     }
 
     /// Sleeps until notified or until `deadline`. Returns true if the deadline has passed.
-    pub fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Instant) -> (MutexGuard<'a, T>, bool) {
+    pub fn wait_until<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        deadline: Instant,
+    ) -> (MutexGuard<'a, T>, bool) {
         let left = deadline.saturating_duration_since(Instant::now());
-        let (guard, result) = self.0.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner);
+        let (guard, result) = self
+            .0
+            .wait_timeout(guard, left)
+            .unwrap_or_else(PoisonError::into_inner);
         (guard, result.timed_out())
     }
 }

@@ -24,11 +24,26 @@ use crate::comm::CollectiveId;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::comm) enum WaitForEdge {
     /// Wait `number` of `rank` needs `other`. Sent to the process of `other`.
-    Needs { rank: usize, number: u64, other: usize },
+    Needs {
+        rank: usize,
+        number: u64,
+        other: usize,
+    },
     /// Reply: `other` waits, too, in its wait `in_wait`.
-    Waiting { rank: usize, number: u64, other: usize, in_wait: u64 },
+    Waiting {
+        rank: usize,
+        number: u64,
+        other: usize,
+        in_wait: u64,
+    },
     /// `rank` is still in that wait and still needs `other`. Sent to the first process.
-    WaitsFor { rank: usize, number: u64, during: CollectiveId, other: usize, in_wait: u64 },
+    WaitsFor {
+        rank: usize,
+        number: u64,
+        during: CollectiveId,
+        other: usize,
+        in_wait: u64,
+    },
 }
 
 /// Graph of the known waits of ranks, each the latest of its rank.
@@ -49,8 +64,19 @@ type Cycle = Vec<(usize, CollectiveId, usize)>;
 impl WaitForGraph {
     /// Adds an edge: wait `number` of `rank` needs `other`, which is in its wait `in_wait`. Returns a cycle if the
     /// edge closes one.
-    pub fn add(&mut self, rank: usize, number: u64, during: CollectiveId, other: usize, in_wait: u64) -> Option<Cycle> {
-        let new = || WaitingRank { number, during: during.clone(), needs: HashMap::new() };
+    pub fn add(
+        &mut self,
+        rank: usize,
+        number: u64,
+        during: CollectiveId,
+        other: usize,
+        in_wait: u64,
+    ) -> Option<Cycle> {
+        let new = || WaitingRank {
+            number,
+            during: during.clone(),
+            needs: HashMap::new(),
+        };
         let waiting = self.0.entry(rank).or_insert_with(new);
         if waiting.number < number {
             *waiting = new();
@@ -60,16 +86,27 @@ impl WaitForGraph {
         }
         waiting.needs.insert(other, in_wait);
         let mut path = Vec::new();
-        self.follow(rank, rank, &mut HashSet::new(), &mut path).then(|| {
-            path.reverse();
-            path
-        })
+        self.follow(rank, rank, &mut HashSet::new(), &mut path)
+            .then(|| {
+                path.reverse();
+                path
+            })
     }
 
     /// Returns true if waits lead from `rank` to `start`, and then adds them to `path` in reverse order.
-    fn follow(&self, rank: usize, start: usize, seen: &mut HashSet<usize>, path: &mut Cycle) -> bool {
-        let Some(waiting) = self.0.get(&rank).filter(|_| seen.insert(rank)) else { return false };
-        let is_in = |(other, in_wait): &(&usize, &u64)| self.0.get(other).is_some_and(|it| it.number == **in_wait);
+    fn follow(
+        &self,
+        rank: usize,
+        start: usize,
+        seen: &mut HashSet<usize>,
+        path: &mut Cycle,
+    ) -> bool {
+        let Some(waiting) = self.0.get(&rank).filter(|_| seen.insert(rank)) else {
+            return false;
+        };
+        let is_in = |(other, in_wait): &(&usize, &u64)| {
+            self.0.get(other).is_some_and(|it| it.number == **in_wait)
+        };
         for (other, _) in waiting.needs.iter().filter(is_in) {
             if *other == start || self.follow(*other, start, seen, path) {
                 path.push((rank, waiting.during.clone(), *other));
@@ -86,13 +123,26 @@ mod tests {
     use crate::comm::Op;
 
     fn id(seq: u64) -> CollectiveId {
-        CollectiveId { op: Op::Barrier, seq, label: "wait".into(), ranks: [0, 1, 2].into() }
+        CollectiveId {
+            op: Op::Barrier,
+            seq,
+            label: "wait".into(),
+            ranks: [0, 1, 2].into(),
+        }
     }
 
     /// Adds an edge, given as rank, its wait, the rank that it needs, and the wait of that rank.
-    fn add(chains: &mut WaitForGraph, [rank, number, other, in_wait]: [u64; 4]) -> Option<Vec<(usize, u64, usize)>> {
+    fn add(
+        chains: &mut WaitForGraph,
+        [rank, number, other, in_wait]: [u64; 4],
+    ) -> Option<Vec<(usize, u64, usize)>> {
         let cycle = chains.add(rank as usize, number, id(number), other as usize, in_wait)?;
-        Some(cycle.into_iter().map(|(rank, during, other)| (rank, during.seq, other)).collect())
+        Some(
+            cycle
+                .into_iter()
+                .map(|(rank, during, other)| (rank, during.seq, other))
+                .collect(),
+        )
     }
 
     #[test]
@@ -100,7 +150,10 @@ mod tests {
         let mut chains = WaitForGraph::default();
         assert_eq!(add(&mut chains, [0, 7, 1, 3]), None);
         assert_eq!(add(&mut chains, [2, 5, 0, 7]), None);
-        assert_eq!(add(&mut chains, [1, 3, 2, 5]), Some(vec![(1, 3, 2), (2, 5, 0), (0, 7, 1)]));
+        assert_eq!(
+            add(&mut chains, [1, 3, 2, 5]),
+            Some(vec![(1, 3, 2), (2, 5, 0), (0, 7, 1)])
+        );
     }
 
     #[test]
@@ -108,7 +161,10 @@ mod tests {
         let mut chains = WaitForGraph::default();
         assert_eq!(add(&mut chains, [0, 1, 2, 9]), None);
         assert_eq!(add(&mut chains, [0, 1, 1, 4]), None);
-        assert_eq!(add(&mut chains, [1, 4, 0, 1]), Some(vec![(1, 4, 0), (0, 1, 1)]));
+        assert_eq!(
+            add(&mut chains, [1, 4, 0, 1]),
+            Some(vec![(1, 4, 0), (0, 1, 1)])
+        );
     }
 
     #[test]
@@ -119,7 +175,10 @@ mod tests {
         assert_eq!(add(&mut chains, [1, 4, 0, 7]), None);
         // Rank 0 is in another wait by now.
         assert_eq!(add(&mut chains, [0, 8, 1, 4]), None);
-        assert_eq!(add(&mut chains, [1, 4, 0, 8]), Some(vec![(1, 4, 0), (0, 8, 1)]));
+        assert_eq!(
+            add(&mut chains, [1, 4, 0, 8]),
+            Some(vec![(1, 4, 0), (0, 8, 1)])
+        );
         // A message about an old wait that arrives late.
         assert_eq!(add(&mut chains, [0, 7, 1, 4]), None);
     }

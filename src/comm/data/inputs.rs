@@ -41,7 +41,11 @@ impl<'a> CollectiveInputs<'a> {
         if !self.is_distributed {
             return None;
         }
-        let received = || self.all.iter().find_map(|contribution| contribution.result_buffer.as_deref());
+        let received = || {
+            self.all
+                .iter()
+                .find_map(|contribution| contribution.result_buffer.as_deref())
+        };
         let buffer = self.result_buffer.or_else(received)?;
         for (member, contribution) in self.all.iter().enumerate() {
             let has_own = member == self.op.member && self.result_buffer.is_some();
@@ -56,13 +60,17 @@ impl<'a> CollectiveInputs<'a> {
 
     /// Like [`received`](Self::received), for one tensor.
     fn received_one(&self) -> Option<DispatchTensor> {
-        self.received().map(|mut tensors| tensors.pop().expect("the result buffer has one tensor"))
+        self.received()
+            .map(|mut tensors| tensors.pop().expect("the result buffer has one tensor"))
     }
 
     /// Returns the owner of a result that is identical on all ranks, if several of them are local and may share it.
     #[cfg(feature = "flex")]
     fn owner(&self, keep: host::ResultRetention) -> Option<host::Owner<'_>> {
-        let local = self.all.iter().filter(|contribution| contribution.source == ContributionSource::Local);
+        let local = self
+            .all
+            .iter()
+            .filter(|contribution| contribution.source == ContributionSource::Local);
         let cache = self.shared.filter(|_| local.take(2).count() == 2)?;
         Some(self.all[0].cache.owner(cache, self.op, keep, &self.waited))
     }
@@ -75,55 +83,86 @@ impl<'a> CollectiveInputs<'a> {
             let copies = || host::GatherCopyPlan::new(plan, self.all.len());
             // One rank keeps it for all, because its size is proportional to the number of ranks.
             let copies = first.plan.as_deref().unwrap_or(plan).kept(copies);
-            let shards = |contribution: &'a Contribution| contribution.tensors.iter().map(host::primitive).collect();
-            let sources = first.cache.gathered(copies, || self.all.iter().map(shards).collect());
+            let shards = |contribution: &'a Contribution| {
+                contribution.tensors.iter().map(host::primitive).collect()
+            };
+            let sources = first
+                .cache
+                .gathered(copies, || self.all.iter().map(shards).collect());
             if let Some(sources) = sources {
                 return copies.full_tensors(sources, self.owner(host::ResultRetention::Latest));
             }
         }
-        let of_tensor =
-            |(index, (dim, _)): (usize, &(usize, ShardSizes))| self.gather_one(index, *dim, &self.home(index));
+        let of_tensor = |(index, (dim, _)): (usize, &(usize, ShardSizes))| {
+            self.gather_one(index, *dim, &self.home(index))
+        };
         plan.shardings().iter().enumerate().map(of_tensor).collect()
     }
 
     /// Concatenates tensor `index` of all ranks along `dim`.
     fn gather_one(&self, index: usize, dim: usize, device: &Device) -> DispatchTensor {
-        concat(self.all.iter().map(|contribution| full_block(&contribution.tensors[index])).collect(), dim, device)
+        concat(
+            self.all
+                .iter()
+                .map(|contribution| full_block(&contribution.tensors[index]))
+                .collect(),
+            dim,
+            device,
+        )
     }
 
     /// Returns `count` one-dimensional tensors, each concatenated from the tensors of all ranks.
     pub fn rows(&self, count: usize) -> Vec<DispatchTensor> {
-        let rows = || (0..count).map(|index| self.gather_one(index, 0, self.device)).collect();
+        let rows = || {
+            (0..count)
+                .map(|index| self.gather_one(index, 0, self.device))
+                .collect()
+        };
         self.received().unwrap_or_else(rows)
     }
 
     /// Changes the sharding of tensor 0 from `dim` to `to_dim`, and returns this rank's shard along `to_dim`.
     pub fn reshard(&self, dim: usize, to_dim: usize, to_sizes: &ShardSizes) -> DispatchTensor {
-        let blocks = self.all.iter().map(|contribution| self.block_of(contribution, 0, to_dim, to_sizes));
-        self.received_one().unwrap_or_else(|| concat(blocks.collect(), dim, &self.home(0)))
+        let blocks = self
+            .all
+            .iter()
+            .map(|contribution| self.block_of(contribution, 0, to_dim, to_sizes));
+        self.received_one()
+            .unwrap_or_else(|| concat(blocks.collect(), dim, &self.home(0)))
     }
 
     /// Returns the tensors of `root`.
     pub fn of_root(&self, root: usize) -> Vec<DispatchTensor> {
         let root = &self.all[root];
-        root.tensors.iter().map(|tensor| self.own(root, tensor)).collect()
+        root.tensors
+            .iter()
+            .map(|tensor| self.own(root, tensor))
+            .collect()
     }
 
     /// Returns the tensors that each rank has addressed to this one. `own` are those of this rank itself.
     pub fn addressed(&self, mut own: Vec<DispatchTensor>) -> Vec<Vec<DispatchTensor>> {
-        let tensors = |(member, contribution): (usize, &Contribution)| match member == self.op.member {
-            true => std::mem::take(&mut own),
-            false => {
-                contribution.tensors_for(self.op.member).iter().map(|tensor| self.own(contribution, tensor)).collect()
-            }
-        };
+        let tensors =
+            |(member, contribution): (usize, &Contribution)| match member == self.op.member {
+                true => std::mem::take(&mut own),
+                false => contribution
+                    .tensors_for(self.op.member)
+                    .iter()
+                    .map(|tensor| self.own(contribution, tensor))
+                    .collect(),
+            };
         self.all.iter().enumerate().map(tensors).collect()
     }
 
     /// Returns the rows that all ranks have addressed to this one, concatenated in group order.
     pub fn addressed_rows(&self) -> DispatchTensor {
-        let rows = self.all.iter().flat_map(|contribution| contribution.tensors_for(self.op.member)).map(full_block);
-        self.received_one().unwrap_or_else(|| concat(rows.collect(), 0, self.device))
+        let rows = self
+            .all
+            .iter()
+            .flat_map(|contribution| contribution.tensors_for(self.op.member))
+            .map(full_block);
+        self.received_one()
+            .unwrap_or_else(|| concat(rows.collect(), 0, self.device))
     }
 
     /// Returns a tensor of `contribution` for this rank's result. It is not copied if no other rank has it, or if it
@@ -142,11 +181,21 @@ impl<'a> CollectiveInputs<'a> {
     }
 
     /// Returns this rank's shard, along `dim`, of tensor `index` of `root`.
-    pub fn shard(&self, index: usize, root: usize, dim: usize, sizes: &ShardSizes) -> DispatchTensor {
+    pub fn shard(
+        &self,
+        index: usize,
+        root: usize,
+        dim: usize,
+        sizes: &ShardSizes,
+    ) -> DispatchTensor {
         let root = &self.all[root];
         match root.shard_for(self.op.member, index) {
             Ok(shard) => self.own(root, shard),
-            Err(_) => concat(vec![self.block_of(root, index, dim, sizes)], 0, &self.home(index)),
+            Err(_) => concat(
+                vec![self.block_of(root, index, dim, sizes)],
+                0,
+                &self.home(index),
+            ),
         }
     }
 
@@ -166,11 +215,22 @@ impl<'a> CollectiveInputs<'a> {
     }
 
     /// Returns this rank's shards of the reductions of all tensors.
-    pub fn reduce_scatter(&self, shardings: &[(usize, ShardSizes)], op: ReduceOp) -> Vec<DispatchTensor> {
+    pub fn reduce_scatter(
+        &self,
+        shardings: &[(usize, ShardSizes)],
+        op: ReduceOp,
+    ) -> Vec<DispatchTensor> {
         let shard = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| {
-            if self.is_distributed && self.all.iter().any(|contribution| !contribution.recipients.is_empty()) {
+            if self.is_distributed
+                && self
+                    .all
+                    .iter()
+                    .any(|contribution| !contribution.recipients.is_empty())
+            {
                 // Ranks of other processes have sent only this rank's shards.
-                let operand = |contribution: &Contribution| match contribution.shard_for(self.op.member, index) {
+                let operand = |contribution: &Contribution| match contribution
+                    .shard_for(self.op.member, index)
+                {
                     Ok(shard) => shard.clone(),
                     Err(tensor) => shard(tensor, *dim, self.range(sizes)),
                 };
@@ -182,7 +242,12 @@ impl<'a> CollectiveInputs<'a> {
                 {
                     return operands.reduce(&ranges, op);
                 }
-                return backend::reduce(&operands.iter().collect::<Vec<_>>(), &ranges, op, &self.home(index));
+                return backend::reduce(
+                    &operands.iter().collect::<Vec<_>>(),
+                    &ranges,
+                    op,
+                    &self.home(index),
+                );
             }
             let shape = self.all[0].tensors[index].shape();
             self.reduce(index, &slice(&shape[..], *dim, self.range(sizes)), op)
@@ -204,7 +269,11 @@ impl<'a> CollectiveInputs<'a> {
         if let Some(operands) = self.operands(index, op) {
             return operands.reduce(ranges, op);
         }
-        let sources: Vec<_> = self.all.iter().map(|contribution| &contribution.tensors[index]).collect();
+        let sources: Vec<_> = self
+            .all
+            .iter()
+            .map(|contribution| &contribution.tensors[index])
+            .collect();
         backend::reduce(&sources, ranges, op, &self.home(index))
     }
 
@@ -212,8 +281,17 @@ impl<'a> CollectiveInputs<'a> {
     #[cfg(feature = "flex")]
     fn operands(&self, index: usize, op: ReduceOp) -> Option<&'a host::ReduceOperands> {
         let first = &self.all[0];
-        let operands = || self.all.iter().map(|contribution| host::primitive(&contribution.tensors[index])).collect();
-        if has_kernel(op) { first.cache.terms((index, first.tensors.len()), operands) } else { None }
+        let operands = || {
+            self.all
+                .iter()
+                .map(|contribution| host::primitive(&contribution.tensors[index]))
+                .collect()
+        };
+        if has_kernel(op) {
+            first.cache.terms((index, first.tensors.len()), operands)
+        } else {
+            None
+        }
     }
 
     /// Returns the interval of this rank's shard.
@@ -224,13 +302,19 @@ impl<'a> CollectiveInputs<'a> {
     /// Returns the device of this rank's tensor `index`.
     fn home(&self, index: usize) -> Device {
         let own = self.all[self.op.member].tensors.get(index);
-        own.map_or_else(|| self.device.clone(), |tensor| Device::new(tensor.device()))
+        own.map_or_else(
+            || self.device.clone(),
+            |tensor| Device::new(tensor.device()),
+        )
     }
 }
 
 /// Returns true if the reduction has a kernel; the others use burn's operations.
 pub(in crate::comm) fn has_kernel(op: ReduceOp) -> bool {
-    !matches!(op, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_))
+    !matches!(
+        op,
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_)
+    )
 }
 
 fn full_block(tensor: &DispatchTensor) -> (&DispatchTensor, Ranges) {

@@ -69,25 +69,40 @@ fn bytes(meta: &TensorMeta) -> Option<usize> {
     if matches!(meta.dtype, DType::QFloat(_)) {
         return None;
     }
-    meta.shape.iter().try_fold(meta.dtype.size(), |bytes, len| bytes.checked_mul(*len))
+    meta.shape
+        .iter()
+        .try_fold(meta.dtype.size(), |bytes, len| bytes.checked_mul(*len))
 }
 
 /// Returns true if the payload sizes `lengths` match `tensors`. Tensors without elements have no payload.
 pub(in crate::comm) fn are_of(lengths: &[usize], tensors: &[TensorMeta]) -> bool {
-    let sizes: Option<Vec<_>> = tensors.iter().map(bytes).filter(|bytes| *bytes != Some(0)).collect();
+    let sizes: Option<Vec<_>> = tensors
+        .iter()
+        .map(bytes)
+        .filter(|bytes| *bytes != Some(0))
+        .collect();
     sizes.is_some_and(|sizes| sizes == lengths)
 }
 
 /// Allocates receive buffers for the payloads of `tensors` from the pool `home`.
-pub(in crate::comm) fn spaces(tensors: &[TensorMeta], home: &Arc<HostMemoryPool>) -> Vec<Box<dyn RecvBuffer>> {
+pub(in crate::comm) fn spaces(
+    tensors: &[TensorMeta],
+    home: &Arc<HostMemoryPool>,
+) -> Vec<Box<dyn RecvBuffer>> {
     let full = tensors.iter().filter(|meta| meta.shape.num_elements() > 0);
-    let space = |meta: &TensorMeta| UninitBytes::at(Some(home), meta.dtype.size(), meta.shape.num_elements());
-    full.map(|meta| -> Box<dyn RecvBuffer> { Box::new(space(meta)) }).collect()
+    let space = |meta: &TensorMeta| {
+        UninitBytes::at(Some(home), meta.dtype.size(), meta.shape.num_elements())
+    };
+    full.map(|meta| -> Box<dyn RecvBuffer> { Box::new(space(meta)) })
+        .collect()
 }
 
 /// Allocates receive buffers for payloads that will be discarded.
 pub(in crate::comm) fn waste(lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
-    lengths.iter().map(|len| -> Box<dyn RecvBuffer> { Box::new(UninitBytes::at(None, 1, *len)) }).collect()
+    lengths
+        .iter()
+        .map(|len| -> Box<dyn RecvBuffer> { Box::new(UninitBytes::at(None, 1, *len)) })
+        .collect()
 }
 
 /// Makes host tensors of the payloads received into their [`spaces`].
@@ -103,8 +118,12 @@ pub(in crate::comm) unsafe fn received(
         let space = match meta.shape.num_elements() {
             0 => UninitBytes::at(None, meta.dtype.size(), 0),
             _ => {
-                let buffer: Box<dyn Any> = buffers.next().expect("each tensor with elements has a payload");
-                *buffer.downcast().expect("the buffers are those that `spaces` allocated")
+                let buffer: Box<dyn Any> = buffers
+                    .next()
+                    .expect("each tensor with elements has a payload");
+                *buffer
+                    .downcast()
+                    .expect("the buffers are those that `spaces` allocated")
             }
         };
         // SAFETY: the caller guarantees that all bytes are written.
@@ -126,11 +145,19 @@ pub(in crate::comm) mod reads {
     static READS: Mutex<Vec<(usize, Option<String>)>> = Mutex::new(Vec::new());
 
     pub fn note(tensor: &DispatchTensor) {
-        READS.lock().push((tensor.shape().num_elements(), thread::current().name().map(String::from)));
+        READS.lock().push((
+            tensor.shape().num_elements(),
+            thread::current().name().map(String::from),
+        ));
     }
 
     /// Returns the threads that have copied tensors of `elements` elements.
     pub fn threads(elements: usize) -> Vec<Option<String>> {
-        READS.lock().iter().filter(|(of, _)| *of == elements).map(|(_, thread)| thread.clone()).collect()
+        READS
+            .lock()
+            .iter()
+            .filter(|(of, _)| *of == elements)
+            .map(|(_, thread)| thread.clone())
+            .collect()
     }
 }

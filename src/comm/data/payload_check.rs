@@ -14,29 +14,51 @@ impl PayloadDesc {
     /// Returns true if this is the data that member `from` sends to `to` in a collective. The signature must
     /// [fit](CallSignature::fits) the group.
     pub fn is_of_call(&self, signature: &CallSignature, from: usize, to: &Recipients<'_>) -> bool {
-        let CallSignature { op, root, tensors, pairs, .. } = signature;
+        let CallSignature {
+            op,
+            root,
+            tensors,
+            pairs,
+            ..
+        } = signature;
         let recipients_are = |count: usize| {
-            let each = to.members.iter().flat_map(|member| std::iter::repeat_n(*member, count));
+            let each = to
+                .members
+                .iter()
+                .flat_map(|member| std::iter::repeat_n(*member, count));
             each.eq(self.recipients.iter().copied())
         };
         let shared = |meta: &dyn Fn(&TensorSignature) -> Option<TensorMeta>| {
             self.recipients.is_empty() && self.are(tensors.iter().map(meta))
         };
         let for_each = |meta: &dyn Fn(&TensorSignature, usize) -> Option<TensorMeta>| {
-            let metas = to.members.iter().flat_map(|member| tensors.iter().map(move |tensor| meta(tensor, *member)));
+            let metas = to
+                .members
+                .iter()
+                .flat_map(|member| tensors.iter().map(move |tensor| meta(tensor, *member)));
             recipients_are(tensors.len()) && self.are(metas)
         };
-        let shard = |tensor: &TensorSignature, member: usize| shard_of(tensor, &tensor.sharding, to.ranks, member);
+        let shard = |tensor: &TensorSignature, member: usize| {
+            shard_of(tensor, &tensor.sharding, to.ranks, member)
+        };
         if let Some(pairs) = pairs {
-            let given = || to.members.iter().filter_map(|member| Some((*member, pairs.sent[*member].clone()?)));
-            return given().map(|(member, _)| member).eq(self.recipients.iter().copied())
+            let given = || {
+                to.members
+                    .iter()
+                    .filter_map(|member| Some((*member, pairs.sent[*member].clone()?)))
+            };
+            return given()
+                .map(|(member, _)| member)
+                .eq(self.recipients.iter().copied())
                 && self.are(given().map(|(_, meta)| Some(meta)));
         }
         match op {
             // The first of two phases, in which the tensors are sharded as rows.
             Op::AllReduce if !self.recipients.is_empty() => {
                 let count = self.tensors.len() / to.members.len().max(1);
-                count == tensors.len() && recipients_are(count) && self.tensors.len() == self.recipients.len()
+                count == tensors.len()
+                    && recipients_are(count)
+                    && self.tensors.len() == self.recipients.len()
             }
             // The second of two phases, whose signature has no tensors.
             Op::AllGather | Op::AllReduce if tensors.is_empty() => self.recipients.is_empty(),
@@ -44,7 +66,9 @@ impl PayloadDesc {
             Op::AllGather => shared(&|tensor| shard(tensor, from)),
             Op::Broadcast if *root == Some(from) => shared(&full),
             Op::Scatter if *root == Some(from) => for_each(&shard),
-            Op::Broadcast | Op::Scatter | Op::Barrier => self.tensors.is_empty() && self.recipients.is_empty(),
+            Op::Broadcast | Op::Scatter | Op::Barrier => {
+                self.tensors.is_empty() && self.recipients.is_empty()
+            }
             Op::ReduceScatter => for_each(&shard),
             // The root's shard is everything.
             Op::Reduce => for_each(&|tensor, member| {
@@ -54,7 +78,15 @@ impl PayloadDesc {
             }),
             Op::AllToAll => for_each(&|tensor, member| {
                 let shape = shard(tensor, from)?.shape;
-                shard_of(&TensorSignature { shape, ..tensor.clone() }, &tensor.to, to.ranks, member)
+                shard_of(
+                    &TensorSignature {
+                        shape,
+                        ..tensor.clone()
+                    },
+                    &tensor.to,
+                    to.ranks,
+                    member,
+                )
             }),
             // The signature of a list has `pairs`, and messages are no collectives.
             Op::AllToAllList | Op::Gather | Op::Send | Op::Receive => false,
@@ -72,7 +104,10 @@ impl PayloadDesc {
 }
 
 fn full(tensor: &TensorSignature) -> Option<TensorMeta> {
-    Some(TensorMeta { shape: tensor.shape.clone(), dtype: tensor.dtype })
+    Some(TensorMeta {
+        shape: tensor.shape.clone(),
+        dtype: tensor.dtype,
+    })
 }
 
 /// Describes the shard of a rank; `None` if the tensor has no sharding.

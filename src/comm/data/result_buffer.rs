@@ -70,7 +70,12 @@ pub(in crate::comm) struct ContiguousLayout {
 impl ContiguousLayout {
     /// Returns the layout of a tensor whose shards have these `lengths` along `dim`, by rank. Returns `None` if
     /// the shards are not contiguous.
-    pub fn new(shape: Shape, dtype: DType, dim: usize, lengths: impl IntoIterator<Item = usize>) -> Option<Self> {
+    pub fn new(
+        shape: Shape,
+        dtype: DType,
+        dim: usize,
+        lengths: impl IntoIterator<Item = usize>,
+    ) -> Option<Self> {
         let (before, rest) = shape.split_at(dim);
         let (_, inner) = rest.split_first()?;
         if before.iter().product::<usize>() != 1 {
@@ -82,7 +87,11 @@ impl ContiguousLayout {
             end
         });
         let edges = std::iter::once(0).chain(ends).collect();
-        Some(Self { shape, dtype, edges })
+        Some(Self {
+            shape,
+            dtype,
+            edges,
+        })
     }
 
     /// Returns the layouts of full tensors that are sharded over `ranks` ranks as the signatures state. Returns
@@ -90,10 +99,12 @@ impl ContiguousLayout {
     /// another number of ranks.
     pub fn of_full(signatures: &[TensorSignature], ranks: usize) -> Option<Vec<Self>> {
         let layout = |signature: &TensorSignature| {
-            let sizes = signature
-                .sharding
-                .as_ref()
-                .filter(|sizes| sizes.uneven_sizes.as_ref().is_none_or(|all| all.len() == ranks))?;
+            let sizes = signature.sharding.as_ref().filter(|sizes| {
+                sizes
+                    .uneven_sizes
+                    .as_ref()
+                    .is_none_or(|all| all.len() == ranks)
+            })?;
             let of = sizes.of(*signature.shape.get(sizes.dim)?);
             let lengths = (0..ranks).map(|member| of.range(ranks, member).len());
             Self::new(signature.shape.clone(), signature.dtype, sizes.dim, lengths)
@@ -126,31 +137,64 @@ unsafe impl Sync for BufferStart {}
 impl ResultBuffer {
     /// Allocates memory for these layouts from the pool `home`.
     pub fn new(layouts: Vec<ContiguousLayout>, home: &Arc<HostMemoryPool>) -> Arc<Self> {
-        let space =
-            |layout: &ContiguousLayout| UninitBytes::at(Some(home), layout.dtype.size(), layout.shape.num_elements());
+        let space = |layout: &ContiguousLayout| {
+            UninitBytes::at(Some(home), layout.dtype.size(), layout.shape.num_elements())
+        };
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
         let start = |space: &mut UninitBytes| BufferStart(NonNull::from(space.bytes()).cast());
         let starts = spaces.iter_mut().map(start).collect();
-        Arc::new(Self { layouts, starts, memory: Mutex::new(Some(spaces)) })
+        Arc::new(Self {
+            layouts,
+            starts,
+            memory: Mutex::new(Some(spaces)),
+        })
     }
 
     /// Returns the address and number of bytes of each shard of `member`.
     fn places(&self, member: usize) -> impl Iterator<Item = (BufferStart, usize)> {
-        self.starts.iter().zip(&self.layouts).map(move |(start, layout)| {
-            // SAFETY: shard offsets are inside the tensor.
-            (BufferStart(unsafe { start.0.add(layout.edges[member]) }), layout.bytes(member))
-        })
+        self.starts
+            .iter()
+            .zip(&self.layouts)
+            .map(move |(start, layout)| {
+                // SAFETY: shard offsets are inside the tensor.
+                (
+                    BufferStart(unsafe { start.0.add(layout.edges[member]) }),
+                    layout.bytes(member),
+                )
+            })
     }
 
     /// Returns the regions into which the shards of `member` are received, except shards without elements. Returns
     /// `None` if the sizes of `parts` differ from those of the shards.
-    pub fn regions(self: &Arc<Self>, member: usize, parts: &[TensorMeta]) -> Option<Vec<Box<dyn RecvBuffer>>> {
-        let bytes = parts.iter().map(|part| part.shape.num_elements() * part.dtype.size());
-        if !self.layouts.iter().map(|layout| layout.bytes(member)).eq(bytes) {
+    pub fn regions(
+        self: &Arc<Self>,
+        member: usize,
+        parts: &[TensorMeta],
+    ) -> Option<Vec<Box<dyn RecvBuffer>>> {
+        let bytes = parts
+            .iter()
+            .map(|part| part.shape.num_elements() * part.dtype.size());
+        if !self
+            .layouts
+            .iter()
+            .map(|layout| layout.bytes(member))
+            .eq(bytes)
+        {
             return None;
         }
-        let region = |(at, len)| -> Box<dyn RecvBuffer> { Box::new(BufferRegion { at, len, buffer: self.clone() }) };
-        Some(self.places(member).filter(|(_, len)| *len > 0).map(region).collect())
+        let region = |(at, len)| -> Box<dyn RecvBuffer> {
+            Box::new(BufferRegion {
+                at,
+                len,
+                buffer: self.clone(),
+            })
+        };
+        Some(
+            self.places(member)
+                .filter(|(_, len)| *len > 0)
+                .map(region)
+                .collect(),
+        )
     }
 
     /// Copies the shards of `member`, a rank of this process, into the buffer. Calls `meanwhile` before every
@@ -159,11 +203,19 @@ impl ResultBuffer {
     /// # Safety
     /// These shards must not be received or copied by any other thread.
     pub unsafe fn put(&self, member: usize, parts: &[DispatchTensor], meanwhile: impl Fn()) {
-        assert_eq!(parts.len(), self.layouts.len(), "the signatures agree on the number of tensors");
+        assert_eq!(
+            parts.len(),
+            self.layouts.len(),
+            "the signatures agree on the number of tensors"
+        );
         for (part, (at, len)) in parts.iter().zip(self.places(member)) {
             let part = payload(part);
             let elements = (*part).as_ref();
-            assert_eq!(elements.len(), len, "the signatures agree on the shard sizes");
+            assert_eq!(
+                elements.len(),
+                len,
+                "the signatures agree on the shard sizes"
+            );
             let mut at = at.0.as_ptr().cast::<u8>();
             for fragment in elements.chunks(FRAGMENT) {
                 meanwhile();
@@ -183,11 +235,12 @@ impl ResultBuffer {
     /// The shards of all members must be received or copied. Must be called at most once.
     pub unsafe fn take(&self, device: &Device) -> Vec<DispatchTensor> {
         let spaces = self.memory.lock().take().expect("a result is taken once");
-        let full = |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
-            // SAFETY: the shards of all members are written, and they cover the tensor.
-            let bytes = unsafe { space.filled() };
-            backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
-        };
+        let full =
+            |(ContiguousLayout { shape, dtype, .. }, space): (&ContiguousLayout, UninitBytes)| {
+                // SAFETY: the shards of all members are written, and they cover the tensor.
+                let bytes = unsafe { space.filled() };
+                backend::from_data(TensorData::from_bytes(bytes, shape.clone(), *dtype), device)
+            };
         self.layouts.iter().zip(spaces).map(full).collect()
     }
 }
@@ -210,12 +263,16 @@ impl RecvBuffer for BufferRegion {
 /// Returns the buffer of which `buffers` are regions, or `None` if they are separate buffers.
 pub(in crate::comm) fn of_regions(buffers: &[Box<dyn RecvBuffer>]) -> Option<Arc<ResultBuffer>> {
     let first: &dyn Any = &**buffers.first()?;
-    first.downcast_ref::<BufferRegion>().map(|region| region.buffer.clone())
+    first
+        .downcast_ref::<BufferRegion>()
+        .map(|region| region.buffer.clone())
 }
 
 impl fmt::Debug for ResultBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResultBuffer").field("layouts", &self.layouts).finish_non_exhaustive()
+        f.debug_struct("ResultBuffer")
+            .field("layouts", &self.layouts)
+            .finish_non_exhaustive()
     }
 }
 
@@ -232,30 +289,54 @@ mod tests {
     fn parts_of_large_results_are_put_where_they_belong() {
         let lens = [1_400_003, 0, 2_800_001];
         let layout = ContiguousLayout::new(Shape::from([4_200_004]), DType::F32, 0, lens).unwrap();
-        let (results, device) = (ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread()), crate::memory::host());
+        let (results, device) = (
+            ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread()),
+            crate::memory::host(),
+        );
         let mut values = (0..4_200_004).map(|value| value as f32);
         for (member, len) in lens.into_iter().enumerate() {
             let part = TensorData::new(values.by_ref().take(len).collect(), [len]);
             // SAFETY: only this thread accesses the buffer.
-            unsafe { results.put(member, &[Tensor::<1>::from_data(part, &device).into_dispatch()], || {}) };
+            unsafe {
+                results.put(
+                    member,
+                    &[Tensor::<1>::from_data(part, &device).into_dispatch()],
+                    || {},
+                )
+            };
         }
         // SAFETY: the shards of all members are copied.
         let full = unsafe { results.take(&device) }.pop().unwrap();
         let full = Tensor::<1>::from_dispatch(full).into_data();
-        assert!(full.iter::<f32>().eq((0..4_200_004).map(|value| value as f32)));
+        assert!(
+            full.iter::<f32>()
+                .eq((0..4_200_004).map(|value| value as f32))
+        );
     }
 
     #[test]
     fn parts_of_other_lengths_have_none() {
         let layout = ContiguousLayout::new(Shape::from([7, 2]), DType::F32, 0, [3, 3, 1]).unwrap();
         let results = ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread());
-        let part = |rows: usize| TensorMeta { shape: Shape::from([rows, 2]), dtype: DType::F32 };
+        let part = |rows: usize| TensorMeta {
+            shape: Shape::from([rows, 2]),
+            dtype: DType::F32,
+        };
         let lengths = |member: usize, parts: &[TensorMeta]| -> Option<Vec<usize>> {
-            Some(results.regions(member, parts)?.iter_mut().map(|region| region.space().len()).collect())
+            Some(
+                results
+                    .regions(member, parts)?
+                    .iter_mut()
+                    .map(|region| region.space().len())
+                    .collect(),
+            )
         };
         assert_eq!(lengths(1, &[part(3)]), Some(vec![24]));
         assert_eq!(lengths(2, &[part(1)]), Some(vec![8]));
-        assert_eq!([lengths(2, &[part(3)]), lengths(1, &[part(3), part(3)])], [None, None]);
+        assert_eq!(
+            [lengths(2, &[part(3)]), lengths(1, &[part(3), part(3)])],
+            [None, None]
+        );
     }
 
     /// Fills a result of 8 elements, with shards of 3 and 5, and adds 1 to it. Returns the result's address, the
@@ -263,9 +344,13 @@ mod tests {
     #[cfg(feature = "flex")]
     fn add_one(results: &ResultBuffer) -> (usize, Tensor<1>, usize) {
         use crate::memory::flex;
-        let address = |tensor: &DispatchTensor| flex::primitive(tensor).unwrap().bytes().as_ptr().addr();
+        let address =
+            |tensor: &DispatchTensor| flex::primitive(tensor).unwrap().bytes().as_ptr().addr();
         let device = crate::memory::host();
-        for (member, part) in [vec![0.0, 1.0, 2.0], vec![3.0, 4.0, 5.0, 6.0, 7.0_f32]].into_iter().enumerate() {
+        for (member, part) in [vec![0.0, 1.0, 2.0], vec![3.0, 4.0, 5.0, 6.0, 7.0_f32]]
+            .into_iter()
+            .enumerate()
+        {
             let part = Tensor::<1>::from_floats(&part[..], &device).into_dispatch();
             // SAFETY: only this thread accesses the buffer.
             unsafe { results.put(member, &[part], || {}) };
@@ -282,22 +367,53 @@ mod tests {
     #[test]
     fn a_result_is_written_in_place() {
         let layout = ContiguousLayout::new(Shape::from([8]), DType::F32, 0, [3, 5]).unwrap();
-        let (before, changed, after) = add_one(&ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread()));
+        let (before, changed, after) = add_one(&ResultBuffer::new(
+            vec![layout],
+            &HostMemoryPool::of_thread(),
+        ));
         assert_eq!(before, after, "the handle is unique");
-        assert!(changed.into_data().iter::<f32>().eq((1..9).map(|value| value as f32)));
+        assert!(
+            changed
+                .into_data()
+                .iter::<f32>()
+                .eq((1..9).map(|value| value as f32))
+        );
     }
 
-    fn edges_of<const D: usize>(shape: [usize; D], dim: usize, sizes: &ShardSizes) -> Option<Vec<usize>> {
+    fn edges_of<const D: usize>(
+        shape: [usize; D],
+        dim: usize,
+        sizes: &ShardSizes,
+    ) -> Option<Vec<usize>> {
         let sharding = Some(ShardSignature::new(dim, sizes));
-        let signature = TensorSignature { shape: Shape::from(shape), dtype: DType::F32, sharding, to: None };
+        let signature = TensorSignature {
+            shape: Shape::from(shape),
+            dtype: DType::F32,
+            sharding,
+            to: None,
+        };
         Some(ContiguousLayout::of_full(&[signature], 3)?.remove(0).edges)
     }
 
     #[test]
     fn contiguous_shards_have_an_offset() {
-        assert_eq!(edges_of([7, 2], 0, &ShardSizes::Chunked(7)), Some(vec![0, 24, 48, 56]));
-        assert_eq!(edges_of([1, 1, 5], 2, &ShardSizes::Uneven([3, 0, 2].into())), Some(vec![0, 12, 12, 20]));
-        assert_eq!(edges_of([2, 6], 1, &ShardSizes::Chunked(6)), None, "each shard consists of two separate ranges");
-        assert_eq!(edges_of([5], 0, &ShardSizes::Uneven([3, 2].into())), None, "shard sizes for two ranks only");
+        assert_eq!(
+            edges_of([7, 2], 0, &ShardSizes::Chunked(7)),
+            Some(vec![0, 24, 48, 56])
+        );
+        assert_eq!(
+            edges_of([1, 1, 5], 2, &ShardSizes::Uneven([3, 0, 2].into())),
+            Some(vec![0, 12, 12, 20])
+        );
+        assert_eq!(
+            edges_of([2, 6], 1, &ShardSizes::Chunked(6)),
+            None,
+            "each shard consists of two separate ranges"
+        );
+        assert_eq!(
+            edges_of([5], 0, &ShardSizes::Uneven([3, 2].into())),
+            None,
+            "shard sizes for two ranks only"
+        );
     }
 }

@@ -42,16 +42,29 @@ impl HostGroupBackend {
     pub fn new(backend: Arc<HostBackend>, member: GroupMember, name: &'static str) -> Self {
         let key = backend.rendezvous.group(member.group.ranks(), name);
         let remote = RemoteGroup::new(&backend, &member, name.into()).map(Arc::new);
-        Self { backend, member, key, name, remote, second: Mutex::default() }
+        Self {
+            backend,
+            member,
+            key,
+            name,
+            remote,
+            second: Mutex::default(),
+        }
     }
 
     /// Returns the key and the remote ranks of an internal group with the same members, on which second phases are
     /// posted.
     pub fn second_phases(&self) -> (GroupKey, Arc<RemoteGroup>) {
         let name = format!("{PRIVATE}second phases of {}", self.name);
-        let key = self.backend.rendezvous.group(self.member.group.ranks(), name.clone());
+        let key = self
+            .backend
+            .rendezvous
+            .group(self.member.group.ranks(), name.clone());
         let remote = RemoteGroup::new(&self.backend, &self.member, name);
-        (key, Arc::new(remote.expect("some of the group are in other processes")))
+        (
+            key,
+            Arc::new(remote.expect("some of the group are in other processes")),
+        )
     }
 
     /// Records the device of a contribution in the ledger.
@@ -74,17 +87,34 @@ impl HostGroupBackend {
         self.note_device(&contribution);
         let contribution = contribution.after_submitted_work();
         let (backend, member) = (&self.backend, self.member.group.rank());
-        let CallContext { signature, is_deferred } = post;
+        let CallContext {
+            signature,
+            is_deferred,
+        } = post;
         let device = self.member.home(&contribution.tensors);
-        let in_background = !is_deferred && self.completes_in_background(signature.bytes(), &device);
+        let in_background =
+            !is_deferred && self.completes_in_background(signature.bytes(), &device);
         let (op, sent) = match &self.remote {
-            None => (backend.rendezvous.post(self.key, member, signature, contribution)?.0, None),
+            None => (
+                backend
+                    .rendezvous
+                    .post(self.key, member, signature, contribution)?
+                    .0,
+                None,
+            ),
             Some(remote) => {
                 let data = remote.data(&contribution, needed);
-                let mode = if is_deferred { DataMode::OnDemand } else { DataMode::Eager };
+                let mode = if is_deferred {
+                    DataMode::OnDemand
+                } else {
+                    DataMode::Eager
+                };
                 let (op, sent) = remote.post(signature, data, mode, |signature| {
                     let contribution = contribution.arrived(None);
-                    let (op, _) = backend.rendezvous.post(self.key, member, signature, contribution)?;
+                    let (op, _) =
+                        backend
+                            .rendezvous
+                            .post(self.key, member, signature, contribution)?;
                     if let Some(own) = own.as_mut().filter(|_| !is_deferred) {
                         own.create_buffer(backend, op);
                     }
@@ -97,15 +127,34 @@ impl HostGroupBackend {
             }
         };
         let is_deferred = is_deferred && self.remote.is_some();
-        let (handle, finish) = (OpHandleGuard { backend: backend.clone(), op: Some(op) }, Box::new(finish));
-        let collective = PostedCollective { handle, is_deferred, own, sent, device, finish };
+        let (handle, finish) = (
+            OpHandleGuard {
+                backend: backend.clone(),
+                op: Some(op),
+            },
+            Box::new(finish),
+        );
+        let collective = PostedCollective {
+            handle,
+            is_deferred,
+            own,
+            sent,
+            device,
+            finish,
+        };
         let request = HostRequest::new(self.member.rank(), false, collective);
-        Ok(Box::new(if in_background { request.complete_when_ready(op) } else { request }))
+        Ok(Box::new(if in_background {
+            request.complete_when_ready(op)
+        } else {
+            request
+        }))
     }
 
     /// Returns true if remote data is received in place in results of `bytes` bytes.
     fn receives_in_place(&self, bytes: u64) -> bool {
-        self.remote.as_ref().is_some_and(|remote| remote.receives_in_place(bytes))
+        self.remote
+            .as_ref()
+            .is_some_and(|remote| remote.receives_in_place(bytes))
     }
 
     /// Returns this rank's shard of a result with the shape `shape`, if remote data is received in place. The result
@@ -123,7 +172,11 @@ impl HostGroupBackend {
             return None;
         }
         let layout = ContiguousLayout::new(shape, like.dtype(), dim, lengths.iter().copied())?;
-        Some(OwnShards { tensors: vec![shard()], layouts: vec![layout], buffer: None })
+        Some(OwnShards {
+            tensors: vec![shard()],
+            layouts: vec![layout],
+            buffer: None,
+        })
     }
 
     /// Returns true if the completion thread completes a result of `bytes` bytes on `device`.
@@ -147,10 +200,15 @@ impl GroupBackend for HostGroupBackend {
         plan: Arc<CollectivePlan>,
         shards: Vec<DispatchTensor>,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let contribution = Contribution { plan: Some(plan.clone()), ..Contribution::new(shards) };
+        let contribution = Contribution {
+            plan: Some(plan.clone()),
+            ..Contribution::new(shards)
+        };
         #[cfg(feature = "cube")]
         let (packed, contribution) = match &self.remote {
-            None => CoalescedCopies::pack_parts(post.is_deferred, contribution, &plan, &self.member),
+            None => {
+                CoalescedCopies::pack_parts(post.is_deferred, contribution, &plan, &self.member)
+            }
             // Ranks of other processes contribute host tensors without rows.
             Some(_) => (None, contribution),
         };
@@ -158,17 +216,27 @@ impl GroupBackend for HostGroupBackend {
             .receives_in_place(post.signature.bytes())
             .then(|| ContiguousLayout::of_full(&post.signature.tensors, self.member.group.size()));
         let tensors = &contribution.tensors;
-        let own = layouts.flatten().map(|layouts| OwnShards { tensors: tensors.clone(), layouts, buffer: None });
-        self.post(post, contribution, RecipientData::Full, own, move |inputs| {
-            if let Some(full_tensors) = inputs.received() {
-                return full_tensors;
-            }
-            #[cfg(feature = "cube")]
-            if let Some(full_tensors) = packed.and_then(|packed| packed.gathered(inputs.all)) {
-                return full_tensors;
-            }
-            inputs.gather(&plan)
-        })
+        let own = layouts.flatten().map(|layouts| OwnShards {
+            tensors: tensors.clone(),
+            layouts,
+            buffer: None,
+        });
+        self.post(
+            post,
+            contribution,
+            RecipientData::Full,
+            own,
+            move |inputs| {
+                if let Some(full_tensors) = inputs.received() {
+                    return full_tensors;
+                }
+                #[cfg(feature = "cube")]
+                if let Some(full_tensors) = packed.and_then(|packed| packed.gathered(inputs.all)) {
+                    return full_tensors;
+                }
+                inputs.gather(&plan)
+            },
+        )
     }
 
     fn reduce_scatter(
@@ -185,13 +253,22 @@ impl GroupBackend for HostGroupBackend {
             Some(_) => (None, contribution),
         };
         let shardings = plan.clone();
-        self.post(post, contribution, RecipientData::Shards(shardings.shardings()), None, move |inputs| {
-            #[cfg(feature = "cube")]
-            if let Some(shards) = packed.filter(|_| has_kernel(op)).and_then(|packed| packed.reduced(inputs.all, op)) {
-                return shards;
-            }
-            inputs.reduce_scatter(plan.shardings(), op)
-        })
+        self.post(
+            post,
+            contribution,
+            RecipientData::Shards(shardings.shardings()),
+            None,
+            move |inputs| {
+                #[cfg(feature = "cube")]
+                if let Some(shards) = packed
+                    .filter(|_| has_kernel(op))
+                    .and_then(|packed| packed.reduced(inputs.all, op))
+                {
+                    return shards;
+                }
+                inputs.reduce_scatter(plan.shardings(), op)
+            },
+        )
     }
 
     fn all_to_all(
@@ -202,7 +279,13 @@ impl GroupBackend for HostGroupBackend {
     ) -> PostResult<Vec<Vec<DispatchTensor>>> {
         let own = std::mem::take(&mut shards[self.member.group.rank()]);
         let contribution = Contribution::addressed(shards);
-        self.post(post, contribution, RecipientData::Addressed, None, move |inputs| inputs.addressed(own))
+        self.post(
+            post,
+            contribution,
+            RecipientData::Addressed,
+            None,
+            move |inputs| inputs.addressed(own),
+        )
     }
 
     fn broadcast(
@@ -213,25 +296,56 @@ impl GroupBackend for HostGroupBackend {
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
         let contribution = Contribution::new(tensors);
-        self.post(post, contribution, RecipientData::Full, None, move |inputs| inputs.of_root(root))
+        self.post(
+            post,
+            contribution,
+            RecipientData::Full,
+            None,
+            move |inputs| inputs.of_root(root),
+        )
     }
 
     fn barrier(&self, post: CallContext) -> PostResult<()> {
-        self.post(post, Contribution::new(Vec::new()), RecipientData::Full, None, |_| ())
+        self.post(
+            post,
+            Contribution::new(Vec::new()),
+            RecipientData::Full,
+            None,
+            |_| (),
+        )
     }
 
-    fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()> {
-        let (from, part, signature) = (self.member.group.rank(), Contribution::new(tensors), post.signature);
+    fn send(
+        &self,
+        post: CallContext,
+        tensors: Vec<DispatchTensor>,
+        to: usize,
+        tag: u32,
+    ) -> PostResult<()> {
+        let (from, part, signature) = (
+            self.member.group.rank(),
+            Contribution::new(tensors),
+            post.signature,
+        );
         self.note_device(&part);
         let part = part.after_submitted_work();
         let rendezvous = &self.backend.rendezvous;
-        match self.remote.as_ref().and_then(|remote| Some((remote, remote.process_of(to)?))) {
+        match self
+            .remote
+            .as_ref()
+            .and_then(|remote| Some((remote, remote.process_of(to)?)))
+        {
             Some((remote, process)) => {
                 let count = || rendezvous.send_elsewhere(self.key, from, &signature);
                 remote.send(process, to, tag, &signature, &part, count)?;
             }
             None => {
-                let message = P2pMessage { from, tag, signature, part: Some(part) };
+                let message = P2pMessage {
+                    from,
+                    tag,
+                    signature,
+                    part: Some(part),
+                };
                 rendezvous.send(self.key, to, message)?;
             }
         }
@@ -247,8 +361,18 @@ impl GroupBackend for HostGroupBackend {
         _metas: Option<Vec<TensorMeta>>,
     ) -> PostResult<ReceivedTensors> {
         let (backend, member) = (self.backend.clone(), self.member.clone());
-        let handle = Some(backend.rendezvous.receive(self.key, member.group.rank(), from, tag, post.signature)?);
-        Ok(Box::new(RecvRequest { backend, handle, member }))
+        let handle = Some(backend.rendezvous.receive(
+            self.key,
+            member.group.rank(),
+            from,
+            tag,
+            post.signature,
+        )?);
+        Ok(Box::new(RecvRequest {
+            backend,
+            handle,
+            member,
+        }))
     }
 
     /// Every rank reads the operands in place. Of large tensors, each rank reduces a part for all.
@@ -264,9 +388,17 @@ impl GroupBackend for HostGroupBackend {
             return self.all_reduce_in_two_phases(remote, post, tensors, op);
         }
         let count = tensors.len();
-        self.post(post, Contribution::new(tensors), RecipientData::Full, None, move |inputs| {
-            (0..count).map(|index| inputs.all_reduce(index, op)).collect()
-        })
+        self.post(
+            post,
+            Contribution::new(tensors),
+            RecipientData::Full,
+            None,
+            move |inputs| {
+                (0..count)
+                    .map(|index| inputs.all_reduce(index, op))
+                    .collect()
+            },
+        )
     }
 
     /// Copies each element once.
@@ -280,7 +412,9 @@ impl GroupBackend for HostGroupBackend {
         let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
         let ShardedTensor { tensor, dim, sizes } = shard;
         let mut shape = tensor.shape();
-        let lengths: Vec<_> = (0..ranks).map(|rank| sizes.range(ranks, rank).len()).collect();
+        let lengths: Vec<_> = (0..ranks)
+            .map(|rank| sizes.range(ranks, rank).len())
+            .collect();
         let range = to_sizes.range(ranks, rank);
         (shape[dim], shape[to_dim]) = (lengths.iter().sum(), range.len());
         let contribution = Contribution::new(vec![tensor]);
@@ -288,9 +422,13 @@ impl GroupBackend for HostGroupBackend {
         let shard = || contribution::shard(tensor, to_dim, range);
         let own = self.own_shard(shape, dim, &lengths, tensor, shard);
         let shardings = [(to_dim, to_sizes.clone())];
-        self.post(post, contribution, RecipientData::Shards(&shardings), own, move |inputs| {
-            inputs.reshard(dim, to_dim, &to_sizes)
-        })
+        self.post(
+            post,
+            contribution,
+            RecipientData::Shards(&shardings),
+            own,
+            move |inputs| inputs.reshard(dim, to_dim, &to_sizes),
+        )
     }
 
     /// Every rank reads its rows in place.
@@ -306,7 +444,13 @@ impl GroupBackend for HostGroupBackend {
         shape[0] = recv_counts.iter().sum();
         let own = || contribution.tensors_for(self.member.group.rank())[0].clone();
         let own = self.own_shard(shape, 0, recv_counts, &tensor, own);
-        self.post(post, contribution, RecipientData::Addressed, own, |inputs| inputs.addressed_rows())
+        self.post(
+            post,
+            contribution,
+            RecipientData::Addressed,
+            own,
+            |inputs| inputs.addressed_rows(),
+        )
     }
 
     /// Every rank reads its shards in place.
@@ -319,9 +463,17 @@ impl GroupBackend for HostGroupBackend {
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
         let needed = shardings.clone();
-        self.post(post, Contribution::new(tensors), RecipientData::Shards(&needed), None, move |inputs| {
-            let shard = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| inputs.shard(index, root, *dim, sizes);
-            shardings.iter().enumerate().map(shard).collect()
-        })
+        self.post(
+            post,
+            Contribution::new(tensors),
+            RecipientData::Shards(&needed),
+            None,
+            move |inputs| {
+                let shard = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| {
+                    inputs.shard(index, root, *dim, sizes)
+                };
+                shardings.iter().enumerate().map(shard).collect()
+            },
+        )
     }
 }

@@ -4,7 +4,9 @@ use std::sync::{Arc, Weak};
 
 use super::HostBackend;
 use crate::comm::backend::{Backend, CallSignature, Failure};
-use crate::comm::control::match_table::{CallData, DataMode, GroupKey, MessageHandle, OpHandle, P2pMessage};
+use crate::comm::control::match_table::{
+    CallData, DataMode, GroupKey, MessageHandle, OpHandle, P2pMessage,
+};
 use crate::comm::control::wait_for_graph::WaitForEdge;
 use crate::comm::data::contribution::{Contribution, ContributionSource};
 use crate::comm::data::payload_check::Recipients;
@@ -36,22 +38,38 @@ impl HostBackend {
 
     /// Returns the regions of a result into which payloads with this description are received: large ones, in the
     /// result of the only local rank of the group, if its layout is known.
-    pub(super) fn regions(&self, target: PayloadTarget, contents: &PayloadDesc) -> Option<Vec<Box<dyn RecvBuffer>>> {
-        let PayloadTarget::Collective(op) = target else { return None };
-        let bytes: usize = contents.tensors.iter().map(|meta| meta.shape.num_elements() * meta.dtype.size()).sum();
+    pub(super) fn regions(
+        &self,
+        target: PayloadTarget,
+        contents: &PayloadDesc,
+    ) -> Option<Vec<Box<dyn RecvBuffer>>> {
+        let PayloadTarget::Collective(op) = target else {
+            return None;
+        };
+        let bytes: usize = contents
+            .tensors
+            .iter()
+            .map(|meta| meta.shape.num_elements() * meta.dtype.size())
+            .sum();
         if bytes < result_buffer::WORTH {
             return None;
         }
-        let (signature, ranks) =
-            self.rendezvous.read(|table| Some((table.signature(op)?.clone(), table.ranks(op.group).clone())))?;
+        let (signature, ranks) = self
+            .rendezvous
+            .read(|table| Some((table.signature(op)?.clone(), table.ranks(op.group).clone())))?;
         if self.local_members(&ranks).count() != 1 {
             return None;
         }
         // The signature of an all-gather determines the layout. For an all-to-all, the local rank provides it when it
         // calls.
         let is_gathered = contents.recipients.is_empty() && signature.op == Op::AllGather;
-        let layouts = || is_gathered.then(|| ContiguousLayout::of_full(&signature.tensors, ranks.len())).flatten();
-        self.result_buffer(op, layouts)?.regions(op.member, &contents.tensors)
+        let layouts = || {
+            is_gathered
+                .then(|| ContiguousLayout::of_full(&signature.tensors, ranks.len()))
+                .flatten()
+        };
+        self.result_buffer(op, layouts)?
+            .regions(op.member, &contents.tensors)
     }
 
     /// Returns the result buffer of the collective `op` for the only local rank of the group. If there is none yet,
@@ -73,14 +91,27 @@ impl HostBackend {
 
     /// Delivers received payloads to the collective or message that waits for them.
     pub(super) fn deliver(&self, target: PayloadTarget, contribution: Contribution) {
-        let exclusive = |contribution| Contribution { source: ContributionSource::RemoteExclusive, ..contribution };
+        let exclusive = |contribution| Contribution {
+            source: ContributionSource::RemoteExclusive,
+            ..contribution
+        };
         match target {
             PayloadTarget::Collective(op) => {
                 let ranks = self.rendezvous.read(|table| table.ranks(op.group).clone());
-                let is_for_one = !contribution.recipients.is_empty() || self.local_members(&ranks).count() == 1;
-                self.provide_data(op, if is_for_one { exclusive(contribution) } else { contribution });
+                let is_for_one =
+                    !contribution.recipients.is_empty() || self.local_members(&ranks).count() == 1;
+                self.provide_data(
+                    op,
+                    if is_for_one {
+                        exclusive(contribution)
+                    } else {
+                        contribution
+                    },
+                );
             }
-            PayloadTarget::Message(message) => self.rendezvous.provide_message(message, exclusive(contribution)),
+            PayloadTarget::Message(message) => self
+                .rendezvous
+                .provide_message(message, exclusive(contribution)),
         }
     }
 
@@ -94,7 +125,8 @@ impl HostBackend {
     /// Fails the world because process `from` has sent an invalid message.
     pub(super) fn reject(&self, from: usize, problem: String) {
         let rank = self.remote().ranks_of(from).start;
-        self.rendezvous.find(Failure::Collective(CommError::Protocol { rank, problem }));
+        self.rendezvous
+            .find(Failure::Collective(CommError::Protocol { rank, problem }));
     }
 
     /// Handles the loss of the connection to `process`.
@@ -105,25 +137,43 @@ impl HostBackend {
             self.rendezvous.decide_here();
         }
         let running = self.rendezvous.read(|table| table.running());
-        let interrupted: Vec<_> = remote.ranks_of(process).filter(|rank| running.contains(rank)).collect();
+        let interrupted: Vec<_> = remote
+            .ranks_of(process)
+            .filter(|rank| running.contains(rank))
+            .collect();
         // A rank may return before it has contributed to a collective that it dropped. A local rank may still wait
         // for that.
         let is_owed = || {
             remote.local_ranks().any(|rank| running.contains(&rank))
-                && self.rendezvous.read(|table| remote.ranks_of(process).any(|rank| table.owes(rank)))
+                && self
+                    .rendezvous
+                    .read(|table| remote.ranks_of(process).any(|rank| table.owes(rank)))
         };
         if interrupted.is_empty() && !is_owed() {
             return;
         }
-        let error = |rank| CommError::Disconnected { rank, problem: problem.into() };
+        let error = |rank| CommError::Disconnected {
+            rank,
+            problem: problem.into(),
+        };
         self.lose(remote.ranks_of(process).start, interrupted, error);
     }
 
     /// Fails the world with `error` of rank `first`, and continues without these ranks, which will not report.
-    fn lose(&self, first: usize, ranks: impl IntoIterator<Item = usize>, error: impl Fn(usize) -> CommError) {
+    fn lose(
+        &self,
+        first: usize,
+        ranks: impl IntoIterator<Item = usize>,
+        error: impl Fn(usize) -> CommError,
+    ) {
         self.rendezvous.find(Failure::Collective(error(first)));
         for rank in ranks {
-            let report = RankReport { rank, activity: self.activity(rank), error: Some(error(rank).into()), at: None };
+            let report = RankReport {
+                rank,
+                activity: self.activity(rank),
+                error: Some(error(rank).into()),
+                at: None,
+            };
             self.remote().lose(report);
             self.exited(rank);
         }
@@ -144,61 +194,118 @@ impl HostBackend {
         }
         let (process, processes) = (remote.here(), self.size / ranks.len().max(1));
         let (size, other_ranks) = (self.size, processes * each);
-        let error = |rank| CommError::UnequalRanks { rank, process, ranks: size, other: from, other_ranks };
+        let error = |rank| CommError::UnequalRanks {
+            rank,
+            process,
+            ranks: size,
+            other: from,
+            other_ranks,
+        };
         self.lose(ranks.start, ranks.clone(), error);
     }
 
-    fn handle(&self, from: usize, message: ControlMessage) -> Result<Option<PayloadTarget>, String> {
+    fn handle(
+        &self,
+        from: usize,
+        message: ControlMessage,
+    ) -> Result<Option<PayloadTarget>, String> {
         let remote = self.remote();
         match message {
-            ControlMessage::Joined { channel, seq, signature, mode, contents } => {
+            ControlMessage::Joined {
+                channel,
+                seq,
+                signature,
+                mode,
+                contents,
+            } => {
                 let id = (from, channel.number);
                 let (group, member) = self.channel_of(from, channel)?;
                 let signature = self.complete(id, group, signature)?;
                 if mode == DataMode::Eager {
                     self.check_data(&contents, &signature, OpHandle { group, member, seq })?;
                 }
-                let posted = self.rendezvous.post(group, member, signature, CallData::Remote(mode));
-                let Ok((op, is_needed)) = posted else { return Ok(None) };
+                let posted = self
+                    .rendezvous
+                    .post(group, member, signature, CallData::Remote(mode));
+                let Ok((op, is_needed)) = posted else {
+                    return Ok(None);
+                };
                 if op.seq != seq {
-                    return Err(format!("it sent call {seq} of a group where call {} is next", op.seq));
+                    return Err(format!(
+                        "it sent call {seq} of a group where call {} is next",
+                        op.seq
+                    ));
                 }
                 if is_needed {
                     remote.answer(vec![op], true);
                 }
                 Ok((mode == DataMode::Eager).then_some(PayloadTarget::Collective(op)))
             }
-            ControlMessage::Pull { channel, seq, wanted } => {
+            ControlMessage::Pull {
+                channel,
+                seq,
+                wanted,
+            } => {
                 if let Some(data) = remote.answered(from, channel, seq, wanted)? {
                     self.send_data(from, channel, seq, data);
                 }
                 Ok(None)
             }
-            ControlMessage::Data { channel, seq, contents } => {
-                let (group, member) = self.channel_of(from, RemoteGroupId { number: channel, introduction: None })?;
+            ControlMessage::Data {
+                channel,
+                seq,
+                contents,
+            } => {
+                let (group, member) = self.channel_of(
+                    from,
+                    RemoteGroupId {
+                        number: channel,
+                        introduction: None,
+                    },
+                )?;
                 let op = OpHandle { group, member, seq };
                 // There is no signature any more if no rank needs the data.
-                if let Some(signature) = self.rendezvous.read(|table| table.signature(op).cloned()) {
+                if let Some(signature) = self.rendezvous.read(|table| table.signature(op).cloned())
+                {
                     self.check_data(&contents, &signature, op)?;
                 }
                 Ok(Some(PayloadTarget::Collective(op)))
             }
-            ControlMessage::Sent { channel, to, tag, signature, contents } => {
+            ControlMessage::Sent {
+                channel,
+                to,
+                tag,
+                signature,
+                contents,
+            } => {
                 let (group, from) = self.channel_of(from, channel)?;
                 let size = self.rendezvous.read(|table| table.ranks(group).len());
                 if to >= size {
-                    return Err(format!("it sent a message to member {to} of a group of {size}"));
+                    return Err(format!(
+                        "it sent a message to member {to} of a group of {size}"
+                    ));
                 }
                 if !signature.fits(size) || !contents.is_of_message(&signature) {
                     return Err("it sent a message whose data is not that of its signature".into());
                 }
-                let message = P2pMessage { from, tag, signature, part: None };
-                Ok(self.rendezvous.send(group, to, message).ok().map(PayloadTarget::Message))
+                let message = P2pMessage {
+                    from,
+                    tag,
+                    signature,
+                    part: None,
+                };
+                Ok(self
+                    .rendezvous
+                    .send(group, to, message)
+                    .ok()
+                    .map(PayloadTarget::Message))
             }
             ControlMessage::RankExited(report) => {
                 let rank = report.rank;
                 if !remote.ranks_of(from).contains(&rank) {
-                    return Err(format!("it reported the exit of rank {rank} of another process"));
+                    return Err(format!(
+                        "it reported the exit of rank {rank} of another process"
+                    ));
                 }
                 remote.exited(report);
                 self.exited(rank);
@@ -211,7 +318,9 @@ impl HostBackend {
                 }
                 Ok(None)
             }
-            ControlMessage::Membership(message) => self.membership.hear(from, message).map(|()| None),
+            ControlMessage::Membership(message) => {
+                self.membership.hear(from, message).map(|()| None)
+            }
             ControlMessage::Waits(edge) => self.handle_edge(from, edge).map(|()| None),
             ControlMessage::Launched { each } => {
                 self.compare_ranks(from, each);
@@ -227,22 +336,49 @@ impl HostBackend {
         | WaitForEdge::Waiting { rank, other, .. }
         | WaitForEdge::WaitsFor { rank, other, .. }) = edge;
         if rank.max(other) >= remote.size() {
-            return Err(format!("it sent a wait of a rank that does not exist: {edge:?}"));
+            return Err(format!(
+                "it sent a wait of a rank that does not exist: {edge:?}"
+            ));
         }
         let deadlock = match edge {
-            WaitForEdge::Needs { rank, number, other } => {
+            WaitForEdge::Needs {
+                rank,
+                number,
+                other,
+            } => {
                 if let Some(in_wait) = self.rendezvous.read(|table| table.wait_of(other)) {
-                    let waiting = WaitForEdge::Waiting { rank, number, other, in_wait };
+                    let waiting = WaitForEdge::Waiting {
+                        rank,
+                        number,
+                        other,
+                        in_wait,
+                    };
                     remote.notify_process(from, ControlMessage::Waits(waiting));
                 }
                 None
             }
-            WaitForEdge::Waiting { rank, number, other, in_wait } => {
-                let during = self.rendezvous.read(|table| table.still_needs(rank, number, other));
-                during
-                    .and_then(|during| remote.waits_for(WaitForEdge::WaitsFor { rank, number, during, other, in_wait }))
+            WaitForEdge::Waiting {
+                rank,
+                number,
+                other,
+                in_wait,
+            } => {
+                let during = self
+                    .rendezvous
+                    .read(|table| table.still_needs(rank, number, other));
+                during.and_then(|during| {
+                    remote.waits_for(WaitForEdge::WaitsFor {
+                        rank,
+                        number,
+                        during,
+                        other,
+                        in_wait,
+                    })
+                })
             }
-            waits_for @ WaitForEdge::WaitsFor { .. } if remote.decides() => remote.waits_for(waits_for),
+            waits_for @ WaitForEdge::WaitsFor { .. } if remote.decides() => {
+                remote.waits_for(waits_for)
+            }
             WaitForEdge::WaitsFor { .. } => None,
         };
         deadlock.map(|deadlock| self.rendezvous.find(deadlock));
@@ -250,20 +386,41 @@ impl HostBackend {
     }
 
     /// Returns the signature of a call on a channel of another process.
-    fn complete(&self, channel: (usize, usize), group: GroupKey, sent: SentSignature) -> Result<CallSignature, String> {
-        let signature = self.remote().with_signatures(channel, |known| sent.complete(known));
+    fn complete(
+        &self,
+        channel: (usize, usize),
+        group: GroupKey,
+        sent: SentSignature,
+    ) -> Result<CallSignature, String> {
+        let signature = self
+            .remote()
+            .with_signatures(channel, |known| sent.complete(known));
         let signature = signature.ok_or("it has not sent the signature of its call")?;
         match self.rendezvous.read(|table| table.ranks(group).len()) {
             ranks if signature.fits(ranks) => Ok(signature),
-            ranks => Err(format!("it called with a signature that does not fit a group of {ranks}")),
+            ranks => Err(format!(
+                "it called with a signature that does not fit a group of {ranks}"
+            )),
         }
     }
 
     /// Checks that `contents` is the data of the call `op` for the local ranks.
-    fn check_data(&self, contents: &PayloadDesc, signature: &CallSignature, op: OpHandle) -> Result<(), String> {
+    fn check_data(
+        &self,
+        contents: &PayloadDesc,
+        signature: &CallSignature,
+        op: OpHandle,
+    ) -> Result<(), String> {
         let ranks = self.rendezvous.read(|table| table.ranks(op.group).clone());
         let members: Vec<_> = self.local_members(&ranks).collect();
-        if contents.is_of_call(signature, op.member, &Recipients { ranks: ranks.len(), members: &members }) {
+        if contents.is_of_call(
+            signature,
+            op.member,
+            &Recipients {
+                ranks: ranks.len(),
+                members: &members,
+            },
+        ) {
             return Ok(());
         }
         Err(format!(
@@ -277,7 +434,9 @@ impl HostBackend {
 
     /// Returns the group of a channel of another process, and the group rank of the caller.
     fn channel_of(&self, from: usize, channel: RemoteGroupId) -> Result<(GroupKey, usize), String> {
-        self.remote().channel(from, channel, |ranks, name| self.rendezvous.group(ranks, name))
+        self.remote().channel(from, channel, |ranks, name| {
+            self.rendezvous.group(ranks, name)
+        })
     }
 
     /// Returns the group ranks of the local ranks of a group.

@@ -58,8 +58,8 @@ use burn_dtensor_flight::LaunchId;
 use parking_lot::Mutex;
 
 use super::backend::{
-    Backend, CallSignature, Failure, GroupBackend, GroupMember, ProcessOptions, RemoteOutcome, ShrunkWorld,
-    device_number, launch_number,
+    Backend, CallSignature, Failure, GroupBackend, GroupMember, ProcessOptions, RemoteOutcome,
+    ShrunkWorld, device_number, launch_number,
 };
 use super::control::match_table::{GroupKey, OpHandle, Signature};
 use super::control::membership::Membership;
@@ -152,7 +152,10 @@ impl HostBackend {
 
     /// Creates the backend of a program without ranks on one device. Any of its threads may use it.
     pub fn of_device() -> Arc<Self> {
-        let options = ProcessOptions { multithreaded: true, ..ProcessOptions::default() };
+        let options = ProcessOptions {
+            multithreaded: true,
+            ..ProcessOptions::default()
+        };
         Self::build(None, 1, options, device_number(), None)
     }
 
@@ -165,8 +168,18 @@ impl HostBackend {
         options: ProcessOptions,
     ) -> Arc<Self> {
         let (size, peers) = (peers.size(), Arc::new(peers));
-        let (completion, result_buffers, memory) = (CompletionThread::default(), Mutex::default(), Arc::default());
-        let remote = RemoteRanks { peers, job, completion, result_buffers, memory };
+        let (completion, result_buffers, memory) = (
+            CompletionThread::default(),
+            Mutex::default(),
+            Arc::default(),
+        );
+        let remote = RemoteRanks {
+            peers,
+            job,
+            completion,
+            result_buffers,
+            memory,
+        };
         Self::build(before, size, options, launch_number(), Some(remote))
     }
 
@@ -182,16 +195,32 @@ impl HostBackend {
         let (spin, rendezvous, local_ranks, membership) = match &remote {
             None => {
                 let spin = spin_policy(size);
-                (spin, Rendezvous::new(size, spin, multithreaded), 0..size, Membership::of_threads(size))
+                (
+                    spin,
+                    Rendezvous::new(size, spin, multithreaded),
+                    0..size,
+                    Membership::of_threads(size),
+                )
             }
             Some(RemoteRanks { peers, .. }) => {
-                let rendezvous = Rendezvous::among_processes(size, multithreaded, peers.decides(), peers.clone());
-                (SpinPolicy::Yielding(YIELDS, LINGER), rendezvous, peers.local_ranks(), peers.membership())
+                let rendezvous = Rendezvous::among_processes(
+                    size,
+                    multithreaded,
+                    peers.decides(),
+                    peers.clone(),
+                );
+                (
+                    SpinPolicy::Yielding(YIELDS, LINGER),
+                    rendezvous,
+                    peers.local_ranks(),
+                    peers.membership(),
+                )
             }
         };
         #[cfg(feature = "flex")]
-        let shared = (!options.separate_memory)
-            .then(|| SharedResultCache::new(spin, before.and_then(|before| before.shared.as_ref())));
+        let shared = (!options.separate_memory).then(|| {
+            SharedResultCache::new(spin, before.and_then(|before| before.shared.as_ref()))
+        });
         #[cfg(not(feature = "flex"))]
         let _ = (before, spin);
         Arc::new_cyclic(|this| Self {
@@ -217,13 +246,17 @@ impl HostBackend {
         let peers = peers.of_survivors(ranks);
         let launch = peers.launch();
         let backend = Self::of_processes(Some(self), peers, job.clone(), self.options);
-        let job = job.upgrade().expect("the transport's handler keeps the job alive");
+        let job = job
+            .upgrade()
+            .expect("the transport's handler keeps the job alive");
         job.begin(launch, &backend);
         backend
     }
 
     fn remote(&self) -> &RemoteRanks {
-        self.remote.as_ref().expect("only a backend with other processes receives messages")
+        self.remote
+            .as_ref()
+            .expect("only a backend with other processes receives messages")
     }
 
     /// Requests the contributions in `offers`, which ranks of other processes send on demand.
@@ -236,12 +269,20 @@ impl HostBackend {
     /// Sends the data of a call that was posted without it. The completion thread reads data on a device, because that
     /// waits for the device.
     fn send_data(&self, to: usize, channel: usize, seq: u64, data: PayloadData) {
-        let Some(rank) = data.device_of else { return self.remote().send_data(to, channel, seq, data) };
-        let this = self.this.upgrade().expect("the caller has a reference to the backend");
+        let Some(rank) = data.device_of else {
+            return self.remote().send_data(to, channel, seq, data);
+        };
+        let this = self
+            .this
+            .upgrade()
+            .expect("the caller has a reference to the backend");
         let read = move || match catch_unwind(AssertUnwindSafe(|| data.read())) {
             Ok(()) => this.remote().send_data(to, channel, seq, data),
             Err(panic) => {
-                this.rendezvous.find(Failure::Panicked { rank, message: panic_text(&*panic).into() });
+                this.rendezvous.find(Failure::Panicked {
+                    rank,
+                    message: panic_text(&*panic).into(),
+                });
             }
         };
         if let Err(refused) = self.remote().completion.run(Box::new(read)) {
@@ -257,7 +298,12 @@ impl HostBackend {
     }
 
     /// Returns the contributions of the collective `op`, as its rank uses them.
-    fn inputs<'a>(&'a self, all: &'a [Contribution], op: OpHandle, device: &'a Device) -> CollectiveInputs<'a> {
+    fn inputs<'a>(
+        &'a self,
+        all: &'a [Contribution],
+        op: OpHandle,
+        device: &'a Device,
+    ) -> CollectiveInputs<'a> {
         CollectiveInputs {
             all,
             op,
@@ -294,7 +340,9 @@ impl Backend for HostBackend {
 
     fn launch_id(&self) -> LaunchId {
         let alone = || LaunchId::of_process(launcher::process_index(), self.launch);
-        self.remote.as_ref().map_or_else(alone, |remote| remote.launch())
+        self.remote
+            .as_ref()
+            .map_or_else(alone, |remote| remote.launch())
     }
 
     fn channel(self: Arc<Self>, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
@@ -309,10 +357,20 @@ impl Backend for HostBackend {
         self.rendezvous.failure()
     }
 
-    fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
+    fn rank_exited(
+        &self,
+        rank: usize,
+        error: Option<Error>,
+        at: Option<&'static Location<'static>>,
+    ) {
         self.exited(rank);
         if let Some(remote) = &self.remote {
-            remote.exit(RankReport { rank, activity: self.activity(rank), error, at: at.map(ToString::to_string) });
+            remote.exit(RankReport {
+                rank,
+                activity: self.activity(rank),
+                error,
+                at: at.map(ToString::to_string),
+            });
         }
     }
 
@@ -332,7 +390,10 @@ impl Backend for HostBackend {
             remote.withdraw_offers();
         }
         let ranks = self.membership.survivors(rank, deadline)?;
-        let next = || ShrunkWorld { backend: self.of_survivors(&ranks), ranks: ranks.clone() };
+        let next = || ShrunkWorld {
+            backend: self.of_survivors(&ranks),
+            ranks: ranks.clone(),
+        };
         Ok(self.membership.next_or(next))
     }
 
@@ -341,21 +402,33 @@ impl Backend for HostBackend {
     }
 
     fn finish(&self, deadline: Duration) -> RemoteOutcome {
-        let Some(remote) = self.remote.as_ref() else { return RemoteOutcome::default() };
+        let Some(remote) = self.remote.as_ref() else {
+            return RemoteOutcome::default();
+        };
         let running = self.rendezvous.finish(deadline);
         remote.finish(&running);
         for rank in running {
             let error = Some(CommError::StillRunning { rank, deadline }.into());
-            remote.lose(RankReport { rank, activity: self.activity(rank), error, at: None });
+            remote.lose(RankReport {
+                rank,
+                activity: self.activity(rank),
+                error,
+                at: None,
+            });
         }
         remote.completion.forget();
         // If the other ranks have continued without a remote rank, the outcome of that rank does not matter.
         let roster = self.membership.roster();
-        let counts =
-            |rank: &usize| self.local_ranks.contains(rank) || roster.as_ref().is_none_or(|ranks| ranks.contains(rank));
+        let counts = |rank: &usize| {
+            self.local_ranks.contains(rank)
+                || roster.as_ref().is_none_or(|ranks| ranks.contains(rank))
+        };
         let failure = remote.unsuccessful(counts).map(|rank| {
             // The message with the cause may come from another process than the message that the rank has exited.
-            let unknown = || Failure::Failed { rank, message: "its process did not report the cause".into() };
+            let unknown = || Failure::Failed {
+                rank,
+                message: "its process did not report the cause".into(),
+            };
             self.rendezvous.await_failure().unwrap_or_else(unknown)
         });
         RemoteOutcome {
@@ -394,6 +467,9 @@ impl Signature for CallSignature {
 
 impl std::fmt::Debug for HostBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HostBackend").field("launch", &self.launch).field("size", &self.size).finish()
+        f.debug_struct("HostBackend")
+            .field("launch", &self.launch)
+            .field("size", &self.size)
+            .finish()
     }
 }

@@ -90,12 +90,20 @@ impl ProcessJob {
     /// Creates the job of the processes that `transport` connects, and registers it as the handler of incoming
     /// messages.
     pub fn new(transport: Arc<dyn Transport>) -> Arc<Self> {
-        let state = JobState { headers: vec![0; transport.processes()], ..JobState::default() };
+        let state = JobState {
+            headers: vec![0; transport.processes()],
+            ..JobState::default()
+        };
         let state = Mutex::new(state);
         let (own, memory) = (transport.clone(), Arc::default());
         let this = Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
-            Self { transport: own, state, memory, this }
+            Self {
+                transport: own,
+                state,
+                memory,
+                this,
+            }
         });
         transport.set_handler(this.clone());
         this
@@ -134,8 +142,15 @@ impl ProcessJob {
         let mut state = self.state.lock();
         let this = Arc::downgrade(backend);
         state.backends.insert(launch, this.clone());
-        for EarlyHeader { from, message, contribution, .. } in
-            state.early.extract_if(.., |deferred| deferred.launch == launch).collect::<Vec<_>>()
+        for EarlyHeader {
+            from,
+            message,
+            contribution,
+            ..
+        } in state
+            .early
+            .extract_if(.., |deferred| deferred.launch == launch)
+            .collect::<Vec<_>>()
         {
             let target = backend.receive(from.0, message);
             match (target, contribution) {
@@ -169,7 +184,9 @@ impl ProcessJob {
 pub(in crate::comm) fn mpi_processes() -> Result<Option<Arc<ProcessJob>>, crate::comm::StartError> {
     static PROCESSES: std::sync::OnceLock<Option<Arc<ProcessJob>>> = std::sync::OnceLock::new();
     let transport = crate::comm::transport::mpi::MpiTransport::of_process()?;
-    Ok(PROCESSES.get_or_init(|| transport.map(|transport| ProcessJob::new(transport))).clone())
+    Ok(PROCESSES
+        .get_or_init(|| transport.map(|transport| ProcessJob::new(transport)))
+        .clone())
 }
 
 impl JobState {
@@ -192,8 +209,8 @@ impl JobState {
         lengths: &[usize],
         memory: &Arc<HostMemoryPool>,
     ) -> Result<Vec<Box<dyn RecvBuffer>>, String> {
-        let Header { launch, message } =
-            Header::read(header).map_err(|problem| format!("header {} of {} bytes {problem}", from.1, header.len()))?;
+        let Header { launch, message } = Header::read(header)
+            .map_err(|problem| format!("header {} of {} bytes {problem}", from.1, header.len()))?;
         let contents = message.contents().cloned().unwrap_or_default();
         if !payload::are_of(lengths, &contents.tensors) {
             return Err(format!(
@@ -202,16 +219,39 @@ impl JobState {
             ));
         }
         let Some(backend) = self.backends.get(&launch) else {
-            self.early.push(EarlyHeader { launch, from, message, contribution: None });
-            self.awaited.insert(from, Awaited { target: None, begun: Instant::now(), contents: contents.clone() });
+            self.early.push(EarlyHeader {
+                launch,
+                from,
+                message,
+                contribution: None,
+            });
+            self.awaited.insert(
+                from,
+                Awaited {
+                    target: None,
+                    begun: Instant::now(),
+                    contents: contents.clone(),
+                },
+            );
             return Ok(payload::spaces(&contents.tensors, memory));
         };
-        let target = backend.upgrade().and_then(|there| Some((there.receive(from.0, message)?, there)));
-        let regions = target.as_ref().and_then(|(target, there)| there.regions(*target, &contents));
+        let target = backend
+            .upgrade()
+            .and_then(|there| Some((there.receive(from.0, message)?, there)));
+        let regions = target
+            .as_ref()
+            .and_then(|(target, there)| there.regions(*target, &contents));
         let buffers = regions.unwrap_or_else(|| payload::spaces(&contents.tensors, memory));
         if let Some((target, _)) = target {
             let target = Some((backend.clone(), target));
-            self.awaited.insert(from, Awaited { target, begun: Instant::now(), contents });
+            self.awaited.insert(
+                from,
+                Awaited {
+                    target,
+                    begun: Instant::now(),
+                    contents,
+                },
+            );
         }
         Ok(buffers)
     }
@@ -222,20 +262,34 @@ impl MessageHandler for ProcessJob {
         let mut state = self.state.lock();
         let number = state.headers[from];
         state.headers[from] += 1;
-        state.take((from, number), &header, lengths, &self.memory).unwrap_or_else(|problem| {
-            state.backends().for_each(|backend| backend.reject(from, problem.clone()));
-            state.invalid.push((from, problem));
-            payload::waste(lengths)
-        })
+        state
+            .take((from, number), &header, lengths, &self.memory)
+            .unwrap_or_else(|problem| {
+                state
+                    .backends()
+                    .for_each(|backend| backend.reject(from, problem.clone()));
+                state.invalid.push((from, problem));
+                payload::waste(lengths)
+            })
     }
 
     unsafe fn arrived(&self, from: usize, number: u64, buffers: Vec<Box<dyn RecvBuffer>>) {
         let mut state = self.state.lock();
-        let Some(Awaited { contents, target, begun }) = state.awaited.remove(&(from, number)) else { return };
+        let Some(Awaited {
+            contents,
+            target,
+            begun,
+        }) = state.awaited.remove(&(from, number))
+        else {
+            return;
+        };
         let contribution = match result_buffer::of_regions(&buffers) {
             Some(results) => Contribution::of_result_buffer(results),
             None => {
-                let PayloadDesc { recipients, tensors } = contents;
+                let PayloadDesc {
+                    recipients,
+                    tensors,
+                } = contents;
                 // SAFETY: the caller guarantees that all bytes are written.
                 let tensors = unsafe { payload::received(tensors, buffers) };
                 Contribution::received(recipients, tensors)
@@ -250,7 +304,11 @@ impl MessageHandler for ProcessJob {
                 }
             }
             None => {
-                if let Some(early) = state.early.iter_mut().find(|early| early.from == (from, number)) {
+                if let Some(early) = state
+                    .early
+                    .iter_mut()
+                    .find(|early| early.from == (from, number))
+                {
                     early.contribution = Some(contribution);
                 }
             }
@@ -262,7 +320,9 @@ impl MessageHandler for ProcessJob {
         let here = self.transport.process_index();
         let all = (0..self.transport.processes()).filter(|other| *other != here);
         for process in process.map_or_else(|| all.collect(), |process| vec![process]) {
-            state.backends().for_each(|backend| backend.lost(process, problem));
+            state
+                .backends()
+                .for_each(|backend| backend.lost(process, problem));
             state.lost.push((process, problem.into()));
         }
     }

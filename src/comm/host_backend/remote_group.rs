@@ -69,9 +69,24 @@ impl RemoteGroup {
                 None => processes.push((process, vec![member])),
             }
         }
-        let sent = SentState { introduced: vec![false; processes.len()], ..SentState::default() };
-        let (backend, member, number, sent) = (backend.clone(), member.clone(), peers.number(), Mutex::new(sent));
-        (!processes.is_empty()).then_some(Self { backend, member, name, number, processes, sent })
+        let sent = SentState {
+            introduced: vec![false; processes.len()],
+            ..SentState::default()
+        };
+        let (backend, member, number, sent) = (
+            backend.clone(),
+            member.clone(),
+            peers.number(),
+            Mutex::new(sent),
+        );
+        (!processes.is_empty()).then_some(Self {
+            backend,
+            member,
+            name,
+            number,
+            processes,
+            sent,
+        })
     }
 
     /// Posts a collective locally with `post`, and sends the call to the other processes with the `data` for each of
@@ -88,9 +103,16 @@ impl RemoteGroup {
         let posted = post(signature)?;
         let seq = sent.calls;
         sent.calls += 1;
-        let (signature, stamp) = (message.abbreviated(&mut sent.signatures), SendStamp::default());
+        let (signature, stamp) = (
+            message.abbreviated(&mut sent.signatures),
+            SendStamp::default(),
+        );
         for (at, data) in data.into_iter().enumerate() {
-            let (channel, to, signature) = (self.channel(&mut sent, at), self.processes[at].0, signature.clone());
+            let (channel, to, signature) = (
+                self.channel(&mut sent, at),
+                self.processes[at].0,
+                signature.clone(),
+            );
             let mode = match mode {
                 DataMode::OnDemand if data.payloads.is_empty() => DataMode::Eager,
                 DataMode::Eager if data.device_of.is_some() => DataMode::Deferred,
@@ -102,8 +124,16 @@ impl RemoteGroup {
                 DataMode::OnDemand => self.backend.remote().offer(to, self.number, seq, data),
                 DataMode::Deferred => later = data.device_of.map(|_| data),
             }
-            let message = ControlMessage::Joined { channel, seq, signature, mode, contents: now.contents };
-            self.backend.remote().send(to, message, now.payloads, Some(stamp.clone()));
+            let message = ControlMessage::Joined {
+                channel,
+                seq,
+                signature,
+                mode,
+                contents: now.contents,
+            };
+            self.backend
+                .remote()
+                .send(to, message, now.payloads, Some(stamp.clone()));
             if let Some(data) = later {
                 self.backend.send_data(to, self.number, seq, data);
             }
@@ -128,13 +158,19 @@ impl RemoteGroup {
     /// this is the only local rank of the group.
     pub fn receives_in_place(&self, bytes: u64) -> bool {
         let size = self.member.group.size();
-        let remote: usize = self.processes.iter().map(|(_, members)| members.len()).sum();
+        let remote: usize = self
+            .processes
+            .iter()
+            .map(|(_, members)| members.len())
+            .sum();
         result_buffer::pay(bytes, size) && remote + 1 == size
     }
 
     /// Returns the index among `processes` of the process of a member; `None` if the member is in this process.
     pub fn process_of(&self, member: usize) -> Option<usize> {
-        self.processes.iter().position(|(_, members)| members.contains(&member))
+        self.processes
+            .iter()
+            .position(|(_, members)| members.contains(&member))
     }
 
     /// Sends a message to member `to` of the group, in the process with index `at`, after `count` has counted it locally.
@@ -154,16 +190,31 @@ impl RemoteGroup {
         let mut sent = self.sent.lock();
         count()?;
         let channel = self.channel(&mut sent, at);
-        let message = ControlMessage::Sent { channel, to, tag, signature: signature.clone(), contents: data.contents };
-        self.backend.remote().send(self.processes[at].0, message, data.payloads, None);
+        let message = ControlMessage::Sent {
+            channel,
+            to,
+            tag,
+            signature: signature.clone(),
+            contents: data.contents,
+        };
+        self.backend
+            .remote()
+            .send(self.processes[at].0, message, data.payloads, None);
         Ok(())
     }
 
     fn channel(&self, sent: &mut SentState, at: usize) -> RemoteGroupId {
         let (group, name) = (&self.member.group, &self.name);
         let is_new = !std::mem::replace(&mut sent.introduced[at], true);
-        let introduce = || RemoteGroupInfo { ranks: group.ranks().to_vec(), name: name.clone(), member: group.rank() };
-        RemoteGroupId { number: self.number, introduction: is_new.then(introduce) }
+        let introduce = || RemoteGroupInfo {
+            ranks: group.ranks().to_vec(),
+            name: name.clone(),
+            member: group.rank(),
+        };
+        RemoteGroupId {
+            number: self.number,
+            introduction: is_new.then(introduce),
+        }
     }
 
     /// Returns `data` for every other process.
@@ -177,32 +228,54 @@ impl RemoteGroup {
         let tensors_for = |member: usize| -> Vec<DispatchTensor> {
             match needed {
                 RecipientData::Shards(shardings) => {
-                    let shard = |(tensor, (dim, sizes)): (&DispatchTensor, &(usize, ShardSizes))| {
-                        contribution::shard(tensor, *dim, sizes.range(ranks, member))
-                    };
-                    contribution.tensors.iter().zip(shardings).map(shard).collect()
+                    let shard =
+                        |(tensor, (dim, sizes)): (&DispatchTensor, &(usize, ShardSizes))| {
+                            contribution::shard(tensor, *dim, sizes.range(ranks, member))
+                        };
+                    contribution
+                        .tensors
+                        .iter()
+                        .zip(shardings)
+                        .map(shard)
+                        .collect()
                 }
-                RecipientData::Full | RecipientData::Addressed => contribution.tensors_for(member).to_vec(),
+                RecipientData::Full | RecipientData::Addressed => {
+                    contribution.tensors_for(member).to_vec()
+                }
             }
         };
         let of_process = |(_, members): &(usize, Vec<usize>)| {
-            let tensors = members.iter().flat_map(|member| tensors_for(*member).into_iter().map(|t| (*member, t)));
+            let tensors = members
+                .iter()
+                .flat_map(|member| tensors_for(*member).into_iter().map(|t| (*member, t)));
             let (recipients, tensors): (Vec<_>, Vec<_>) = tensors.unzip();
             self.payload_data(recipients, &tensors)
         };
         match needed {
             // Built once for all processes.
-            RecipientData::Full => self.same_for_all(self.payload_data(Vec::new(), &contribution.tensors)),
+            RecipientData::Full => {
+                self.same_for_all(self.payload_data(Vec::new(), &contribution.tensors))
+            }
             _ => self.processes.iter().map(of_process).collect(),
         }
     }
 
     fn payload_data(&self, recipients: Vec<usize>, tensors: &[DispatchTensor]) -> PayloadData {
-        let meta = |tensor: &DispatchTensor| TensorMeta { shape: tensor.shape(), dtype: tensor.dtype() };
-        let sent = || tensors.iter().filter(|tensor| tensor.shape().num_elements() > 0);
+        let meta = |tensor: &DispatchTensor| TensorMeta {
+            shape: tensor.shape(),
+            dtype: tensor.dtype(),
+        };
+        let sent = || {
+            tensors
+                .iter()
+                .filter(|tensor| tensor.shape().num_elements() > 0)
+        };
         let is_on_device = sent().any(|tensor| !memory::is_host(&Device::new(tensor.device())));
         PayloadData {
-            contents: PayloadDesc { recipients, tensors: tensors.iter().map(meta).collect() },
+            contents: PayloadDesc {
+                recipients,
+                tensors: tensors.iter().map(meta).collect(),
+            },
             payloads: sent().map(payload).collect(),
             device_of: is_on_device.then(|| self.member.rank()),
         }
@@ -211,6 +284,9 @@ impl RemoteGroup {
 
 impl std::fmt::Debug for RemoteGroup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RemoteGroup").field("number", &self.number).field("processes", &self.processes).finish()
+        f.debug_struct("RemoteGroup")
+            .field("number", &self.number)
+            .field("processes", &self.processes)
+            .finish()
     }
 }

@@ -136,7 +136,10 @@ impl<T> PostedCollective<T> {
     fn request(&mut self) {
         self.is_deferred = false;
         let OpHandleGuard { backend, op } = &self.handle;
-        backend.pull(op.map(|op| backend.rendezvous.read(|table| table.request(op))).unwrap_or_default());
+        backend.pull(
+            op.map(|op| backend.rendezvous.read(|table| table.request(op)))
+                .unwrap_or_default(),
+        );
     }
 
     /// Waits for the contributions of all ranks and builds the result.
@@ -144,18 +147,39 @@ impl<T> PostedCollective<T> {
         if self.is_deferred {
             self.request();
         }
-        let Self { mut handle, own, sent, device, finish, .. } = self;
-        let (op, backend) = (handle.op.take().expect("a posted collective has a handle"), &handle.backend);
+        let Self {
+            mut handle,
+            own,
+            sent,
+            device,
+            finish,
+            ..
+        } = self;
+        let (op, backend) = (
+            handle.op.take().expect("a posted collective has a handle"),
+            &handle.backend,
+        );
         // While the remote shards are in flight.
         let put = Completed::timed(|| own.and_then(|own| own.put(backend, op)));
         let Matched { parts, last } = backend.rendezvous.wait(op, deadline)?;
-        let inputs = CollectiveInputs { result_buffer: put.value.as_deref(), ..backend.inputs(&parts, op, &device) };
+        let inputs = CollectiveInputs {
+            result_buffer: put.value.as_deref(),
+            ..backend.inputs(&parts, op, &device)
+        };
         let read = || Contribution::read_in_order(&parts, Some(op.member), || finish(&inputs));
         let finished = Completed::timed(read);
         let local_work = put.local_work + finished.local_work.saturating_sub(inputs.waited.get());
         // Without other processes, every rank would search all contributions for nothing.
-        let transfer = backend.remote.as_ref().and_then(|_| Contribution::timing(&parts, sent.as_ref()));
-        Ok(Completed { local_work, last: Some(last), transfer, ..finished })
+        let transfer = backend
+            .remote
+            .as_ref()
+            .and_then(|_| Contribution::timing(&parts, sent.as_ref()));
+        Ok(Completed {
+            local_work,
+            last: Some(last),
+            transfer,
+            ..finished
+        })
     }
 }
 
@@ -166,7 +190,16 @@ impl<T: Send + 'static> HostRequest<T> {
     pub fn new(rank: usize, is_owed: bool, collective: PostedCollective<T>) -> Self {
         let (backend, finished) = (collective.handle.backend.clone(), Condvar::new());
         let state = Mutex::new(RequestState::Posted(collective));
-        Self { before: None, shared: Arc::new(SharedRequest { backend, rank, is_owed, state, finished }) }
+        Self {
+            before: None,
+            shared: Arc::new(SharedRequest {
+                backend,
+                rank,
+                is_owed,
+                state,
+                finished,
+            }),
+        }
     }
 
     /// Lets the completion thread complete the request once the collective `op` is complete, unless the rank is
@@ -174,7 +207,12 @@ impl<T: Send + 'static> HostRequest<T> {
     pub fn complete_when_ready(self, op: OpHandle) -> Self {
         let backend = &self.shared.backend;
         let thread = &backend.remote().completion;
-        thread.open.lock().entry((op.group, op.seq)).or_default().push(self.shared.clone());
+        thread
+            .open
+            .lock()
+            .entry((op.group, op.seq))
+            .or_default()
+            .push(self.shared.clone());
         if self.shared.is_complete() {
             // The collective was complete before.
             thread.complete(op);
@@ -198,9 +236,10 @@ impl<T> SharedRequest<T> {
 
     fn is_complete(&self) -> bool {
         match &*self.state.lock() {
-            RequestState::Posted(PostedCollective { handle: OpHandleGuard { op, .. }, .. }) => {
-                op.is_none_or(|op| self.backend.rendezvous.read(|table| table.is_complete(op)))
-            }
+            RequestState::Posted(PostedCollective {
+                handle: OpHandleGuard { op, .. },
+                ..
+            }) => op.is_none_or(|op| self.backend.rendezvous.read(|table| table.is_complete(op))),
             // The completion thread takes complete requests only.
             RequestState::Taken | RequestState::Finished(_) => true,
         }
@@ -223,7 +262,10 @@ impl<T> SharedRequest<T> {
             "the completion thread of its process has not built a complete result within {deadline:?}. If the process \
              only lacks processor time, raise `Launch::with_deadline`"
         );
-        Err(self.backend.fail(Failure::Failed { rank: self.rank, message }))
+        Err(self.backend.fail(Failure::Failed {
+            rank: self.rank,
+            message,
+        }))
     }
 }
 
@@ -233,8 +275,11 @@ impl<T: Send + 'static> Request<T> for HostRequest<T> {
     }
 
     fn start(&mut self) {
-        if let RequestState::Posted(collective @ PostedCollective { is_deferred: true, .. }) =
-            &mut *self.shared.state.lock()
+        if let RequestState::Posted(
+            collective @ PostedCollective {
+                is_deferred: true, ..
+            },
+        ) = &mut *self.shared.state.lock()
         {
             collective.request();
         }
@@ -244,14 +289,34 @@ impl<T: Send + 'static> Request<T> for HostRequest<T> {
         let start = Instant::now();
         // Taken before the first phase is complete, so that the thread that completes it wakes no other thread.
         let own = self.shared.take();
-        let first = self.before.take().map(|first| first.wait(deadline)).transpose()?;
-        let deadline = if first.is_some() { deadline.saturating_sub(start.elapsed()) } else { deadline };
-        let result = own.map_or_else(|| self.shared.await_thread(deadline), |own| own.complete(deadline))?;
-        let Some(first) = first else { return Ok(result) };
-        let completed =
-            |(first, second): (TransferTiming, TransferTiming)| TransferTiming { completed: second.completed, ..first };
+        let first = self
+            .before
+            .take()
+            .map(|first| first.wait(deadline))
+            .transpose()?;
+        let deadline = if first.is_some() {
+            deadline.saturating_sub(start.elapsed())
+        } else {
+            deadline
+        };
+        let result = own.map_or_else(
+            || self.shared.await_thread(deadline),
+            |own| own.complete(deadline),
+        )?;
+        let Some(first) = first else {
+            return Ok(result);
+        };
+        let completed = |(first, second): (TransferTiming, TransferTiming)| TransferTiming {
+            completed: second.completed,
+            ..first
+        };
         let transfer = first.transfer.zip(result.transfer).map(completed);
-        Ok(Completed { local_work: first.local_work + result.local_work, last: first.last, transfer, ..result })
+        Ok(Completed {
+            local_work: first.local_work + result.local_work,
+            last: first.last,
+            transfer,
+            ..result
+        })
     }
 }
 
@@ -263,7 +328,10 @@ impl<T> Drop for HostRequest<T> {
         }
         let given_up = self.shared.take();
         let handle = given_up.as_ref().map(|collective| &collective.handle);
-        if let Some(OpHandleGuard { backend, op: Some(op) }) = handle
+        if let Some(OpHandleGuard {
+            backend,
+            op: Some(op),
+        }) = handle
             && let Some(remote) = &backend.remote
         {
             remote.completion.discard(*op);
@@ -293,13 +361,21 @@ impl<T: Send> CompletionTask for SharedRequest<T> {
     }
 
     fn complete(&self) {
-        let Some(collective) = self.take() else { return };
+        let Some(collective) = self.take() else {
+            return;
+        };
         let result = match catch_unwind(AssertUnwindSafe(|| collective.complete(Duration::ZERO))) {
             // No time was spent on the thread that waits.
-            Ok(result) => result.map(|waited| Completed { local_work: Duration::ZERO, ..waited }),
+            Ok(result) => result.map(|waited| Completed {
+                local_work: Duration::ZERO,
+                ..waited
+            }),
             Err(panic) => {
                 let message = panic_text(&*panic).into();
-                Err(self.backend.fail(Failure::Panicked { rank: self.rank, message }))
+                Err(self.backend.fail(Failure::Panicked {
+                    rank: self.rank,
+                    message,
+                }))
             }
         };
         *self.state.lock() = RequestState::Finished(result);
@@ -326,7 +402,11 @@ pub(super) struct CompletionThread {
 
 impl Default for CompletionThread {
     fn default() -> Self {
-        Self { open: Mutex::default(), thread: Mutex::default(), start }
+        Self {
+            open: Mutex::default(),
+            thread: Mutex::default(),
+            start,
+        }
     }
 }
 
@@ -335,7 +415,11 @@ impl CompletionThread {
     /// thread does not start, the requests are left to their ranks, except those that other ranks wait for: the
     /// caller completes these.
     pub fn complete(&self, op: OpHandle) {
-        let tasks = self.open.lock().remove(&(op.group, op.seq)).unwrap_or_default();
+        let tasks = self
+            .open
+            .lock()
+            .remove(&(op.group, op.seq))
+            .unwrap_or_default();
         for task in tasks.into_iter().filter(|task| task.is_open()) {
             let is_owed = task.is_owed();
             if let Err(refused) = self.run(Box::new(move || task.complete()))
@@ -357,7 +441,9 @@ impl CompletionThread {
             });
             *thread = started.ok();
         }
-        let Some(sender) = &*thread else { return Err(task) };
+        let Some(sender) = &*thread else {
+            return Err(task);
+        };
         sender.send(task).map_err(|SendError(task)| task)
     }
 
@@ -390,7 +476,9 @@ impl CompletionThread {
 fn start() -> io::Result<Sender<QueuedTask>> {
     let (sender, tasks) = channel::<QueuedTask>();
     let run = move || tasks.into_iter().for_each(|task| task());
-    thread::Builder::new().name("completion".into()).spawn(run)?;
+    thread::Builder::new()
+        .name("completion".into())
+        .spawn(run)?;
     Ok(sender)
 }
 
@@ -403,23 +491,44 @@ pub(super) struct RecvRequest {
 
 impl Request<ReceivedTensors> for RecvRequest {
     fn is_complete(&self) -> bool {
-        self.handle.is_none_or(|handle| self.backend.rendezvous.read(|table| table.is_over(Wait::Message(handle))))
+        self.handle.is_none_or(|handle| {
+            self.backend
+                .rendezvous
+                .read(|table| table.is_over(Wait::Message(handle)))
+        })
     }
 
-    fn wait(mut self: Box<Self>, deadline: Duration) -> Result<Completed<ReceivedTensors>, CommError> {
-        let handle = self.handle.take().expect("the receive handle is taken once");
+    fn wait(
+        mut self: Box<Self>,
+        deadline: Duration,
+    ) -> Result<Completed<ReceivedTensors>, CommError> {
+        let handle = self
+            .handle
+            .take()
+            .expect("the receive handle is taken once");
         let message = self.backend.rendezvous.wait_for_message(handle, deadline)?;
         let part = slice::from_ref(&message.part);
         let received = Completed::timed(|| {
             // Like a broadcast whose root is the sender, in a group of the sender alone.
-            let op = OpHandle { group: handle.group, member: 0, seq: 0 };
+            let op = OpHandle {
+                group: handle.group,
+                member: 0,
+                seq: 0,
+            };
             let inputs = self.backend.inputs(part, op, &self.member.device);
             let tensors = Contribution::read_in_order(part, None, || inputs.of_root(0));
-            ReceivedTensors { from: message.from, tensors }
+            ReceivedTensors {
+                from: message.from,
+                tensors,
+            }
         });
         // A receiver sends no message of its own.
         let transfer = Contribution::timing(part, None);
-        Ok(Completed { last: Some(self.member.group.ranks()[message.from]), transfer, ..received })
+        Ok(Completed {
+            last: Some(self.member.group.ranks()[message.from]),
+            transfer,
+            ..received
+        })
     }
 }
 
@@ -451,10 +560,26 @@ mod tests {
     ) -> HostRequest<T> {
         let group = backend.rendezvous.group(&[0], "");
         let signature = CallSignature::new(Op::Barrier, &"".into(), Vec::new());
-        let (op, _) = backend.rendezvous.post(group, 0, signature, Contribution::new(Vec::new())).unwrap();
-        let handle = OpHandleGuard { backend: backend.clone(), op: Some(op) };
-        let (finish, device) = (Box::new(move |_: &CollectiveInputs| make()), crate::memory::host());
-        let collective = PostedCollective { handle, is_deferred: false, own: None, sent: None, device, finish };
+        let (op, _) = backend
+            .rendezvous
+            .post(group, 0, signature, Contribution::new(Vec::new()))
+            .unwrap();
+        let handle = OpHandleGuard {
+            backend: backend.clone(),
+            op: Some(op),
+        };
+        let (finish, device) = (
+            Box::new(move |_: &CollectiveInputs| make()),
+            crate::memory::host(),
+        );
+        let collective = PostedCollective {
+            handle,
+            is_deferred: false,
+            own: None,
+            sent: None,
+            device,
+            finish,
+        };
         HostRequest::new(0, is_owed, collective)
     }
 
@@ -481,10 +606,15 @@ mod tests {
     fn a_rank_waits_for_the_thread_that_has_taken_its_request() {
         let (go, told) = mpsc::channel();
         let request = taken(told);
-        assert_eq!((request.shared.is_open(), request.is_complete()), (false, true));
+        assert_eq!(
+            (request.shared.is_open(), request.is_complete()),
+            (false, true)
+        );
         let rank = thread::spawn(move || Box::new(request).wait(LONGEST).unwrap());
         drop(go);
-        let Completed { value, local_work, .. } = rank.join().unwrap();
+        let Completed {
+            value, local_work, ..
+        } = rank.join().unwrap();
         assert_eq!((value, local_work), (5, Duration::ZERO));
     }
 
@@ -493,9 +623,20 @@ mod tests {
         let (go, told) = mpsc::channel();
         let request = taken(told);
         let backend = request.shared.backend.clone();
-        let error = Box::new(request).wait(Duration::ZERO).map(|waited| waited.value).unwrap_err();
-        let CommError::RankFailed { rank: 0, message, .. } = &error else { panic!("{error}") };
-        assert!(message.contains("completion thread") && backend.failure().is_some(), "{error}");
+        let error = Box::new(request)
+            .wait(Duration::ZERO)
+            .map(|waited| waited.value)
+            .unwrap_err();
+        let CommError::RankFailed {
+            rank: 0, message, ..
+        } = &error
+        else {
+            panic!("{error}")
+        };
+        assert!(
+            message.contains("completion thread") && backend.failure().is_some(),
+            "{error}"
+        );
         drop(go);
     }
 
@@ -516,7 +657,10 @@ mod tests {
             let request = post(&backend(), is_owed, move || drop(handle));
             let shared = request.shared.clone();
             drop(request);
-            assert_eq!((Arc::strong_count(&held), shared.is_open()), (1 + usize::from(is_owed), is_owed));
+            assert_eq!(
+                (Arc::strong_count(&held), shared.is_open()),
+                (1 + usize::from(is_owed), is_owed)
+            );
         }
     }
 
@@ -525,8 +669,14 @@ mod tests {
         let request = open(|| panic!("boom"));
         let backend = request.shared.backend.clone();
         request.shared.complete();
-        let error = Box::new(request).wait(Duration::ZERO).map(|waited: Completed<()>| waited.value).unwrap_err();
-        assert!(matches!(&error, CommError::RankPanicked { rank: 0, message, .. } if message == "boom"), "{error}");
+        let error = Box::new(request)
+            .wait(Duration::ZERO)
+            .map(|waited: Completed<()>| waited.value)
+            .unwrap_err();
+        assert!(
+            matches!(&error, CommError::RankPanicked { rank: 0, message, .. } if message == "boom"),
+            "{error}"
+        );
         assert!(backend.failure().is_some());
     }
 
@@ -534,13 +684,23 @@ mod tests {
     fn without_a_thread_ranks_complete_their_requests_and_owed_ones_are_completed_at_once() {
         let refused: StartThread = || Err(io::Error::other("the system refuses to start a thread"));
         let backend = backend();
-        let thread = CompletionThread { start: refused, ..CompletionThread::default() };
+        let thread = CompletionThread {
+            start: refused,
+            ..CompletionThread::default()
+        };
         let [own, owed] = [false, true].map(|is_owed| post(&backend, is_owed, || 5));
         let tasks: Vec<Arc<dyn CompletionTask>> = vec![own.shared.clone(), owed.shared.clone()];
-        let op = OpHandle { group: backend.rendezvous.group(&[0], ""), member: 0, seq: 0 };
+        let op = OpHandle {
+            group: backend.rendezvous.group(&[0], ""),
+            member: 0,
+            seq: 0,
+        };
         thread.open.lock().insert((op.group, op.seq), tasks);
         thread.complete(op);
-        assert_eq!([&own, &owed].map(|request| request.shared.is_open()), [true, false]);
+        assert_eq!(
+            [&own, &owed].map(|request| request.shared.is_open()),
+            [true, false]
+        );
         for request in [own, owed] {
             assert_eq!(Box::new(request).wait(Duration::ZERO).unwrap().value, 5);
         }

@@ -61,17 +61,29 @@ impl HostGroupBackend {
     ) -> PostResult<Vec<DispatchTensor>> {
         let (backend, group, bytes) = (&self.backend, &self.member.group, post.signature.bytes());
         let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
-        let row = |(tensor, shape): (DispatchTensor, &Shape)| reshaped(tensor, Shape::from([shape.num_elements()]));
+        let row = |(tensor, shape): (DispatchTensor, &Shape)| {
+            reshaped(tensor, Shape::from([shape.num_elements()]))
+        };
         let contribution = Contribution::new(tensors.into_iter().zip(&shapes).map(row).collect());
         let contribution = contribution.after_submitted_work().arrived(None);
         self.note_device(&contribution);
         let device = self.member.home(&contribution.tensors);
-        let shardings: Vec<_> = shapes.iter().map(|shape| (0, ShardSizes::Chunked(shape.num_elements()))).collect();
+        let shardings: Vec<_> = shapes
+            .iter()
+            .map(|shape| (0, ShardSizes::Chunked(shape.num_elements())))
+            .collect();
         let layout = |(row, (_, sizes)): (&DispatchTensor, &(usize, ShardSizes))| {
             let lengths = (0..group.size()).map(|rank| sizes.range(group.size(), rank).len());
             ContiguousLayout::new(row.shape(), row.dtype(), 0, lengths)
         };
-        let layouts = || contribution.tensors.iter().zip(&shardings).map(layout).collect::<Option<Vec<_>>>();
+        let layouts = || {
+            contribution
+                .tensors
+                .iter()
+                .zip(&shardings)
+                .map(layout)
+                .collect::<Option<Vec<_>>>()
+        };
         let layouts = remote.receives_in_place(bytes).then(layouts).flatten();
         let data = remote.data(&contribution, RecipientData::Shards(&shardings));
         // All other properties are compared in the first phase.
@@ -86,10 +98,21 @@ impl HostGroupBackend {
 
         let mut phases = self.second.lock();
         let (key, later) = phases.get_or_insert_with(|| self.second_phases()).clone();
-        let post_first = |signature| backend.rendezvous.post(self.key, group.rank(), signature, contribution);
+        let post_first = |signature| {
+            backend
+                .rendezvous
+                .post(self.key, group.rank(), signature, contribution)
+        };
         let ((first, _), sent) = remote.post(post.signature, data, DataMode::Eager, post_first)?;
-        let first_handle = OpHandleGuard { backend: backend.clone(), op: Some(first) };
-        let post_second = |signature| backend.rendezvous.post(key, group.rank(), signature, CallData::Local(None));
+        let first_handle = OpHandleGuard {
+            backend: backend.clone(),
+            op: Some(first),
+        };
+        let post_second = |signature| {
+            backend
+                .rendezvous
+                .post(key, group.rank(), signature, CallData::Local(None))
+        };
         let nothing = later.same_for_all(Default::default());
         let ((second, _), _) = later.post(agreed, nothing, DataMode::Deferred, post_second)?;
         drop(phases);
@@ -100,11 +123,23 @@ impl HostGroupBackend {
             let rows = inputs.rows(shapes.len()).into_iter();
             // Remote sums were received into it until now.
             drop(result);
-            rows.zip(shapes).map(|(row, shape)| reshaped(row, shape)).collect::<Vec<_>>()
+            rows.zip(shapes)
+                .map(|(row, shape)| reshaped(row, shape))
+                .collect::<Vec<_>>()
         });
-        let handle = OpHandleGuard { backend: backend.clone(), op: Some(second) };
+        let handle = OpHandleGuard {
+            backend: backend.clone(),
+            op: Some(second),
+        };
         let home = device.clone();
-        let gather = PostedCollective { handle, is_deferred: false, own: None, sent: None, device: home, finish };
+        let gather = PostedCollective {
+            handle,
+            is_deferred: false,
+            own: None,
+            sent: None,
+            device: home,
+            finish,
+        };
         let mut gather = HostRequest::new(rank, false, gather);
         if self.completes_in_background(bytes, &device) {
             gather = gather.complete_when_ready(second);
@@ -120,8 +155,17 @@ impl HostGroupBackend {
             this.provide_data(second, contribution.after_submitted_work().arrived(None));
         });
         let (handle, sent) = (first_handle, Some(sent));
-        let reduce = PostedCollective { handle, is_deferred: false, own: None, sent, device, finish };
-        gather.before = Some(Box::new(HostRequest::new(rank, true, reduce).complete_when_ready(first)));
+        let reduce = PostedCollective {
+            handle,
+            is_deferred: false,
+            own: None,
+            sent,
+            device,
+            finish,
+        };
+        gather.before = Some(Box::new(
+            HostRequest::new(rank, true, reduce).complete_when_ready(first),
+        ));
         Ok(Box::new(gather))
     }
 }

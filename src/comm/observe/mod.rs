@@ -19,7 +19,7 @@ mod spans;
 pub(crate) use event::{CallEvent, CallInfo, Posting, listen};
 pub(crate) use ledger::CopyDirection;
 pub use ledger::{
-    CallTotals, Histogram, Ledger, LedgerEntry, LedgerKey, OffloadTraffic, PackStats, QueueDepth, Snapshot, Straggler,
-    Summary, WaitBreakdown, Waits,
+    CallTotals, Histogram, Ledger, LedgerEntry, LedgerKey, OffloadTraffic, PackStats, QueueDepth,
+    Snapshot, Straggler, Summary, WaitBreakdown, Waits,
 };
 pub(super) use observed_call::ObservedCall;

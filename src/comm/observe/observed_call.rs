@@ -32,8 +32,19 @@ impl ObservedCall {
         is_deferred: bool,
     ) -> Self {
         let (posted, span) = (Instant::now(), Span::none());
-        let record = RecordedCall { posted, sequence, index: 0 };
-        let mut call = Self { ledger, info, is_deferred, is_in_flight: false, record, span };
+        let record = RecordedCall {
+            posted,
+            sequence,
+            index: 0,
+        };
+        let mut call = Self {
+            ledger,
+            info,
+            is_deferred,
+            is_in_flight: false,
+            record,
+            span,
+        };
         call.emit(posted, CallEvent::Posted(posting));
         if !is_deferred {
             call.emit(posted, CallEvent::Counted);
@@ -45,7 +56,14 @@ impl ObservedCall {
     pub fn begin<T>(&mut self, begin: impl FnOnce() -> PostResult<T>) -> PostResult<T> {
         let pending = self.span.in_scope(begin);
         self.is_in_flight = pending.is_ok();
-        self.emit(Instant::now(), if self.is_in_flight { CallEvent::Accepted } else { CallEvent::Refused });
+        self.emit(
+            Instant::now(),
+            if self.is_in_flight {
+                CallEvent::Accepted
+            } else {
+                CallEvent::Refused
+            },
+        );
         pending
     }
 
@@ -62,10 +80,23 @@ impl ObservedCall {
         let waited = self.span.in_scope(wait);
         let end = Instant::now();
         self.is_in_flight = false;
-        let Completed { value, local_work, last, transfer } =
-            waited.inspect_err(|_| self.emit(end, CallEvent::Failed))?;
-        let waiting = end.saturating_duration_since(start).saturating_sub(local_work);
-        self.emit(end, CallEvent::Completed { waiting, local_work, last });
+        let Completed {
+            value,
+            local_work,
+            last,
+            transfer,
+        } = waited.inspect_err(|_| self.emit(end, CallEvent::Failed))?;
+        let waiting = end
+            .saturating_duration_since(start)
+            .saturating_sub(local_work);
+        self.emit(
+            end,
+            CallEvent::Completed {
+                waiting,
+                local_work,
+                last,
+            },
+        );
         let posted = self.record.posted;
         let started = || end.checked_sub(local_work).unwrap_or(start);
         let transfer = transfer.unwrap_or_else(|| TransferTiming {
@@ -73,12 +104,25 @@ impl ObservedCall {
             started: started(),
             completed: end,
         });
-        Ok((value, OpTiming { posted, transfer, requested: start }))
+        Ok((
+            value,
+            OpTiming {
+                posted,
+                transfer,
+                requested: start,
+            },
+        ))
     }
 
     /// Passes an event to every consumer.
     fn emit(&mut self, at: Instant, event: CallEvent<'_>) {
-        let Self { ledger, info, record, span, .. } = self;
+        let Self {
+            ledger,
+            info,
+            record,
+            span,
+            ..
+        } = self;
         ledger.recorder().observe(record, info, at, &event);
         ledger.observe(info, &event);
         spans::observe(span, &event);

@@ -13,7 +13,11 @@ use crate::comm::backend::{CallSignature, tensor_text};
 pub(super) fn observe(span: &mut Span, event: &CallEvent<'_>) {
     match *event {
         CallEvent::Posted(posting) => *span = posted(posting),
-        CallEvent::Completed { waiting, local_work, last } => {
+        CallEvent::Completed {
+            waiting,
+            local_work,
+            last,
+        } => {
             span.record("waiting_ns", waiting.as_nanos() as u64);
             span.record("moving_ns", local_work.as_nanos() as u64);
             if let Some(last) = last {
@@ -27,7 +31,16 @@ pub(super) fn observe(span: &mut Span, event: &CallEvent<'_>) {
 /// Returns the span of a call, or a disabled span if there is no subscriber.
 ///
 /// Fields are evaluated and formatted only if there is a subscriber: the macro checks first.
-fn posted(&Posting { group, seq, signature, phase, bytes, .. }: &Posting<'_>) -> Span {
+fn posted(
+    &Posting {
+        group,
+        seq,
+        signature,
+        phase,
+        bytes,
+        ..
+    }: &Posting<'_>,
+) -> Span {
     debug_span!(
         target: "burn_dtensor::comm",
         "collective",
@@ -53,7 +66,12 @@ impl fmt::Display for Tensors<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(CallSignature { tensors, pairs, .. }) = self;
         let given = pairs.iter().flat_map(|pairs| pairs.sent.iter().cloned());
-        let metas = tensors.iter().map(|tensor| Some(TensorMeta { shape: tensor.shape.clone(), dtype: tensor.dtype }));
+        let metas = tensors.iter().map(|tensor| {
+            Some(TensorMeta {
+                shape: tensor.shape.clone(),
+                dtype: tensor.dtype,
+            })
+        });
         for (index, meta) in metas.chain(given).enumerate() {
             let separator = if index == 0 { "" } else { ", " };
             write!(f, "{separator}{}", tensor_text(&meta))?;

@@ -37,14 +37,34 @@ pub(in crate::comm) struct Header {
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::comm) enum ControlMessage {
     /// A rank has called a collective.
-    Joined { channel: RemoteGroupId, seq: u64, signature: SentSignature, mode: DataMode, contents: PayloadDesc },
+    Joined {
+        channel: RemoteGroupId,
+        seq: u64,
+        signature: SentSignature,
+        mode: DataMode,
+        contents: PayloadDesc,
+    },
     /// Accepts or declines the data that a rank offered with [`DataMode::OnDemand`], in call `seq` of the
     /// receiver's `channel`.
-    Pull { channel: usize, seq: u64, wanted: bool },
+    Pull {
+        channel: usize,
+        seq: u64,
+        wanted: bool,
+    },
     /// Data of an earlier `Joined` message: offered and accepted, or deferred.
-    Data { channel: usize, seq: u64, contents: PayloadDesc },
+    Data {
+        channel: usize,
+        seq: u64,
+        contents: PayloadDesc,
+    },
     /// A rank has sent a point-to-point message to member `to` of the group.
-    Sent { channel: RemoteGroupId, to: usize, tag: u32, signature: CallSignature, contents: PayloadDesc },
+    Sent {
+        channel: RemoteGroupId,
+        to: usize,
+        tag: u32,
+        signature: CallSignature,
+        contents: PayloadDesc,
+    },
     /// The program of a rank has ended.
     RankExited(RankReport),
     /// A failure. If `decided`, it is the first one of the world; otherwise the sender reports it to the deciding
@@ -106,9 +126,24 @@ impl SentSignature {
     /// Prepares a signature for sending, in full.
     pub fn new(signature: &CallSignature) -> Self {
         let mut full = signature.clone();
-        let (forward_index, decision, digests) = (full.forward_index.take(), full.decision.take(), full.digests.take());
-        let states = full.model.as_mut().map(|model| mem::take(&mut model.states)).unwrap_or_default();
-        Self { hash: full.hash128().to_le_bytes(), full: Some(full), forward_index, decision, digests, states }
+        let (forward_index, decision, digests) = (
+            full.forward_index.take(),
+            full.decision.take(),
+            full.digests.take(),
+        );
+        let states = full
+            .model
+            .as_mut()
+            .map(|model| mem::take(&mut model.states))
+            .unwrap_or_default();
+        Self {
+            hash: full.hash128().to_le_bytes(),
+            full: Some(full),
+            forward_index,
+            decision,
+            digests,
+            states,
+        }
     }
 
     /// Removes what the receivers know, as the sender's `known` says.
@@ -123,13 +158,28 @@ impl SentSignature {
     /// Returns the complete signature. `known` holds those that the sender has sent before. Returns `None` if it has
     /// not sent this one.
     pub fn complete(self, known: &mut KnownSignatures<CallSignature>) -> Option<CallSignature> {
-        let Self { hash, full, forward_index, decision, digests, states } = self;
+        let Self {
+            hash,
+            full,
+            forward_index,
+            decision,
+            digests,
+            states,
+        } = self;
         if let Some(full) = full {
             known.insert(hash, full);
         }
         let mut signature = known.0.get(&hash)?.clone();
-        signature.model.iter_mut().for_each(|model| model.states = states.clone());
-        Some(CallSignature { forward_index, decision, digests, ..signature })
+        signature
+            .model
+            .iter_mut()
+            .for_each(|model| model.states = states.clone());
+        Some(CallSignature {
+            forward_index,
+            decision,
+            digests,
+            ..signature
+        })
     }
 }
 
@@ -163,7 +213,9 @@ impl ControlMessage {
     /// Returns the description of the payloads; `None` if the message has none.
     pub fn contents(&self) -> Option<&PayloadDesc> {
         match self {
-            Self::Joined { contents, .. } | Self::Data { contents, .. } | Self::Sent { contents, .. } => Some(contents),
+            Self::Joined { contents, .. }
+            | Self::Data { contents, .. }
+            | Self::Sent { contents, .. } => Some(contents),
             Self::Pull { .. }
             | Self::RankExited(_)
             | Self::Failed { .. }
@@ -189,10 +241,17 @@ impl Header {
     /// Describes the problem if the bytes are not a valid header, or one of another version.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         let invalid = "cannot be decoded";
-        let line = bytes.iter().take(64).position(|byte| *byte == b'\n').ok_or(invalid)?;
+        let line = bytes
+            .iter()
+            .take(64)
+            .position(|byte| *byte == b'\n')
+            .ok_or(invalid)?;
         let version = String::from_utf8_lossy(&bytes[..line]);
         if version != VERSION {
-            return Err(format!("has version `{}`, but this process has version `{VERSION}`", version.escape_debug()));
+            return Err(format!(
+                "has version `{}`, but this process has version `{VERSION}`",
+                version.escape_debug()
+            ));
         }
         match postcard::take_from_bytes(&bytes[line + 1..]) {
             Ok((header, [])) => Ok(header),

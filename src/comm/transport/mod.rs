@@ -114,7 +114,14 @@ pub trait MessageHandler: Send + Sync {
 
 impl Debug for Message {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let lengths: Vec<_> = self.payloads.iter().map(|payload| (**payload).as_ref().len()).collect();
-        f.debug_struct("Message").field("header", &self.header.len()).field("payloads", &lengths).finish()
+        let lengths: Vec<_> = self
+            .payloads
+            .iter()
+            .map(|payload| (**payload).as_ref().len())
+            .collect();
+        f.debug_struct("Message")
+            .field("header", &self.header.len())
+            .field("payloads", &lengths)
+            .finish()
     }
 }

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn_dtensor_flight::LaunchId;
 use parking_lot::Mutex;
 
-use super::header::{ControlMessage, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo};
+use super::header::{
+    ControlMessage, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
+};
 use super::{Message, Payload, SendStamp, Transport};
 use crate::comm::backend::{CallSignature, Failure};
 use crate::comm::control::match_table::{GroupKey, OpHandle, StalledWait};
@@ -55,7 +57,9 @@ pub(in crate::comm) struct PayloadData {
 impl PayloadData {
     /// Copies the elements to the host, if they are on a device. Waits for the device.
     pub fn read(&self) {
-        self.payloads.iter().for_each(|payload| _ = (**payload).as_ref());
+        self.payloads
+            .iter()
+            .for_each(|payload| _ = (**payload).as_ref());
     }
 }
 
@@ -78,11 +82,24 @@ impl PeerProcesses {
             *end += count;
             Some(*end)
         });
-        let ranks = ends.zip(counts).map(|(end, count)| end - count..end).collect();
+        let ranks = ends
+            .zip(counts)
+            .map(|(end, count)| end - count..end)
+            .collect();
         let numbers = AtomicUsize::default();
         let (channels, offered) = (Mutex::default(), Mutex::default());
         let (waits, ended, refused) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Self { transport, launch, ranks, numbers, channels, offered, waits, ended, refused }
+        Self {
+            transport,
+            launch,
+            ranks,
+            numbers,
+            channels,
+            offered,
+            waits,
+            ended,
+            refused,
+        }
     }
 
     /// Creates the processes of the next launch, which has only the surviving `ranks`.
@@ -158,13 +175,47 @@ impl PeerProcesses {
     }
 
     /// Sends a control message and its payloads to a process. Records in `taken` when the message is sent.
-    pub fn send(&self, to: usize, message: ControlMessage, payloads: Vec<Payload>, taken: Option<SendStamp>) {
-        self.transport.send(to, Message { header: Header { launch: self.launch, message }.write(), payloads, taken });
+    pub fn send(
+        &self,
+        to: usize,
+        message: ControlMessage,
+        payloads: Vec<Payload>,
+        taken: Option<SendStamp>,
+    ) {
+        self.transport.send(
+            to,
+            Message {
+                header: Header {
+                    launch: self.launch,
+                    message,
+                }
+                .write(),
+                payloads,
+                taken,
+            },
+        );
     }
 
     /// Sends the data of a call that was posted without it.
-    pub fn send_data(&self, to: usize, channel: usize, seq: u64, PayloadData { contents, payloads, .. }: PayloadData) {
-        self.send(to, ControlMessage::Data { channel, seq, contents }, payloads, None);
+    pub fn send_data(
+        &self,
+        to: usize,
+        channel: usize,
+        seq: u64,
+        PayloadData {
+            contents, payloads, ..
+        }: PayloadData,
+    ) {
+        self.send(
+            to,
+            ControlMessage::Data {
+                channel,
+                seq,
+                contents,
+            },
+            payloads,
+            None,
+        );
     }
 
     /// Sends a message without payloads.
@@ -173,13 +224,15 @@ impl PeerProcesses {
     }
 
     fn notify_all(&self, message: impl Fn() -> ControlMessage) {
-        self.peers().for_each(|process| self.notify_process(process, message()));
+        self.peers()
+            .for_each(|process| self.notify_process(process, message()));
     }
 
     /// Returns the other processes that have ranks.
     fn peers(&self) -> impl Iterator<Item = usize> {
         let here = self.transport.process_index();
-        (0..self.ranks.len()).filter(move |process| *process != here && !self.ranks[*process].is_empty())
+        (0..self.ranks.len())
+            .filter(move |process| *process != here && !self.ranks[*process].is_empty())
     }
 
     /// Keeps offered data until the process requests or declines it.
@@ -195,10 +248,17 @@ impl PeerProcesses {
     }
 
     /// Returns the data of an offer that process `from` has answered, if it is wanted.
-    pub fn answered(&self, from: usize, channel: usize, seq: u64, wanted: bool) -> Result<Option<PayloadData>, String> {
+    pub fn answered(
+        &self,
+        from: usize,
+        channel: usize,
+        seq: u64,
+        wanted: bool,
+    ) -> Result<Option<PayloadData>, String> {
         let offered = self.offered.lock().remove(&(from, channel, seq));
-        let data = offered
-            .ok_or_else(|| format!("it requested data that was not offered in call {seq} of channel {channel}"))?;
+        let data = offered.ok_or_else(|| {
+            format!("it requested data that was not offered in call {seq} of channel {channel}")
+        })?;
         Ok(wanted.then_some(data))
     }
 
@@ -207,7 +267,14 @@ impl PeerProcesses {
         for OpHandle { group, member, seq } in offers {
             let id = self.channels.lock().ids.get(&(group, member)).copied();
             let (process, channel) = id.expect("the offer came on a known channel");
-            self.notify_process(process, ControlMessage::Pull { channel, seq, wanted });
+            self.notify_process(
+                process,
+                ControlMessage::Pull {
+                    channel,
+                    seq,
+                    wanted,
+                },
+            );
         }
     }
 
@@ -220,13 +287,25 @@ impl PeerProcesses {
         group: impl FnOnce(&[usize], String) -> GroupKey,
     ) -> Result<(GroupKey, usize), String> {
         let (id, mut channels) = ((from, channel.number), self.channels.lock());
-        let Some(RemoteGroupInfo { ranks, name, member }) = channel.introduction else {
+        let Some(RemoteGroupInfo {
+            ranks,
+            name,
+            member,
+        }) = channel.introduction
+        else {
             let known = channels.members.get(&id).copied();
-            return known.ok_or_else(|| format!("it has not introduced channel {}", channel.number));
+            return known
+                .ok_or_else(|| format!("it has not introduced channel {}", channel.number));
         };
         let is_known = |rank: &usize| *rank < self.size();
-        if !ranks.iter().all(is_known) || !ranks.get(member).is_some_and(|rank| self.ranks_of(from).contains(rank)) {
-            return Err(format!("it called as invalid member {member} of a group of ranks {ranks:?}"));
+        if !ranks.iter().all(is_known)
+            || !ranks
+                .get(member)
+                .is_some_and(|rank| self.ranks_of(from).contains(rank))
+        {
+            return Err(format!(
+                "it called as invalid member {member} of a group of ranks {ranks:?}"
+            ));
         }
         let of_group = (group(&ranks, name), member);
         channels.members.insert(id, of_group);
@@ -250,32 +329,61 @@ impl PeerProcesses {
             self.notify_process(self.first(), ControlMessage::Waits(edge));
             return None;
         }
-        let WaitForEdge::WaitsFor { rank, number, during, other, in_wait } = edge else { return None };
-        let waits = self.waits.lock().add(rank, number, during, other, in_wait)?;
+        let WaitForEdge::WaitsFor {
+            rank,
+            number,
+            during,
+            other,
+            in_wait,
+        } = edge
+        else {
+            return None;
+        };
+        let waits = self
+            .waits
+            .lock()
+            .add(rank, number, during, other, in_wait)?;
         Some(Failure::Collective(CommError::Deadlock { waits }))
     }
 
     /// Sends the report of a local rank that has exited to all other processes.
     pub fn exit(&self, report: RankReport) {
         self.notify_all(|| ControlMessage::RankExited(report.clone()));
-        self.ended.lock().insert(report.rank, EndedRank { report, is_lost: false });
+        self.ended.lock().insert(
+            report.rank,
+            EndedRank {
+                report,
+                is_lost: false,
+            },
+        );
     }
 
     /// Records the report that the process of a rank has sent, unless the process was lost before.
     pub fn exited(&self, report: RankReport) {
-        self.ended.lock().entry(report.rank).or_insert(EndedRank { report, is_lost: false });
+        self.ended.lock().entry(report.rank).or_insert(EndedRank {
+            report,
+            is_lost: false,
+        });
     }
 
     /// Records the report of a rank of another process that will not send one.
     pub fn lose(&self, report: RankReport) {
-        self.ended.lock().insert(report.rank, EndedRank { report, is_lost: true });
+        self.ended.lock().insert(
+            report.rank,
+            EndedRank {
+                report,
+                is_lost: true,
+            },
+        );
     }
 
     /// Lets this process end without the processes of the ranks in `running`, whose programs have not ended in time,
     /// and not without the others, except those that were [left behind](MembershipPeers::leave_behind) by a shrunk world.
     pub fn finish(&self, running: &[usize]) {
         for process in self.peers() {
-            let is_over = !running.iter().any(|rank| self.ranks[process].contains(rank));
+            let is_over = !running
+                .iter()
+                .any(|rank| self.ranks[process].contains(rank));
             if !is_over || self.launch.shrunk == 0 {
                 self.transport.await_end(process, is_over);
             }
@@ -285,20 +393,28 @@ impl PeerProcesses {
     /// Returns the first rank whose program has failed, of the ranks for which `counts` returns true.
     pub fn unsuccessful(&self, counts: impl Fn(&usize) -> bool) -> Option<usize> {
         let ended = self.ended.lock();
-        let mut failed = ended.iter().filter(|(_, ended)| ended.report.error.is_some());
+        let mut failed = ended
+            .iter()
+            .filter(|(_, ended)| ended.report.error.is_some());
         failed.find(|(rank, _)| counts(rank)).map(|(rank, _)| *rank)
     }
 
     /// Returns the outcomes of the ranks of other processes.
     pub fn reports(&self) -> Vec<RankReport> {
         let (ended, here) = (self.ended.lock(), self.local_ranks());
-        ended.values().map(|ended| &ended.report).filter(|report| !here.contains(&report.rank)).cloned().collect()
+        ended
+            .values()
+            .map(|ended| &ended.report)
+            .filter(|report| !here.contains(&report.rank))
+            .cloned()
+            .collect()
     }
 
     /// Returns true if the first process, which reports the outcome of the launch, does not report it.
     pub fn has_lost_first(&self) -> bool {
         let ended = self.ended.lock();
-        self.ranks_of(self.first()).any(|rank| ended.get(&rank).is_some_and(|ended| ended.is_lost))
+        self.ranks_of(self.first())
+            .any(|rank| ended.get(&rank).is_some_and(|ended| ended.is_lost))
     }
 }
 
@@ -308,7 +424,9 @@ impl MembershipPeers for PeerProcesses {
     }
 
     fn leave_behind(&self, ranks: &[usize]) {
-        ranks.iter().for_each(|rank| self.transport.await_end(self.process_of(*rank), false));
+        ranks
+            .iter()
+            .for_each(|rank| self.transport.await_end(self.process_of(*rank), false));
     }
 }
 
@@ -316,7 +434,10 @@ impl PeerNotifier for PeerProcesses {
     fn notify(&self, event: PeerEvent) -> Option<Failure> {
         match event {
             PeerEvent::Failed { failure, decided } => {
-                let message = || ControlMessage::Failed { failure: failure.clone(), decided };
+                let message = || ControlMessage::Failed {
+                    failure: failure.clone(),
+                    decided,
+                };
                 if decided {
                     self.notify_all(message)
                 } else {
@@ -332,17 +453,35 @@ impl PeerNotifier for PeerProcesses {
                 self.transport.poll_now();
                 None
             }
-            PeerEvent::Waits(StalledWait { rank, number, during, needs }) => {
+            PeerEvent::Waits(StalledWait {
+                rank,
+                number,
+                during,
+                needs,
+            }) => {
                 let here = self.transport.process_index();
-                needs.into_iter().find_map(|(other, in_wait)| match (in_wait, self.process_of(other)) {
-                    (Some(in_wait), _) => {
-                        self.waits_for(WaitForEdge::WaitsFor { rank, number, during: during.clone(), other, in_wait })
+                needs.into_iter().find_map(|(other, in_wait)| {
+                    match (in_wait, self.process_of(other)) {
+                        (Some(in_wait), _) => self.waits_for(WaitForEdge::WaitsFor {
+                            rank,
+                            number,
+                            during: during.clone(),
+                            other,
+                            in_wait,
+                        }),
+                        (None, process) if process != here => {
+                            self.notify_process(
+                                process,
+                                ControlMessage::Waits(WaitForEdge::Needs {
+                                    rank,
+                                    number,
+                                    other,
+                                }),
+                            );
+                            None
+                        }
+                        (None, _) => None,
                     }
-                    (None, process) if process != here => {
-                        self.notify_process(process, ControlMessage::Waits(WaitForEdge::Needs { rank, number, other }));
-                        None
-                    }
-                    (None, _) => None,
                 })
             }
         }

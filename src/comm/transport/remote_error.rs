@@ -30,7 +30,12 @@ impl RemoteErrorText {
     /// Builds the error from its message, followed by the messages of its sources. Returns `None` if `texts` is
     /// empty.
     fn new(texts: Vec<String>) -> Option<Self> {
-        texts.into_iter().rev().fold(None, |source, text| Some(Self { text, source: source.map(Box::new) }))
+        texts.into_iter().rev().fold(None, |source, text| {
+            Some(Self {
+                text,
+                source: source.map(Box::new),
+            })
+        })
     }
 }
 
@@ -40,21 +45,28 @@ fn sent(error: &Error) -> SentError {
     }
     // Other errors of this crate contain the messages of their sources in their own.
     let has_sources = matches!(error, Error::Other(_));
-    let errors = std::iter::successors(Some(error as &dyn StdError), |error| (*error).source().filter(|_| has_sources));
+    let errors = std::iter::successors(Some(error as &dyn StdError), |error| {
+        (*error).source().filter(|_| has_sources)
+    });
     Err(errors.take(MOST).map(ToString::to_string).collect())
 }
 
-pub(in crate::comm) fn serialize<S: Serializer>(error: &Option<Error>, serializer: S) -> Result<S::Ok, S::Error> {
+pub(in crate::comm) fn serialize<S: Serializer>(
+    error: &Option<Error>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     error.as_ref().map(sent).serialize(serializer)
 }
 
-pub(in crate::comm) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Error>, D::Error> {
+pub(in crate::comm) fn deserialize<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Error>, D::Error> {
     let error = |sent: SentError| match sent {
         Ok(error) => Ok(Error::Comm(error)),
         Err(texts) if texts.len() > MOST => Err(D::Error::custom("an error with too many sources")),
-        Err(texts) => {
-            RemoteErrorText::new(texts).map(Error::other).ok_or_else(|| D::Error::custom("an error without a message"))
-        }
+        Err(texts) => RemoteErrorText::new(texts)
+            .map(Error::other)
+            .ok_or_else(|| D::Error::custom("an error without a message")),
     };
     Option::deserialize(deserializer)?.map(error).transpose()
 }

@@ -125,10 +125,16 @@ pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> 
     let dim = dim_of("glu", dim, D);
     let len = tensor.dims()[dim];
     if len % 2 == 1 {
-        operand_error("glu", &[tensor.shape()], format!("dimension {dim} must have an even length, not {len}"))
-            .unwind();
+        operand_error(
+            "glu",
+            &[tensor.shape()],
+            format!("dimension {dim} must have an even length, not {len}"),
+        )
+        .unwind();
     }
-    apply(&GLU.at([dim]).lens([len / 2]), tensor, |x, _| local::glu(x, dim))
+    apply(&GLU.at([dim]).lens([len / 2]), tensor, |x, _| {
+        local::glu(x, dim)
+    })
 }
 
 /// Multiplies negative elements by `alpha`, as burn's [`prelu`](local::prelu). `alpha` has one element, or one per
@@ -140,7 +146,11 @@ pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> 
 #[must_use]
 #[track_caller]
 pub fn prelu<const D: usize>(tensor: impl Into<Operand<D>>, alpha: DTensor<1>) -> DTensor<D> {
-    let rule = if alpha.dims() == [1] { &PRELU } else { &PRELU_PER_CHANNEL };
+    let rule = if alpha.dims() == [1] {
+        &PRELU
+    } else {
+        &PRELU_PER_CHANNEL
+    };
     apply(rule, (tensor.into(), alpha), |(x, alpha), _| {
         // Burn's own function uses an `alpha` without elements as one value for all channels.
         let mut channels = [1; D];

@@ -42,7 +42,11 @@ pub fn apply<R: ShardingRule, I: Inputs, O: Outputs>(
         return globalized(rule, local(inputs.into_local(), &operator), &operator);
     }
     let inputs = redistributed(inputs, &operator);
-    let outputs = if operator.is_blank() { blank::<I, O>(&inputs, &operator) } else { local(inputs, &operator) };
+    let outputs = if operator.is_blank() {
+        blank::<I, O>(&inputs, &operator)
+    } else {
+        local(inputs, &operator)
+    };
     globalized(rule, outputs, &operator)
 }
 
@@ -51,7 +55,11 @@ pub fn apply<R: ShardingRule, I: Inputs, O: Outputs>(
 #[inline(always)]
 fn globalized<R: ShardingRule, O: Outputs>(rule: &R, outputs: O, operator: &Operator) -> O::Global {
     let (made, said) = (outputs.count(), operator.outputs());
-    assert!(made == said, "`{}` returned {made} outputs, but its rule has {said}", rule.name());
+    assert!(
+        made == said,
+        "`{}` returned {made} outputs, but its rule has {said}",
+        rule.name()
+    );
     outputs.globalize(operator, &mut 0)
 }
 
@@ -245,7 +253,9 @@ impl<O: Outputs> Outputs for Vec<O> {
 
     #[track_caller]
     fn globalize<By: Boundary>(self, by: &By, at: &mut usize) -> Self::Global {
-        self.into_iter().map(|output| output.globalize(by, at)).collect()
+        self.into_iter()
+            .map(|output| output.globalize(by, at))
+            .collect()
     }
 }
 

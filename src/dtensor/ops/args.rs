@@ -18,7 +18,9 @@ pub(super) fn dim_of(operator: &'static str, index: impl AsIndex, dims: usize) -
     match index.try_dim_index(dims) {
         Ok(dim) => dim,
         Err(_) => {
-            let why = format!("dimension {index:?} is out of range for {dims} dimensions. Use one in -{dims}..{dims}");
+            let why = format!(
+                "dimension {index:?} is out of range for {dims} dimensions. Use one in -{dims}..{dims}"
+            );
             operand_error(operator, &[], why).unwind()
         }
     }
@@ -58,7 +60,16 @@ pub(super) fn converted<T>(
 }
 
 /// Makes a [`DTensorError::Operands`] for inputs of these shapes.
-pub(crate) fn operand_error(operator: &'static str, shapes: &[Shape], why: impl Into<String>) -> Error {
+pub(crate) fn operand_error(
+    operator: &'static str,
+    shapes: &[Shape],
+    why: impl Into<String>,
+) -> Error {
     let shapes = shapes.iter().map(|shape| shape.to_vec()).collect();
-    DTensorError::Operands { operator, shapes, why: why.into() }.into()
+    DTensorError::Operands {
+        operator,
+        shapes,
+        why: why.into(),
+    }
+    .into()
 }

@@ -55,7 +55,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     fn one_element<const P: usize>(&self, operator: &'static str, plain: Tensor<P, K>) -> Self {
         if plain.shape().num_elements() != 1 {
             let (shape, mesh) = (plain.shape().to_vec(), self.mesh().to_string());
-            Error::from(DTensorError::PlainTensor { operator, shape, mesh }).unwind();
+            Error::from(DTensorError::PlainTensor {
+                operator,
+                shape,
+                mesh,
+            })
+            .unwind();
         }
         DTensor::replicated_like(plain.reshape([1; D]), self)
     }

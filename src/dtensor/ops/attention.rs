@@ -37,7 +37,11 @@ pub fn attention(
     attn_bias: Option<DTensor<4>>,
     options: AttentionModuleOptions,
 ) -> DTensor<4> {
-    apply(&ATTENTION, (query, key, value, mask, attn_bias), |inputs, op| local(inputs, op, options, module::attention))
+    apply(
+        &ATTENTION,
+        (query, key, value, mask, attn_bias),
+        |inputs, op| local(inputs, op, options, module::attention),
+    )
 }
 
 /// Computes [`attention`] with other operators of the backend, as burn's
@@ -58,9 +62,11 @@ pub fn attention_fallback(
     attn_bias: Option<DTensor<4>>,
     options: AttentionModuleOptions,
 ) -> DTensor<4> {
-    apply(&ATTENTION_FALLBACK, (query, key, value, mask, attn_bias), |inputs, op| {
-        local(inputs, op, options, module::attention_fallback)
-    })
+    apply(
+        &ATTENTION_FALLBACK,
+        (query, key, value, mask, attn_bias),
+        |inputs, op| local(inputs, op, options, module::attention_fallback),
+    )
 }
 
 type Mask = Option<Tensor<4, Bool>>;
@@ -71,21 +77,43 @@ fn local(
     (query, key, value, mask, attn_bias): (Tensor<4>, Tensor<4>, Tensor<4>, Mask, Bias),
     op: &Operator,
     options: AttentionModuleOptions,
-    attention: impl FnOnce(Tensor<4>, Tensor<4>, Tensor<4>, Mask, Bias, AttentionModuleOptions) -> Tensor<4>,
+    attention: impl FnOnce(
+        Tensor<4>,
+        Tensor<4>,
+        Tensor<4>,
+        Mask,
+        Bias,
+        AttentionModuleOptions,
+    ) -> Tensor<4>,
 ) -> Tensor<4> {
     let (mask, is_causal) = visible(op, &query, mask, options.is_causal);
-    attention(query, key, value, mask, attn_bias, AttentionModuleOptions { is_causal, ..options })
+    attention(
+        query,
+        key,
+        value,
+        mask,
+        attn_bias,
+        AttentionModuleOptions {
+            is_causal,
+            ..options
+        },
+    )
 }
 
 /// Returns the mask for this rank's queries, and whether burn should still apply its causal mask. A rank that
 /// holds only some of the queries gets an explicit mask, because burn aligns the last query with the last key.
 fn visible(op: &Operator, query: &Tensor<4>, mask: Mask, is_causal: bool) -> (Mask, bool) {
-    let (rows, queries, keys) = (op.input_range(0, 2), op.input_spec(0).shape()[2], op.input_spec(1).shape()[2]);
+    let (rows, queries, keys) = (
+        op.input_range(0, 2),
+        op.input_spec(0).shape()[2],
+        op.input_spec(1).shape()[2],
+    );
     if !is_causal || rows.len() == queries || rows.is_empty() {
         return (mask, is_causal && !rows.is_empty());
     }
     let offset = (rows.start + keys) as i64 - queries as i64;
-    let later = Tensor::<2, Bool>::tril_mask([rows.len(), keys], offset, &query.device()).unsqueeze::<4>();
+    let later =
+        Tensor::<2, Bool>::tril_mask([rows.len(), keys], offset, &query.device()).unsqueeze::<4>();
     let mask = match mask {
         Some(mask) => mask.bool_or(later),
         None => later,

@@ -48,14 +48,18 @@ pub fn batch_norm<const D: usize>(
     variance: DTensor<1>,
     epsilon: f64,
 ) -> DTensor<D> {
-    apply(&BATCH_NORM, (input.into(), gamma, beta, mean, variance), |(x, gamma, beta, mean, variance), _| {
-        let dtype = x.dtype();
-        if !is_half(dtype) {
-            return module::batch_norm(x, gamma, beta, mean, variance, epsilon);
-        }
-        let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(in_single);
-        module::batch_norm(in_single(x), gamma, beta, mean, variance, epsilon).cast(dtype)
-    })
+    apply(
+        &BATCH_NORM,
+        (input.into(), gamma, beta, mean, variance),
+        |(x, gamma, beta, mean, variance), _| {
+            let dtype = x.dtype();
+            if !is_half(dtype) {
+                return module::batch_norm(x, gamma, beta, mean, variance, epsilon);
+            }
+            let [gamma, beta, mean, variance] = [gamma, beta, mean, variance].map(in_single);
+            module::batch_norm(in_single(x), gamma, beta, mean, variance, epsilon).cast(dtype)
+        },
+    )
 }
 
 /// Output and statistics of [`batch_norm_train`].
@@ -95,17 +99,24 @@ pub fn batch_norm_train<const D: usize>(
 ) -> BatchNormTrainOutput<D> {
     let input: Operand<D> = input.into();
     // The constraint of the input has one placement for each dimension of the mesh that the others are on.
-    [&gamma, &beta].into_iter().try_for_each(|vector| input.tensor.spec().check_same_mesh(vector.spec())).or_unwind();
+    [&gamma, &beta]
+        .into_iter()
+        .try_for_each(|vector| input.tensor.spec().check_same_mesh(vector.spec()))
+        .or_unwind();
     let input = input.placed().or_unwind();
     let shapes = [input.shape(), gamma.shape(), beta.shape()];
     if D < 2 || shapes[1..].iter().any(|vector| vector[0] != shapes[0][1]) {
         let why = "gamma and beta need one element per channel, dimension 1 of the input";
         operand_error("batch_norm_train", &shapes, why).unwind();
     }
-    let mean = replicated(apply(&MEAN, input.clone(), |x, op| term_of_mean(in_single(x), op)));
-    let variance = replicated(apply(&VARIANCE, (input.clone(), mean.clone()), |(x, mean), op| {
-        term_of_mean((in_single(x) - per_channel(mean)).square(), op)
+    let mean = replicated(apply(&MEAN, input.clone(), |x, op| {
+        term_of_mean(in_single(x), op)
     }));
+    let variance = replicated(apply(
+        &VARIANCE,
+        (input.clone(), mean.clone()),
+        |(x, mean), op| term_of_mean((in_single(x) - per_channel(mean)).square(), op),
+    ));
     BatchNormTrainOutput {
         output: batch_norm(input, gamma, beta, mean.clone(), variance.clone(), epsilon),
         mean: mean.detach(),
@@ -118,8 +129,14 @@ pub fn batch_norm_train<const D: usize>(
 fn term_of_mean<const D: usize>(x: Tensor<D>, op: &Operator) -> Tensor<1> {
     let (local, global) = (x.shape(), op.input_spec(0).shape());
     let others: Vec<usize> = (0..D).filter(|&dim| dim != 1).collect();
-    let share: f64 = others.iter().map(|&dim| local[dim] as f64 / global[dim] as f64).product();
-    reshape(x.mean_dims(&others).mul_scalar(share), Shape::from([local[1]]))
+    let share: f64 = others
+        .iter()
+        .map(|&dim| local[dim] as f64 / global[dim] as f64)
+        .product();
+    reshape(
+        x.mean_dims(&others).mul_scalar(share),
+        Shape::from([local[1]]),
+    )
 }
 
 /// Reduces partial `statistics` over the ranks.

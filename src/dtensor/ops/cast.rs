@@ -34,7 +34,11 @@ macro_rules! cast {
         where
             T::OutputKind: Kind,
         {
-            let rule = if T::OutputKind::KIND == Float::KIND { ORDERED } else { $to_int };
+            let rule = if T::OutputKind::KIND == Float::KIND {
+                ORDERED
+            } else {
+                $to_int
+            };
             apply(&rule, self, |x, _| x.cast(dtype))
         }
     };
@@ -50,7 +54,9 @@ impl<const D: usize> DTensor<D> {
     {
         let (from, to): (DType, DType) = (self.dtype(), dtype.into());
         let exact = to.is_float() && (to == from || to.size() > from.size());
-        apply(if exact { &WIDENED } else { &NEITHER }, self, |x, _| x.cast(dtype))
+        apply(if exact { &WIDENED } else { &NEITHER }, self, |x, _| {
+            x.cast(dtype)
+        })
     }
 
     /// Rounds the elements towards zero to integers, as burn's [`int`](burn::tensor::Tensor::int).
@@ -95,6 +101,10 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn bool(self) -> DTensor<D, Bool> {
-        apply(&const { EinsumRule::pointwise("bool", NO_PARTIAL) }, self, |x, _| x.bool())
+        apply(
+            &const { EinsumRule::pointwise("bool", NO_PARTIAL) },
+            self,
+            |x, _| x.bool(),
+        )
     }
 }

@@ -16,14 +16,21 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn cat(mut tensors: Vec<Self>, dim: impl AsIndex) -> Self {
         let dim = dim_of("cat", dim, D);
         if tensors.is_empty() {
-            operand_error("cat", &[], "there is nothing to concatenate. Pass at least one tensor").unwind();
+            operand_error(
+                "cat",
+                &[],
+                "there is nothing to concatenate. Pass at least one tensor",
+            )
+            .unwind();
         }
         // Burn leaves tensors without elements along `dim` out of the graph. Here every rank leaves them out.
         if tensors.iter().any(|tensor| tensor.dims()[dim] > 0) {
             tensors.retain(|tensor| tensor.dims()[dim] > 0);
         }
         let len = tensors.iter().map(|tensor| tensor.dims()[dim]).sum();
-        apply(&CAT.at([dim]).lens([len]), tensors, |locals, _| Tensor::cat(locals, dim))
+        apply(&CAT.at([dim]).lens([len]), tensors, |locals, _| {
+            Tensor::cat(locals, dim)
+        })
     }
 
     /// Stacks the tensors along a new dimension `dim`, as burn's [`stack`](Tensor::stack).
@@ -31,6 +38,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn stack<const D2: usize>(tensors: Vec<Self>, dim: impl AsIndex) -> DTensor<D2, K> {
         let dim = dim_of("stack", dim, D + 1);
-        DTensor::cat(tensors.into_iter().map(|tensor| tensor.unsqueeze_dim(dim)).collect(), dim)
+        DTensor::cat(
+            tensors
+                .into_iter()
+                .map(|tensor| tensor.unsqueeze_dim(dim))
+                .collect(),
+            dim,
+        )
     }
 }

@@ -19,7 +19,8 @@ impl<const D: usize> DTensor<D> {
     #[track_caller]
     pub fn categorical(self, num_samples: usize) -> DTensor<D, Int> {
         if num_samples == 0 || self.dims()[D - 1] == 0 {
-            let why = format!("it draws at least 1 sample, not {num_samples}, from at least 1 category");
+            let why =
+                format!("it draws at least 1 sample, not {num_samples}, from at least 1 category");
             operand_error("categorical", &[self.shape()], why).unwind();
         }
         let seed = random::next_seed_on(self.mesh());
@@ -27,7 +28,8 @@ impl<const D: usize> DTensor<D> {
         shape[D - 1] = num_samples;
         apply(&CATEGORICAL.lens([num_samples]), self, |weights, op| {
             let mesh = op.input_spec(0).mesh();
-            let spec = DTensorSpec::decided(mesh, op.output_layout(0).clone(), shape, weights.dtype());
+            let spec =
+                DTensorSpec::decided(mesh, op.output_layout(0).clone(), shape, weights.dtype());
             let uniform = random::part(Distribution::Uniform(0.0, 1.0), seed, &spec, &weights, 1.0);
             sample(weights, uniform)
         })
@@ -39,7 +41,10 @@ fn sample<const D: usize>(weights: Tensor<D>, uniform: Tensor<D>) -> Tensor<D, I
     let (categories, shape) = (weights.dims()[D - 1], uniform.shape());
     let (rows, samples) = (shape.num_elements() / shape[D - 1], shape[D - 1]);
     let total = weights.clone().sum_dim(D - 1);
-    let shares: Tensor<3> = reshape((weights / total).cumsum(D - 1), [rows, categories, 1].into());
+    let shares: Tensor<3> = reshape(
+        (weights / total).cumsum(D - 1),
+        [rows, categories, 1].into(),
+    );
     let below = shares.lower(reshape(uniform, [rows, 1, samples].into()));
     // Rounding may leave the total of the shares a little below 1.
     let category = below.int().sum_dim(1).clamp(0, categories as i64 - 1);

@@ -37,7 +37,11 @@ impl<const N: usize> Convolution<N> {
             dilation: options.dilation[at],
             padding_out: 0,
         };
-        Self { windows: std::array::from_fn(window), groups: options.groups, transposed: false }
+        Self {
+            windows: std::array::from_fn(window),
+            groups: options.groups,
+            transposed: false,
+        }
     }
 
     fn transposed(options: &ConvTransposeOptions<N>) -> Self {
@@ -47,7 +51,11 @@ impl<const N: usize> Convolution<N> {
             dilation: options.dilation[at],
             padding_out: options.padding_out[at],
         };
-        Self { windows: std::array::from_fn(window), groups: options.groups, transposed: true }
+        Self {
+            windows: std::array::from_fn(window),
+            groups: options.groups,
+            transposed: true,
+        }
     }
 
     /// Returns the equation. With several groups, it does not shard channels.
@@ -73,11 +81,19 @@ impl<const N: usize> Convolution<N> {
 
     /// Returns the output length of `window` with `kernel` elements over `len` elements.
     fn output_len(&self, window: Window, len: usize, kernel: usize) -> Option<usize> {
-        if self.transposed { window.spread(len, kernel) } else { window.count(len, kernel, false) }
+        if self.transposed {
+            window.spread(len, kernel)
+        } else {
+            window.count(len, kernel, false)
+        }
     }
 
     fn reach(&self, window: Window, kernel: usize, len: usize, output: Range<usize>) -> Reach {
-        if self.transposed { window.reach_spread(kernel, len, output) } else { window.reach(kernel, len, output) }
+        if self.transposed {
+            window.reach_spread(kernel, len, output)
+        } else {
+            window.reach(kernel, len, output)
+        }
     }
 
     /// Returns the number of groups that this rank convolves.
@@ -86,7 +102,11 @@ impl<const N: usize> Convolution<N> {
             return 1;
         }
         // A group's channels are never split: this rank holds complete groups of `x`.
-        let per_group = if self.transposed { op.input_spec(1).shape()[0] / self.groups } else { weight[1] };
+        let per_group = if self.transposed {
+            op.input_spec(1).shape()[0] / self.groups
+        } else {
+            weight[1]
+        };
         (op.input_range(0, 1).len() / per_group).max(1)
     }
 }
@@ -99,8 +119,11 @@ impl<const N: usize> ShardingRule for Convolution<N> {
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
         let (x, weight) = (&inputs[0], &inputs[1]);
         // Transposed or not, the groups follow one another along the first dimension of the weight.
-        let (taken, made) =
-            if self.transposed { (weight[0], weight[1] * self.groups) } else { (weight[1] * self.groups, weight[0]) };
+        let (taken, made) = if self.transposed {
+            (weight[0], weight[1] * self.groups)
+        } else {
+            (weight[1] * self.groups, weight[0])
+        };
         let refuse = |why| Err(operand_error(self.name(), inputs, why));
         if x[1] != taken || !x[1].is_multiple_of(self.groups) || !made.is_multiple_of(self.groups) {
             return refuse(
@@ -113,7 +136,11 @@ impl<const N: usize> ShardingRule for Convolution<N> {
         let windows = self.windows.iter().enumerate();
         let lens = windows.map(|(at, &window)| self.output_len(window, x[2 + at], weight[2 + at]));
         match lens.collect::<Option<Vec<usize>>>() {
-            Some(lens) => self.axes().lens((self.groups > 1).then_some(made)).lens(lens).outputs(inputs),
+            Some(lens) => self
+                .axes()
+                .lens((self.groups > 1).then_some(made))
+                .lens(lens)
+                .outputs(inputs),
             None => refuse("the kernel is longer than the padded input"),
         }
     }
@@ -142,11 +169,19 @@ fn convolve<const N: usize, const D: usize>(
     apply(&rule, (x, weight, bias), |(x, weight, bias), op| {
         let Spatial(rule) = &rule;
         let (groups, kernel) = (rule.local_groups(op, &weight.shape()), weight.shape());
-        let reach = |at: usize, output| rule.reach(rule.windows[at], kernel[SPATIAL + at], lens[SPATIAL + at], output);
+        let reach = |at: usize, output| {
+            rule.reach(
+                rule.windows[at],
+                kernel[SPATIAL + at],
+                lens[SPATIAL + at],
+                output,
+            )
+        };
         match Halo::of(rule.name(), op, reach) {
             None => local(x, weight, bias, groups, &[]),
             Some(halo) => halo.run(x, 0.0, at, |x, halo| {
-                let padded: SmallVec<[usize; 3]> = halo.outputs().map(|(dim, _)| dim - SPATIAL).collect();
+                let padded: SmallVec<[usize; 3]> =
+                    halo.outputs().map(|(dim, _)| dim - SPATIAL).collect();
                 local(x, weight, bias, groups, &padded)
             }),
         }
@@ -160,8 +195,11 @@ fn without_rest<const N: usize, const D: usize>(
     weight: &Tensor<D>,
     mut options: ConvOptions<N>,
 ) -> (Tensor<D>, ConvOptions<N>) {
-    let ([stride], [padding], [dilation]) = (&options.stride[..], &mut options.padding[..], &options.dilation[..])
-    else {
+    let ([stride], [padding], [dilation]) = (
+        &options.stride[..],
+        &mut options.padding[..],
+        &options.dilation[..],
+    ) else {
         return (x, options);
     };
     let len = x.dims()[2];

@@ -40,7 +40,12 @@ pub struct CostModel {
 
 impl Default for CostModel {
     fn default() -> Self {
-        Self { call: 6.6e-6, bandwidth: 87.7e9, bandwidths: BTreeMap::new(), backward: 1.0 }
+        Self {
+            call: 6.6e-6,
+            bandwidth: 87.7e9,
+            bandwidths: BTreeMap::new(),
+            backward: 1.0,
+        }
     }
 }
 
@@ -51,8 +56,14 @@ impl CostModel {
     /// If the latency is negative or not a finite number.
     #[must_use]
     pub fn with_latency(self, seconds: f64) -> Self {
-        assert!(seconds >= 0.0 && seconds.is_finite(), "a latency must be finite and 0 seconds or more, not {seconds}");
-        Self { call: seconds, ..self }
+        assert!(
+            seconds >= 0.0 && seconds.is_finite(),
+            "a latency must be finite and 0 seconds or more, not {seconds}"
+        );
+        Self {
+            call: seconds,
+            ..self
+        }
     }
 
     /// Sets the bandwidth at which a rank sends, in bytes per second. Default: 87.7e9, PyTorch's value between
@@ -62,7 +73,10 @@ impl CostModel {
     /// If the bandwidth is not positive.
     #[must_use]
     pub fn with_bandwidth(self, bytes_per_second: f64) -> Self {
-        Self { bandwidth: checked(bytes_per_second), ..self }
+        Self {
+            bandwidth: checked(bytes_per_second),
+            ..self
+        }
     }
 
     /// Sets the [bandwidth](Self::with_bandwidth) along mesh dimensions of this name.
@@ -71,7 +85,8 @@ impl CostModel {
     /// If the bandwidth is not positive.
     #[must_use]
     pub fn with_bandwidth_of(mut self, mesh_dim: impl Into<String>, bytes_per_second: f64) -> Self {
-        self.bandwidths.insert(mesh_dim.into(), checked(bytes_per_second));
+        self.bandwidths
+            .insert(mesh_dim.into(), checked(bytes_per_second));
         self
     }
 
@@ -83,36 +98,58 @@ impl CostModel {
     /// If the weight is negative or not a finite number.
     #[must_use]
     pub fn with_backward(self, factor: f64) -> Self {
-        assert!(factor >= 0.0 && factor.is_finite(), "the backward weight must be finite and 0 or more, not {factor}");
-        Self { backward: factor, ..self }
+        assert!(
+            factor >= 0.0 && factor.is_finite(),
+            "the backward weight must be finite and 0 or more, not {factor}"
+        );
+        Self {
+            backward: factor,
+            ..self
+        }
     }
 
     /// Runs `f`. Operators of the calling rank in it choose their layouts by this model.
     pub fn run<T>(&self, f: impl FnOnce() -> T) -> T {
-        DecisionScope { model: self.number(), ..DecisionScope::current() }.run(f)
+        DecisionScope {
+            model: self.number(),
+            ..DecisionScope::current()
+        }
+        .run(f)
     }
 
     /// Returns the number of this model among all that this thread has run, counted from 1.
     fn number(&self) -> u32 {
         MODELS.with_borrow_mut(|models| {
-            let known = models.iter().position(|known| **known == *self).unwrap_or_else(|| {
-                models.push(Arc::new(self.clone()));
-                models.len() - 1
-            });
+            let known = models
+                .iter()
+                .position(|known| **known == *self)
+                .unwrap_or_else(|| {
+                    models.push(Arc::new(self.clone()));
+                    models.len() - 1
+                });
             known as u32 + 1
         })
     }
 
     /// Returns the times of collectives on `mesh`.
     fn times(&self, mesh: &DeviceMesh) -> Times {
-        let bandwidth = |name: Option<&String>| name.and_then(|name| self.bandwidths.get(name)).copied();
-        let bandwidths = (0..mesh.ndim()).map(|dim| bandwidth(mesh.names().get(dim)).unwrap_or(self.bandwidth));
-        Times { call: self.call, bandwidths: bandwidths.collect(), backward: self.backward }
+        let bandwidth =
+            |name: Option<&String>| name.and_then(|name| self.bandwidths.get(name)).copied();
+        let bandwidths =
+            (0..mesh.ndim()).map(|dim| bandwidth(mesh.names().get(dim)).unwrap_or(self.bandwidth));
+        Times {
+            call: self.call,
+            bandwidths: bandwidths.collect(),
+            backward: self.backward,
+        }
     }
 }
 
 fn checked(bytes_per_second: f64) -> f64 {
-    assert!(bytes_per_second > 0.0, "a bandwidth must be positive, not {bytes_per_second}");
+    assert!(
+        bytes_per_second > 0.0,
+        "a bandwidth must be positive, not {bytes_per_second}"
+    );
     bytes_per_second
 }
 
@@ -169,7 +206,11 @@ impl Times {
     /// Returns the time of a collective on a tensor of `bytes` bytes, in picoseconds.
     pub(super) fn of(&self, sent: &CommVolume, bytes: u64) -> u128 {
         // Along several mesh dimensions, the slowest one counts.
-        let bandwidth = sent.mesh_dims.iter().map(|&dim| self.bandwidths[dim]).fold(f64::INFINITY, f64::min);
+        let bandwidth = sent
+            .mesh_dims
+            .iter()
+            .map(|&dim| self.bandwidths[dim])
+            .fold(f64::INFINITY, f64::min);
         let seconds = self.call + sent.bytes(bytes) as f64 / bandwidth;
         (seconds * 1e12).round() as u128
     }

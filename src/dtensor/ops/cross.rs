@@ -7,7 +7,8 @@ use super::partial_rules::BILINEAR;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const CROSS: EinsumRule = EinsumRule::new("cross", "..V.., ..V.. -> ..V..").with_partial_rules(BILINEAR);
+const CROSS: EinsumRule =
+    EinsumRule::new("cross", "..V.., ..V.. -> ..V..").with_partial_rules(BILINEAR);
 
 impl<const D: usize> DTensor<D> {
     /// Returns the cross product of vectors along `dim`, as burn's [`cross`](burn::tensor::Tensor::cross).

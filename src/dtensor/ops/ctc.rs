@@ -28,7 +28,11 @@ pub fn ctc_loss(
     blank: usize,
 ) -> DTensor<1> {
     let inputs = (log_probs, targets, input_lengths, target_lengths);
-    apply(&CTC_LOSS, inputs, |(log_probs, targets, input_lengths, target_lengths), _| {
-        module::ctc_loss(log_probs, targets, input_lengths, target_lengths, blank)
-    })
+    apply(
+        &CTC_LOSS,
+        inputs,
+        |(log_probs, targets, input_lengths, target_lengths), _| {
+            module::ctc_loss(log_probs, targets, input_lengths, target_lengths, blank)
+        },
+    )
 }

@@ -48,14 +48,29 @@ pub fn deform_conv2d(
         (false, false) => &const { linear("b___, b_HW, ____ + _* -> bCHW") },
         (false, true) => &const { linear("b___, b_HW, ____, b_HW + _* -> bCHW") },
     };
-    if let Some(why) = misfits(&x.tensor, &offset, &weight, mask.as_ref(), bias.as_ref(), &options) {
-        let shapes: Vec<Shape> = [&x.tensor, &offset, &weight].into_iter().chain(&mask).map(DTensor::shape).collect();
+    if let Some(why) = misfits(
+        &x.tensor,
+        &offset,
+        &weight,
+        mask.as_ref(),
+        bias.as_ref(),
+        &options,
+    ) {
+        let shapes: Vec<Shape> = [&x.tensor, &offset, &weight]
+            .into_iter()
+            .chain(&mask)
+            .map(DTensor::shape)
+            .collect();
         operand_error("deform_conv2d", &shapes, why).unwind()
     }
     let rule = axes.lens((!is_linear).then_some(weight.dims()[0]));
-    apply(&rule, (x, offset, weight, mask, bias), |(x, offset, weight, mask, bias), _| {
-        module::deform_conv2d(x, offset, weight, mask, bias, options)
-    })
+    apply(
+        &rule,
+        (x, offset, weight, mask, bias),
+        |(x, offset, weight, mask, bias), _| {
+            module::deform_conv2d(x, offset, weight, mask, bias, options)
+        },
+    )
 }
 
 /// Returns a description of shapes that do not fit, except for mismatches that the equation finds.
@@ -75,17 +90,26 @@ fn misfits(
         );
     }
     if taken % options.offset_groups != 0 || offset.dims()[1] != 2 * elements {
-        return Some("`offset` must have two channels for each kernel element of every offset group");
+        return Some(
+            "`offset` must have two channels for each kernel element of every offset group",
+        );
     }
     if mask.is_some_and(|mask| mask.dims()[1] != elements) {
-        return Some("the mask must have one channel for each kernel element of every offset group");
+        return Some(
+            "the mask must have one channel for each kernel element of every offset group",
+        );
     }
     if bias.is_some_and(|bias| bias.dims() != [made]) {
         return Some("the bias must have one element for each output channel");
     }
     let count = |at: usize, len: usize, kernel: usize| {
         let padding = (options.padding[at], options.padding[at]);
-        let window = Window { stride: options.stride[at], padding, dilation: options.dilation[at], padding_out: 0 };
+        let window = Window {
+            stride: options.stride[at],
+            padding,
+            dilation: options.dilation[at],
+            padding_out: 0,
+        };
         window.count(len, kernel, false)
     };
     let size = [count(0, height, tall), count(1, width, wide)];

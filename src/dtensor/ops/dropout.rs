@@ -25,10 +25,20 @@ pub fn dropout<const D: usize>(x: DTensor<D>, prob: f64, seed: u64) -> DTensor<D
         return x;
     }
     let keep = 1.0 - prob;
-    apply(&const { EinsumRule::pointwise("dropout", LINEAR) }, x, |x, op| {
-        let mask = random::part(Distribution::Bernoulli(keep), seed, op.input_spec(0), &x, (1.0 / keep) as f32);
-        x * mask
-    })
+    apply(
+        &const { EinsumRule::pointwise("dropout", LINEAR) },
+        x,
+        |x, op| {
+            let mask = random::part(
+                Distribution::Bernoulli(keep),
+                seed,
+                op.input_spec(0),
+                &x,
+                (1.0 / keep) as f32,
+            );
+            x * mask
+        },
+    )
 }
 
 /// Unwinds with [`DTensorError::Distribution`] unless `prob` is in `0..1`, so that some elements are kept.
@@ -36,6 +46,10 @@ pub fn dropout<const D: usize>(x: DTensor<D>, prob: f64, seed: u64) -> DTensor<D
 pub(crate) fn check_probability(prob: f64) {
     if !(0.0..1.0).contains(&prob) {
         let why = "a dropout probability must be at least 0 and less than 1";
-        Error::from(DTensorError::Distribution { distribution: format!("dropout of {prob}"), why }).unwind()
+        Error::from(DTensorError::Distribution {
+            distribution: format!("dropout of {prob}"),
+            why,
+        })
+        .unwind()
     }
 }

@@ -73,21 +73,38 @@ impl EinsumRule {
         while at < bytes.len() && !(bytes[at - 1] == b'-' && bytes[at] == b'>') {
             at += 1;
         }
-        assert!(at < bytes.len(), "the text of a rule must have the form `inputs -> outputs`");
-        Self { name, text, linear: &[], partials: NO_PARTIAL, reduced: SUM, empty_parts: false }
+        assert!(
+            at < bytes.len(),
+            "the text of a rule must have the form `inputs -> outputs`"
+        );
+        Self {
+            name,
+            text,
+            linear: &[],
+            partials: NO_PARTIAL,
+            reduced: SUM,
+            empty_parts: false,
+        }
     }
 
     /// Makes the rule of the elementwise operator `name`, whose inputs broadcast.
     pub const fn pointwise(name: &'static str, partials: PartialRules) -> Self {
         // A constant, so that it is parsed only once: activations with parameters make their rule at every call.
         const POINTWISE: EinsumRule = EinsumRule::new("", "..?* -> ..").with_empty_shards();
-        Self { name, partials, ..POINTWISE }
+        Self {
+            name,
+            partials,
+            ..POINTWISE
+        }
     }
 
     /// Declares the operator linear in each of these inputs: their partial sums and averages pass through it.
     #[must_use]
     pub const fn linear(self, inputs: &'static [usize]) -> Self {
-        Self { linear: inputs, ..self }
+        Self {
+            linear: inputs,
+            ..self
+        }
     }
 
     /// Sets the partial inputs that the operator accepts.
@@ -100,13 +117,19 @@ impl EinsumRule {
     /// the sum.
     #[must_use]
     pub const fn reduced_by(self, op: PartialOp) -> Self {
-        Self { reduced: Placement::Partial(op), ..self }
+        Self {
+            reduced: Placement::Partial(op),
+            ..self
+        }
     }
 
     /// Declares that the local operator [supports empty shards](ShardingRule::supports_empty_shards).
     #[must_use]
     pub const fn with_empty_shards(self) -> Self {
-        Self { empty_parts: true, ..self }
+        Self {
+            empty_parts: true,
+            ..self
+        }
     }
 
     /// Returns the rule for the operator's dimensions `dims`, in any order: those that `d` stands for in the text
@@ -120,7 +143,12 @@ impl EinsumRule {
             assert!(dim < 64, "dimension {dim} is not below 64");
             at | 1 << dim
         });
-        EinsumRuleAt { axes: self, at, lens: SmallVec::new(), slots: 0 }
+        EinsumRuleAt {
+            axes: self,
+            at,
+            lens: SmallVec::new(),
+            slots: 0,
+        }
     }
 
     /// Returns the rule with the lengths `lens` of the axes that only the result has. At the operator's
@@ -128,23 +156,41 @@ impl EinsumRule {
     /// as lengths.
     #[must_use]
     pub fn lens(&'static self, lens: impl IntoIterator<Item = usize>) -> EinsumRuleAt {
-        EinsumRuleAt { axes: self, at: 0, lens: lens.into_iter().collect(), slots: 0 }
+        EinsumRuleAt {
+            axes: self,
+            at: 0,
+            lens: lens.into_iter().collect(),
+            slots: 0,
+        }
     }
 
     fn subscripts(&self, at: &[usize], inputs: &[Shape], outputs: usize) -> Result<Subscripts> {
-        Subscripts::new(self.text, at, inputs, outputs).map_err(|why| operand_error(self.name, inputs, why))
+        Subscripts::new(self.text, at, inputs, outputs)
+            .map_err(|why| operand_error(self.name, inputs, why))
     }
 
     fn outputs_at(&self, at: &[usize], lens: &[usize], inputs: &[Shape]) -> Result<Vec<Shape>> {
         let subscripts = self.subscripts(at, inputs, lens.len())?;
-        let explained = |why| operand_error(self.name, inputs, format!("in `{}`, {why}", self.text));
+        let explained =
+            |why| operand_error(self.name, inputs, format!("in `{}`, {why}", self.text));
         subscripts.shapes(inputs, lens).map_err(explained)
     }
 
-    fn strategies_at(&self, at: &[usize], inputs: &[Shape], outputs: usize, reduced: Placement) -> Vec<Strategy> {
-        let Ok(subscripts) = self.subscripts(at, inputs, outputs) else { return Vec::new() };
-        let rows = subscripts.rows(inputs, reduced).chain(subscripts.linear(self.linear));
-        rows.chain(self.partials.rows(inputs.len(), outputs)).collect()
+    fn strategies_at(
+        &self,
+        at: &[usize],
+        inputs: &[Shape],
+        outputs: usize,
+        reduced: Placement,
+    ) -> Vec<Strategy> {
+        let Ok(subscripts) = self.subscripts(at, inputs, outputs) else {
+            return Vec::new();
+        };
+        let rows = subscripts
+            .rows(inputs, reduced)
+            .chain(subscripts.linear(self.linear));
+        rows.chain(self.partials.rows(inputs.len(), outputs))
+            .collect()
     }
 }
 
@@ -248,11 +294,27 @@ impl ShardingRule for EinsumRuleAt {
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
         let dims = self.dims();
         if self.slots == 0 {
-            return self.axes.strategies_at(&dims, inputs, outputs.len(), self.axes.reduced);
+            return self
+                .axes
+                .strategies_at(&dims, inputs, outputs.len(), self.axes.reduced);
         }
-        let rows = self.axes.strategies_at(&dims, inputs, outputs.len(), Placement::Replicate);
-        let sharding_dims = |row: &Strategy| row.inputs[0].shard_dim().is_some_and(|dim| dims.contains(&dim));
-        rows.into_iter().map(|row| if sharding_dims(&row) { row.with_slots(self.slots) } else { row }).collect()
+        let rows = self
+            .axes
+            .strategies_at(&dims, inputs, outputs.len(), Placement::Replicate);
+        let sharding_dims = |row: &Strategy| {
+            row.inputs[0]
+                .shard_dim()
+                .is_some_and(|dim| dims.contains(&dim))
+        };
+        rows.into_iter()
+            .map(|row| {
+                if sharding_dims(&row) {
+                    row.with_slots(self.slots)
+                } else {
+                    row
+                }
+            })
+            .collect()
     }
 
     fn supports_empty_shards(&self) -> bool {

@@ -7,7 +7,8 @@ use super::{EinsumRule, Operand, apply, lookup};
 use crate::dtensor::DTensor;
 use crate::dtensor::local::reshape;
 
-const EMBEDDING: EinsumRule = EinsumRule::new("embedding", "ve, bs -> bse").with_partial_rules(MOVED_BY);
+const EMBEDDING: EinsumRule =
+    EinsumRule::new("embedding", "ve, bs -> bse").with_partial_rules(MOVED_BY);
 
 /// Returns the rows of `weights` `[vocabulary, features]` at `indices` `[batch, seq]`, as burn's
 /// [`embedding`](module::embedding): `[batch, seq, features]`.
@@ -20,12 +21,16 @@ const EMBEDDING: EinsumRule = EinsumRule::new("embedding", "ve, bs -> bse").with
 #[must_use]
 #[track_caller]
 pub fn embedding(weights: DTensor<2>, indices: impl Into<Operand<2, Int>>) -> DTensor<3> {
-    apply(&EMBEDDING, (weights, indices.into()), |(weights, indices), op| match lookup::part(op, 0, 0) {
-        Some(range) => {
-            let [batch, seq] = indices.dims();
-            let along = |mask| reshape(mask, [batch, seq, 1].into());
-            lookup::look_up(weights, 0, indices, &range, op, along, module::embedding)
-        }
-        None => module::embedding(weights, indices),
-    })
+    apply(
+        &EMBEDDING,
+        (weights, indices.into()),
+        |(weights, indices), op| match lookup::part(op, 0, 0) {
+            Some(range) => {
+                let [batch, seq] = indices.dims();
+                let along = |mask| reshape(mask, [batch, seq, 1].into());
+                lookup::look_up(weights, 0, indices, &range, op, along, module::embedding)
+            }
+            None => module::embedding(weights, indices),
+        },
+    )
 }

@@ -41,7 +41,9 @@ impl EmptyOutput {
         if K::KIND == kind::Kind::Float
             && let Some(zero) = &self.zero
         {
-            return Tensor::from_dispatch(zero.clone().expand::<O, _>(shape.clone()).into_dispatch());
+            return Tensor::from_dispatch(
+                zero.clone().expand::<O, _>(shape.clone()).into_dispatch(),
+            );
         }
         let device = self.device.as_ref().expect("an operator has an input");
         match self.dtypes.iter().find(|dtype| is_of_kind::<K>(**dtype)) {
@@ -58,7 +60,10 @@ pub(super) fn nothing<const D: usize, K: Kind + kind::Numeric>(x: Tensor<D, K>) 
 }
 
 /// Returns a tensor of this shape filled with the one element of `x`.
-pub(super) fn spread<const D: usize, K: Kind + kind::Numeric>(x: Tensor<1, K>, shape: Shape) -> Tensor<D, K> {
+pub(super) fn spread<const D: usize, K: Kind + kind::Numeric>(
+    x: Tensor<1, K>,
+    shape: Shape,
+) -> Tensor<D, K> {
     let zeros = zeros(shape, &x.clone().unsqueeze());
     zeros + x.unsqueeze()
 }

@@ -41,12 +41,15 @@ impl ShardingRule for Expand {
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
         let new = outputs[0].num_dims() - inputs[0].num_dims();
         let same = (0..inputs[0].num_dims()).filter(|&dim| inputs[0][dim] == outputs[0][new + dim]);
-        same.map(|dim| strategy([S(dim)], [S(new + dim)])).chain(MOVED.rows(1, 1)).collect()
+        same.map(|dim| strategy([S(dim)], [S(new + dim)]))
+            .chain(MOVED.rows(1, 1))
+            .collect()
     }
 }
 
-const REPEAT_DIM: EinsumRule =
-    EinsumRule::new("repeat_dim", ".._.. -> ..D..").with_partial_rules(MOVED).with_empty_shards();
+const REPEAT_DIM: EinsumRule = EinsumRule::new("repeat_dim", ".._.. -> ..D..")
+    .with_partial_rules(MOVED)
+    .with_empty_shards();
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Broadcasts to `shape`, as burn's [`expand`](burn::tensor::Tensor::expand): dimensions of length 1 are
@@ -63,10 +66,15 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         };
         let shape = converted("expand", &own, || shape.into_shape(&own), why);
         if shape.num_dims() != D2 {
-            let why = format!("the result {shape} has {} dimensions, but {D2} were requested", shape.num_dims());
+            let why = format!(
+                "the result {shape} has {} dimensions, but {D2} were requested",
+                shape.num_dims()
+            );
             operand_error("expand", &[own], why).unwind();
         }
-        apply(&Expand { shape }, self, |x, op| x.expand(op.output_shape(0).clone()))
+        apply(&Expand { shape }, self, |x, op| {
+            x.expand(op.output_shape(0).clone())
+        })
     }
 
     /// Repeats the tensor `times` times along `dim`, as burn's [`repeat_dim`](burn::tensor::Tensor::repeat_dim).
@@ -75,7 +83,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn repeat_dim(self, dim: impl AsIndex, times: usize) -> Self {
         let dim = dim_of("repeat_dim", dim, D);
         let len = self.dims()[dim] * times;
-        apply(&REPEAT_DIM.at([dim]).lens([len]), self, |x, _| x.repeat_dim(dim, times))
+        apply(&REPEAT_DIM.at([dim]).lens([len]), self, |x, _| {
+            x.repeat_dim(dim, times)
+        })
     }
 
     /// Repeats the tensor `sizes[d]` times along each dimension `d`, as burn's

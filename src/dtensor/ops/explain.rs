@@ -59,7 +59,11 @@ pub fn explain<T>(f: impl FnOnce() -> T) -> (T, Explanation) {
         }
     }
     let around = OuterExplanations(RECORDED.take());
-    let result = DecisionScope { explained: true, ..DecisionScope::current() }.run(f);
+    let result = DecisionScope {
+        explained: true,
+        ..DecisionScope::current()
+    }
+    .run(f);
     let tables = RECORDED.take();
     drop(around);
     (result, Explanation { tables })
@@ -92,8 +96,17 @@ thread_local! {
 const LINES: usize = 12;
 
 /// Records the table of `rule` for these inputs.
-pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> Result<()> {
-    let CandidateStrategies { outputs, rows, wanted, out } = CandidateStrategies::new(rule, inputs)?;
+pub(super) fn record<R: ShardingRule>(
+    rule: &R,
+    inputs: &[Arg<'_>],
+    scope: DecisionScope,
+) -> Result<()> {
+    let CandidateStrategies {
+        outputs,
+        rows,
+        wanted,
+        out,
+    } = CandidateStrategies::new(rule, inputs)?;
     let mesh = inputs[0].spec.mesh();
     let operands = incoming(inputs, &wanted);
     let times = scope.times(mesh);
@@ -107,9 +120,15 @@ pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Decis
     };
     let chosen = select_strategy(given);
     let (mut found, mut unfit) = (Vec::new(), Vec::new());
-    for Weighed { rows, found: weighed } in weighed(given) {
+    for Weighed {
+        rows,
+        found: weighed,
+    } in weighed(given)
+    {
         match weighed {
-            Ok((cost, choice)) => found.push((Some(&choice) != chosen.as_ref(), cost, rows, choice)),
+            Ok((cost, choice)) => {
+                found.push((Some(&choice) != chosen.as_ref(), cost, rows, choice))
+            }
             Err(why) => unfit.push((rows.iter().join(" x "), reason(why))),
         }
     }
@@ -123,42 +142,96 @@ pub(super) fn record<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>], scope: Decis
         let sends: Vec<OperandTraffic> = sends.collect();
         let mut line = vec![
             if *other { " " } else { "*" }.into(),
-            operands.iter().zip(&choice.inputs).map(|(operand, to)| moved(operand.layout, to)).join(", "),
+            operands
+                .iter()
+                .zip(&choice.inputs)
+                .map(|(operand, to)| moved(operand.layout, to))
+                .join(", "),
             choice.outputs.iter().join(", "),
             sent(sends.iter().flat_map(|sends| &sends.forward)),
             sent(sends.iter().flat_map(|sends| &sends.backward)),
         ];
-        line.extend(times.as_ref().map(|_| format!("{:.1} us", cost.time as f64 / 1e6)));
+        line.extend(
+            times
+                .as_ref()
+                .map(|_| format!("{:.1} us", cost.time as f64 / 1e6)),
+        );
         line
     });
-    let mut header = vec![" ", "inputs", if outputs.len() == 1 { "output" } else { "outputs" }, "forward", "backward"];
+    let mut header = vec![
+        " ",
+        "inputs",
+        if outputs.len() == 1 {
+            "output"
+        } else {
+            "outputs"
+        },
+        "forward",
+        "backward",
+    ];
     header.extend(times.as_ref().map(|_| "time"));
     let header = header.into_iter().map(String::from).collect();
     let lines: Vec<Vec<String>> = std::iter::once(header).chain(lines).collect();
-    let mut text = format!("{} of {} on {mesh}\n", rule.name(), inputs.iter().map(described).join(", "));
+    let mut text = format!(
+        "{} of {} on {mesh}\n",
+        rule.name(),
+        inputs.iter().map(described).join(", ")
+    );
     write_table(&mut text, &lines);
-    let asked = |row: &&Strategy| (0..mesh.ndim()).all(|dim| !asked_for(&rows, &operands, dim).contains(row));
-    let partial = rows.iter().filter(asked).map(|row| (row.to_string(), "input not partial"));
-    let out = out.iter().map(|(row, why)| (row.to_string(), *why)).chain(partial).chain(unfit);
-    for (why, rows) in &out.map(|(row, why)| (why, row)).into_group_map().into_iter().sorted().collect_vec() {
-        let more = if rows.len() > LINES { format!("; and {} more", rows.len() - LINES) } else { String::new() };
-        let _ = writeln!(text, "excluded, {why}: {}{more}", rows.iter().take(LINES).format("; "));
+    let asked = |row: &&Strategy| {
+        (0..mesh.ndim()).all(|dim| !asked_for(&rows, &operands, dim).contains(row))
+    };
+    let partial = rows
+        .iter()
+        .filter(asked)
+        .map(|row| (row.to_string(), "input not partial"));
+    let out = out
+        .iter()
+        .map(|(row, why)| (row.to_string(), *why))
+        .chain(partial)
+        .chain(unfit);
+    for (why, rows) in &out
+        .map(|(row, why)| (why, row))
+        .into_group_map()
+        .into_iter()
+        .sorted()
+        .collect_vec()
+    {
+        let more = if rows.len() > LINES {
+            format!("; and {} more", rows.len() - LINES)
+        } else {
+            String::new()
+        };
+        let _ = writeln!(
+            text,
+            "excluded, {why}: {}{more}",
+            rows.iter().take(LINES).format("; ")
+        );
     }
     RECORDED.with_borrow_mut(|tables| tables.push(text));
     Ok(())
 }
 
 fn described(input: &Arg<'_>) -> String {
-    let pin = input.pin.map(|pin| format!(" pinned to {pin}")).unwrap_or_default();
+    let pin = input
+        .pin
+        .map(|pin| format!(" pinned to {pin}"))
+        .unwrap_or_default();
     format!("{:?} {}{pin}", &input.spec.shape()[..], input.spec.layout())
 }
 
 fn moved(from: &Layout, to: &Layout) -> String {
-    if from == to { from.to_string() } else { format!("{from} -> {to}") }
+    if from == to {
+        from.to_string()
+    } else {
+        format!("{from} -> {to}")
+    }
 }
 
 fn sent<'a>(sends: impl Iterator<Item = &'a (CommVolume, u64)>) -> String {
-    sends.map(|(sent, bytes)| format!("{} {} B", sent.collective, sent.bytes(*bytes))).join(", ")
+    sends
+        .map(|(sent, bytes)| format!("{} {} B", sent.collective, sent.bytes(*bytes)))
+        .join(", ")
 }
 
 fn reason(why: Infeasible) -> &'static str {
@@ -172,10 +245,20 @@ fn reason(why: Infeasible) -> &'static str {
 
 /// Writes the lines with aligned columns.
 fn write_table(text: &mut String, lines: &[Vec<String>]) {
-    let width = |column: usize| lines.iter().take(LINES + 1).map(|line| line[column].len()).max().unwrap_or(0);
+    let width = |column: usize| {
+        lines
+            .iter()
+            .take(LINES + 1)
+            .map(|line| line[column].len())
+            .max()
+            .unwrap_or(0)
+    };
     let widths: Vec<usize> = (0..lines[0].len()).map(width).collect();
     for line in lines.iter().take(LINES + 1) {
-        let cells = line.iter().zip(&widths).map(|(cell, &width)| format!("{cell:width$}"));
+        let cells = line
+            .iter()
+            .zip(&widths)
+            .map(|(cell, &width)| format!("{cell:width$}"));
         let _ = writeln!(text, "{}", cells.format(" | ").to_string().trim_end());
     }
     if lines.len() > LINES + 1 {

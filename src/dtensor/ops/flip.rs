@@ -23,7 +23,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             let why = format!("the axes {axes:?} are not different. Pass each axis once");
             operand_error("flip", &[self.shape()], why).unwind();
         }
-        apply(&const { reordered("flip") }.at(axes), self, |x, _| x.flip(axes))
+        apply(&const { reordered("flip") }.at(axes), self, |x, _| {
+            x.flip(axes)
+        })
     }
 
     /// Moves the elements by `shift` along `dim`, with wrap-around, as burn's
@@ -32,7 +34,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn roll_dim<Shift: AsIndex, Dim: AsIndex>(self, shift: Shift, dim: Dim) -> Self {
         let dim = dim_of("roll_dim", dim, D);
-        apply(&const { reordered("roll_dim") }.at([dim]), self, |x, _| x.roll_dim(shift, dim))
+        apply(&const { reordered("roll_dim") }.at([dim]), self, |x, _| {
+            x.roll_dim(shift, dim)
+        })
     }
 
     /// Moves the elements by `shifts` along `dims`, with wrap-around, as burn's
@@ -41,10 +45,18 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn roll<Shift: AsIndex, Dim: AsIndex>(self, shifts: &[Shift], dims: &[Dim]) -> Self {
         if shifts.len() != dims.len() {
-            let why = format!("{} shifts for {} dimensions. Pass equally many", shifts.len(), dims.len());
+            let why = format!(
+                "{} shifts for {} dimensions. Pass equally many",
+                shifts.len(),
+                dims.len()
+            );
             operand_error("roll", &[self.shape()], why).unwind();
         }
         let dims: SmallVec<[usize; 4]> = dims.iter().map(|&dim| dim_of("roll", dim, D)).collect();
-        apply(&const { reordered("roll") }.at(dims.iter().copied()), self, |x, _| x.roll(shifts, &dims))
+        apply(
+            &const { reordered("roll") }.at(dims.iter().copied()),
+            self,
+            |x, _| x.roll(shifts, &dims),
+        )
     }
 }

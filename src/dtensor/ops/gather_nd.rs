@@ -47,10 +47,17 @@ impl<'a> Tuples<'a> {
         let (x, indices) = (&inputs[0][..], &inputs[1][..]);
         let (&indexed, indices) = indices.split_last().expect("a tensor has a dimension");
         if indexed == 0 || indexed > x.len() {
-            let why = format!("the last dimension has tuples of {indexed} indices. Use tuples of 1 to {}", x.len());
+            let why = format!(
+                "the last dimension has tuples of {indexed} indices. Use tuples of 1 to {}",
+                x.len()
+            );
             return Err(operand_error(operator, inputs, why));
         }
-        Ok(Self { x, indices, indexed })
+        Ok(Self {
+            x,
+            indices,
+            indexed,
+        })
     }
 
     /// Returns the shape of all slices that the tuples select.
@@ -77,11 +84,19 @@ impl ShardingRule for GatherNd {
     }
 
     fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        let Ok(tuples) = Tuples::new(self.name(), inputs) else { return Vec::new() };
+        let Ok(tuples) = Tuples::new(self.name(), inputs) else {
+            return Vec::new();
+        };
         let indexed = (0..tuples.indexed).map(|dim| strategy([S(dim), R], [SUM]));
-        let others = tuples.others().map(|(dim, slice)| strategy([S(dim), R], [S(slice)]));
+        let others = tuples
+            .others()
+            .map(|(dim, slice)| strategy([S(dim), R], [S(slice)]));
         let places = (0..tuples.indices.len()).map(|dim| strategy([R, S(dim)], [S(dim)]));
-        indexed.chain(others).chain(places).chain(MOVED_BY.rows(2, 1)).collect()
+        indexed
+            .chain(others)
+            .chain(places)
+            .chain(MOVED_BY.rows(2, 1))
+            .collect()
     }
 }
 
@@ -101,25 +116,39 @@ impl ShardingRule for ScatterNd {
             return Err(operand_error(
                 self.name(),
                 inputs,
-                format!("the values must have the shape of the slices that the indices select, {slices}"),
+                format!(
+                    "the values must have the shape of the slices that the indices select, {slices}"
+                ),
             ));
         }
         Ok(vec![inputs[0].clone()])
     }
 
     fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        let Ok(tuples) = Tuples::new(self.name(), inputs) else { return Vec::new() };
+        let Ok(tuples) = Tuples::new(self.name(), inputs) else {
+            return Vec::new();
+        };
         let indexed = (0..tuples.indexed).map(|dim| strategy([S(dim), R, R], [S(dim)]));
-        let others = tuples.others().map(|(dim, slice)| strategy([S(dim), R, S(slice)], [S(dim)]));
+        let others = tuples
+            .others()
+            .map(|(dim, slice)| strategy([S(dim), R, S(slice)], [S(dim)]));
         let adds = self.update == IndexingUpdateOp::Add;
-        let places = (0..tuples.indices.len()).filter(|_| adds).map(|dim| strategy([SUM, S(dim), S(dim)], [SUM]));
-        indexed.chain(others).chain(places).chain(through(self.update).rows(3, 1)).collect()
+        let places = (0..tuples.indices.len())
+            .filter(|_| adds)
+            .map(|dim| strategy([SUM, S(dim), S(dim)], [SUM]));
+        indexed
+            .chain(others)
+            .chain(places)
+            .chain(through(self.update).rows(3, 1))
+            .collect()
     }
 }
 
 /// Returns the indexed dimensions that are sharded, each with this rank's interval.
 fn sharded_ranges(op: &Operator, indexed: usize) -> SmallVec<[(usize, Range<usize>); 2]> {
-    (0..indexed).filter_map(|dim| Some((dim, lookup::part(op, 0, dim)?))).collect()
+    (0..indexed)
+        .filter_map(|dim| Some((dim, lookup::part(op, 0, dim)?)))
+        .collect()
 }
 
 /// Converts `indices` to indices into this rank's shard along `sharding_dims`. Indices of other ranks' rows are
@@ -136,7 +165,8 @@ fn localize<const M: usize>(
     let mut columns = lookup::holding(indices, longest).split(1, M - 1);
     let mut elsewhere: Option<Tensor<M, Bool>> = None;
     for (dim, range) in sharding_dims {
-        let (column, away) = lookup::localize(columns[*dim].clone(), range, shape[*dim], other(range));
+        let (column, away) =
+            lookup::localize(columns[*dim].clone(), range, shape[*dim], other(range));
         columns[*dim] = column;
         elsewhere = Some(match elsewhere {
             Some(elsewhere) => elsewhere.bool_or(away),
@@ -150,7 +180,12 @@ fn localize<const M: usize>(
 #[track_caller]
 fn check_numbers<const D: usize, K: Kind>(operator: &'static str, x: &DTensor<D, K>) {
     if x.dtype().is_bool() {
-        operand_error(operator, &[x.shape()], "it is for numbers only. Convert booleans with `int`").unwind();
+        operand_error(
+            operator,
+            &[x.shape()],
+            "it is for numbers only. Convert booleans with `int`",
+        )
+        .unwind();
     }
 }
 
@@ -161,7 +196,10 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// A tensor sharded along an indexed dimension is not moved: the result is a partial sum.
     #[must_use]
     #[track_caller]
-    pub fn gather_nd<const M: usize, const DV: usize>(self, indices: DTensor<M, Int>) -> DTensor<DV, K> {
+    pub fn gather_nd<const M: usize, const DV: usize>(
+        self,
+        indices: DTensor<M, Int>,
+    ) -> DTensor<DV, K> {
         let indexed = indices.dims()[M - 1];
         if DV + indexed + 1 != M + D {
             let why = format!(
@@ -205,20 +243,24 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             return self;
         }
         check_numbers("scatter_nd", &self);
-        apply(&ScatterNd { update }, (self, indices, values), |(mut x, indices, values), op| {
-            let sharding_dims = sharded_ranges(op, indexed);
-            if sharding_dims.is_empty() {
-                return x.scatter_nd(indices, values, update);
-            }
-            let (indices, _) = localize(indices, &sharding_dims, op, Range::len);
-            for (dim, _) in &sharding_dims {
-                x = lookup::with_extra_row(x, *dim);
-            }
-            x = x.scatter_nd(indices, values, update);
-            for (dim, range) in sharding_dims {
-                x = x.slice_dim(dim, 0..range.len());
-            }
-            x
-        })
+        apply(
+            &ScatterNd { update },
+            (self, indices, values),
+            |(mut x, indices, values), op| {
+                let sharding_dims = sharded_ranges(op, indexed);
+                if sharding_dims.is_empty() {
+                    return x.scatter_nd(indices, values, update);
+                }
+                let (indices, _) = localize(indices, &sharding_dims, op, Range::len);
+                for (dim, _) in &sharding_dims {
+                    x = lookup::with_extra_row(x, *dim);
+                }
+                x = x.scatter_nd(indices, values, update);
+                for (dim, range) in sharding_dims {
+                    x = x.slice_dim(dim, 0..range.len());
+                }
+                x
+            },
+        )
     }
 }

@@ -9,8 +9,10 @@ use super::partial_rules::LINEAR;
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
-const GRID_SAMPLE_2D: EinsumRule = EinsumRule::new("grid_sample_2d", "ncHW, nopT -> ncop").linear(&[0]);
-const AFFINE_GRID_2D: EinsumRule = EinsumRule::new("affine_grid_2d", "bAC -> bHWT").with_partial_rules(LINEAR);
+const GRID_SAMPLE_2D: EinsumRule =
+    EinsumRule::new("grid_sample_2d", "ncHW, nopT -> ncop").linear(&[0]);
+const AFFINE_GRID_2D: EinsumRule =
+    EinsumRule::new("affine_grid_2d", "bAC -> bHWT").with_partial_rules(LINEAR);
 
 /// Returns the coordinates of a grid along each of its dimensions, as burn's [`meshgrid`](grid::meshgrid).
 #[must_use]
@@ -44,7 +46,10 @@ pub fn meshgrid_stack<const D: usize, const D2: usize, K: Kind>(
 ) -> DTensor<D2, K> {
     if D2 != D + 1 {
         let shapes: Vec<Shape> = tensors.iter().map(DTensor::shape).collect();
-        let why = format!("the result has {} dimensions, but {D2} were requested", D + 1);
+        let why = format!(
+            "the result has {} dimensions, but {D2} were requested",
+            D + 1
+        );
         operand_error("meshgrid_stack", &shapes, why).unwind();
     }
     let dim = match index_pos {
@@ -65,10 +70,14 @@ pub fn affine_grid_2d(transform: DTensor<3>, dims: [usize; 4]) -> DTensor<4> {
         let why = format!("the affine maps of images {dims:?} must be [{batch}, 2, 3]");
         operand_error("affine_grid_2d", &[transform.shape()], why).unwind();
     }
-    apply(&AFFINE_GRID_2D.lens([height, width, 2]), transform, |transform, _| {
-        let batch = transform.dims()[0];
-        grid::affine_grid_2d(transform, [batch, channels, height, width])
-    })
+    apply(
+        &AFFINE_GRID_2D.lens([height, width, 2]),
+        transform,
+        |transform, _| {
+            let batch = transform.dims()[0];
+            grid::affine_grid_2d(transform, [batch, channels, height, width])
+        },
+    )
 }
 
 impl<const D: usize> DTensor<D> {
@@ -85,6 +94,8 @@ impl<const D: usize> DTensor<D> {
             operand_error("grid_sample_2d", &[self.shape(), grid.shape()], why).unwind();
         }
         let options = options.into();
-        apply(&GRID_SAMPLE_2D, (self, grid), |(x, grid), _| x.grid_sample_2d(grid, options))
+        apply(&GRID_SAMPLE_2D, (self, grid), |(x, grid), _| {
+            x.grid_sample_2d(grid, options)
+        })
     }
 }

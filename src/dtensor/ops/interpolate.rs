@@ -41,9 +41,13 @@ pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
     });
     match options.mode {
         InterpolateMode::Nearest | InterpolateMode::Bilinear => {
-            apply(&Spatial(rule), x, |x, op| match Halo::of("interpolate", op, |at, output| scales[at].reach(output)) {
-                None => module::interpolate(x, options),
-                Some(halo) => halo.run(x, 0.0, at, |x, halo| by_dimension(x, halo, &scales, options)),
+            apply(&Spatial(rule), x, |x, op| {
+                match Halo::of("interpolate", op, |at, output| scales[at].reach(output)) {
+                    None => module::interpolate(x, options),
+                    Some(halo) => halo.run(x, 0.0, at, |x, halo| {
+                        by_dimension(x, halo, &scales, options)
+                    }),
+                }
             })
         }
         _ => apply(&rule, x, |x, _| module::interpolate(x, options)),
@@ -91,12 +95,22 @@ impl InterpolationScale {
             false => (at + 0.5) * (from / to) - 0.5,
         };
         let first = source.max(0.0).floor().min(last as f64);
-        (first as usize, if first as usize == last { 0.0 } else { (source - first).max(0.0) })
+        (
+            first as usize,
+            if first as usize == last {
+                0.0
+            } else {
+                (source - first).max(0.0)
+            },
+        )
     }
 
     fn reach(self, output: Range<usize>) -> Reach {
         let last = |(first, share)| if share > 0.0 { first + 1 } else { first };
-        let (start, end) = (self.source(output.start).0, last(self.source(output.end - 1)) + 1);
+        let (start, end) = (
+            self.source(output.start).0,
+            last(self.source(output.end - 1)) + 1,
+        );
         Reach {
             input: start as isize..end as isize,
             needs: start..end,
@@ -106,10 +120,16 @@ impl InterpolationScale {
 
     /// Returns the elements `output` along `dim`. `x` starts at the first element that they reach.
     fn along<const D: usize>(self, x: Tensor<D>, dim: usize, output: Range<usize>) -> Tensor<D> {
-        let (start, len) = (self.reach(output.clone()).input.start as usize, x.dims()[dim]);
+        let (start, len) = (
+            self.reach(output.clone()).input.start as usize,
+            x.dims()[dim],
+        );
         let (firsts, shares): (Vec<usize>, Vec<f64>) = output.map(|at| self.source(at)).unzip();
         let select = |x: Tensor<D>, step: usize| {
-            let places: Vec<i64> = firsts.iter().map(|first| (first - start + step).min(len - 1) as i64).collect();
+            let places: Vec<i64> = firsts
+                .iter()
+                .map(|first| (first - start + step).min(len - 1) as i64)
+                .collect();
             let device = x.device();
             x.select(dim, Tensor::<1, Int>::from_data(&places[..], &device))
         };

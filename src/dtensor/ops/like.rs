@@ -52,7 +52,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         if !self.layout().has_partial() {
             return self.spec.clone();
         }
-        let layout = self.layout().replaced(|_, own| if own.partial_op().is_some() { R } else { own });
+        let layout = self
+            .layout()
+            .replaced(|_, own| if own.partial_op().is_some() { R } else { own });
         let layout = layout.expect("replacing partial placements keeps the shards and their order");
         DTensorSpec::decided(self.mesh(), layout, self.shape(), self.dtype()).shared()
     }

@@ -53,7 +53,9 @@ norms! {
 }
 
 fn l0<const D: usize, K: Kind + kind::Numeric>(x: DTensor<D, K>, dims: &[usize]) -> DTensor<D, K> {
-    x.zeros_like().mask_fill(x.not_equal_scalar(0), 1).sum_dims(dims)
+    x.zeros_like()
+        .mask_fill(x.not_equal_scalar(0), 1)
+        .sum_dims(dims)
 }
 
 fn l1<const D: usize, K: Kind + kind::Numeric>(x: DTensor<D, K>, dims: &[usize]) -> DTensor<D, K> {
@@ -64,11 +66,17 @@ fn l2<const D: usize>(x: DTensor<D>, dims: &[usize]) -> DTensor<D> {
     x.square().sum_dims(dims).sqrt()
 }
 
-fn max_abs<const D: usize, K: Kind + kind::Ordered>(x: DTensor<D, K>, dims: &[usize]) -> DTensor<D, K> {
+fn max_abs<const D: usize, K: Kind + kind::Ordered>(
+    x: DTensor<D, K>,
+    dims: &[usize],
+) -> DTensor<D, K> {
     x.max_abs_dims(dims)
 }
 
-fn min_abs<const D: usize, K: Kind + kind::Ordered>(x: DTensor<D, K>, dims: &[usize]) -> DTensor<D, K> {
+fn min_abs<const D: usize, K: Kind + kind::Ordered>(
+    x: DTensor<D, K>,
+    dims: &[usize],
+) -> DTensor<D, K> {
     x.abs().min_dims(dims)
 }
 
@@ -86,15 +94,31 @@ fn lp<const D: usize>(x: DTensor<D>, dims: &[usize], p: f64) -> DTensor<D> {
 /// Returns the `norm` of vectors along `dim`, which then has length 1.
 #[must_use]
 #[track_caller]
-pub fn vector_norm<const D: usize>(x: DTensor<D>, norm: impl Into<Norm>, dim: impl AsIndex) -> DTensor<D> {
-    lp(x, &[dim_of("vector_norm", dim, D)], norm.into().to_exponent())
+pub fn vector_norm<const D: usize>(
+    x: DTensor<D>,
+    norm: impl Into<Norm>,
+    dim: impl AsIndex,
+) -> DTensor<D> {
+    lp(
+        x,
+        &[dim_of("vector_norm", dim, D)],
+        norm.into().to_exponent(),
+    )
 }
 
 /// Returns the `norm` over `dims`, which then have length 1.
 #[must_use]
 #[track_caller]
-pub fn vector_norm_dims<const D: usize, I: AsIndex>(x: DTensor<D>, norm: impl Into<Norm>, dims: &[I]) -> DTensor<D> {
-    lp(x, &dims_of("vector_norm_dims", dims, D), norm.into().to_exponent())
+pub fn vector_norm_dims<const D: usize, I: AsIndex>(
+    x: DTensor<D>,
+    norm: impl Into<Norm>,
+    dims: &[I],
+) -> DTensor<D> {
+    lp(
+        x,
+        &dims_of("vector_norm_dims", dims, D),
+        norm.into().to_exponent(),
+    )
 }
 
 /// Divides vectors along `dim` by their `norm`, or by `eps` if that is larger.
@@ -122,7 +146,12 @@ pub fn cosine_similarity<const D: usize>(
     eps: Option<f64>,
 ) -> DTensor<D> {
     let dim = dim_of("cosine_similarity", dim, D);
-    let smallest = || x1.dtype().finfo().expect("the tensor has a float type").min_positive;
+    let smallest = || {
+        x1.dtype()
+            .finfo()
+            .expect("the tensor has a float type")
+            .min_positive
+    };
     let eps = eps.unwrap_or_else(smallest);
     let normalized = |x: DTensor<D>| vector_normalize(x, Norm::L2, dim, eps);
     (normalized(x1.clone()) * normalized(x2)).sum_dim(dim)
@@ -149,7 +178,10 @@ pub fn outer_dim<const D: usize, const R: usize, Dim: AsIndex, K: Kind + kind::N
 ) -> DTensor<R, K> {
     let dim = dim_of("outer_dim", dim, D);
     if R != D + 1 {
-        let why = format!("the result has {} dimensions, but {R} were requested", D + 1);
+        let why = format!(
+            "the result has {} dimensions, but {R} were requested",
+            D + 1
+        );
         operand_error("outer_dim", &[lhs.shape(), rhs.shape()], why).unwind();
     }
     lhs.unsqueeze_dim::<R>(dim + 1) * rhs.unsqueeze_dim::<R>(dim)
@@ -163,10 +195,13 @@ pub fn matvec<const DM: usize, const DV: usize, K: Kind + kind::Numeric>(
     vector: DTensor<DV, K>,
 ) -> DTensor<DV, K> {
     if DM < 2 || DM != DV + 1 {
-        let why = "matrices must have at least 2 dimensions, and vectors one less than the matrices";
+        let why =
+            "matrices must have at least 2 dimensions, and vectors one less than the matrices";
         operand_error("matvec", &[matrix.shape(), vector.shape()], why).unwind();
     }
-    matrix.matmul(vector.unsqueeze_dim::<DM>(DV)).squeeze_dim(DM - 1)
+    matrix
+        .matmul(vector.unsqueeze_dim::<DM>(DV))
+        .squeeze_dim(DM - 1)
 }
 
 const DIAG: EinsumRule = EinsumRule::new("diag", "..MN -> ..K").with_partial_rules(MOVED);
@@ -175,9 +210,14 @@ const DIAG: EinsumRule = EinsumRule::new("diag", "..MN -> ..K").with_partial_rul
 #[must_use]
 #[track_caller]
 pub fn diag<const D: usize, const DO: usize, K: Kind>(tensor: DTensor<D, K>) -> DTensor<DO, K> {
-    let len = matrix("diag", &tensor, DO + 1).into_iter().min().unwrap_or(0);
+    let len = matrix("diag", &tensor, DO + 1)
+        .into_iter()
+        .min()
+        .unwrap_or(0);
     let dtype = tensor.dtype();
-    apply(&DIAG.lens([len]), tensor, |x, _| lookup::of_type(burn::linalg::diag(x), dtype))
+    apply(&DIAG.lens([len]), tensor, |x, _| {
+        lookup::of_type(burn::linalg::diag(x), dtype)
+    })
 }
 
 /// Returns the sums of the diagonals of matrices: `[.., m, n]` to `[.., 1]`.
@@ -190,9 +230,15 @@ pub fn trace<const D: usize, const DO: usize>(tensor: DTensor<D>) -> DTensor<DO>
 
 /// Returns the numbers of rows and columns of matrices, after checking that they have `rank` dimensions.
 #[track_caller]
-fn matrix<const D: usize, K: Kind>(operator: &'static str, x: &DTensor<D, K>, rank: usize) -> [usize; 2] {
+fn matrix<const D: usize, K: Kind>(
+    operator: &'static str,
+    x: &DTensor<D, K>,
+    rank: usize,
+) -> [usize; 2] {
     if D < 2 || D != rank {
-        let why = format!("the requested result needs matrices of {rank} dimensions, at least 2, but these have {D}");
+        let why = format!(
+            "the requested result needs matrices of {rank} dimensions, at least 2, but these have {D}"
+        );
         operand_error(operator, &[x.shape()], why).unwind();
     }
     [x.dims()[D - 2], x.dims()[D - 1]]

@@ -18,6 +18,12 @@ const LINEAR: EinsumRule = EinsumRule::new("linear", "..i, io + o* -> ..o").line
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
 #[must_use]
 #[track_caller]
-pub fn linear<const D: usize>(x: impl Into<Operand<D>>, weight: DTensor<2>, bias: Option<DTensor<1>>) -> DTensor<D> {
-    apply(&LINEAR, (x.into(), weight, bias), |(x, weight, bias), _| product::linear(x, weight, bias))
+pub fn linear<const D: usize>(
+    x: impl Into<Operand<D>>,
+    weight: DTensor<2>,
+    bias: Option<DTensor<1>>,
+) -> DTensor<D> {
+    apply(&LINEAR, (x.into(), weight, bias), |(x, weight, bias), _| {
+        product::linear(x, weight, bias)
+    })
 }

@@ -72,7 +72,10 @@ impl LocalMap {
     /// Declares the placements of the next input. If any input is declared, all must be, in their order.
     #[must_use]
     pub fn with_input(mut self, placements: impl AsRef<[Placement]>) -> Self {
-        self.inputs.push(LocalMapInput { placements: Some(placements.as_ref().into()), grads: None });
+        self.inputs.push(LocalMapInput {
+            placements: Some(placements.as_ref().into()),
+            grads: None,
+        });
         self
     }
 
@@ -80,9 +83,16 @@ impl LocalMap {
     /// for partial values, or `P(sum)` where the input is replicated and each rank computes a partial
     /// gradient.
     #[must_use]
-    pub fn with_input_and_grad(mut self, placements: impl AsRef<[Placement]>, grads: impl AsRef<[Placement]>) -> Self {
+    pub fn with_input_and_grad(
+        mut self,
+        placements: impl AsRef<[Placement]>,
+        grads: impl AsRef<[Placement]>,
+    ) -> Self {
         let placements = Some(placements.as_ref().into());
-        self.inputs.push(LocalMapInput { placements, grads: Some(grads.as_ref().into()) });
+        self.inputs.push(LocalMapInput {
+            placements,
+            grads: Some(grads.as_ref().into()),
+        });
         self
     }
 
@@ -97,14 +107,24 @@ impl LocalMap {
     /// ranks is `k` times as long in the global tensor.
     #[must_use]
     pub fn with_output(mut self, placements: impl AsRef<[Placement]>) -> Self {
-        self.outputs.push(LocalMapOutput { placements: placements.as_ref().into(), shape: None });
+        self.outputs.push(LocalMapOutput {
+            placements: placements.as_ref().into(),
+            shape: None,
+        });
         self
     }
 
     /// Declares the placements and the global shape of the next output, whose shards may be uneven or empty.
     #[must_use]
-    pub fn with_output_of_shape(mut self, placements: impl AsRef<[Placement]>, shape: impl Into<Shape>) -> Self {
-        self.outputs.push(LocalMapOutput { placements: placements.as_ref().into(), shape: Some(shape.into()) });
+    pub fn with_output_of_shape(
+        mut self,
+        placements: impl AsRef<[Placement]>,
+        shape: impl Into<Shape>,
+    ) -> Self {
+        self.outputs.push(LocalMapOutput {
+            placements: placements.as_ref().into(),
+            shape: Some(shape.into()),
+        });
         self
     }
 
@@ -137,9 +157,16 @@ impl LocalMap {
     /// [`GradPlacement`](DTensorError::GradPlacement), and the errors of [`from_local`](DTensor::from_local) for
     /// placements and shapes.
     #[track_caller]
-    pub fn run<I: Inputs, O: Outputs>(&self, inputs: I, f: impl FnOnce(I::Local) -> O) -> O::Global {
+    pub fn run<I: Inputs, O: Outputs>(
+        &self,
+        inputs: I,
+        f: impl FnOnce(I::Local) -> O,
+    ) -> O::Global {
         let mesh = self.check(&inputs).or_unwind();
-        let running = Running { map: self, mesh: &mesh };
+        let running = Running {
+            map: self,
+            mesh: &mesh,
+        };
         let outputs = f(inputs.localize(&running, &mut 0));
         check_count("outputs", outputs.count(), self.outputs.len()).or_unwind();
         outputs.globalize(&running, &mut 0)
@@ -153,7 +180,9 @@ impl LocalMap {
             check_count("inputs", args.len(), self.inputs.len())?;
         }
         if let Some(first) = args.first() {
-            args[1..].iter().try_for_each(|other| first.spec.check_same_mesh(other.spec))?;
+            args[1..]
+                .iter()
+                .try_for_each(|other| first.spec.check_same_mesh(other.spec))?;
         }
         match (&self.mesh, args.first()) {
             (Some(mesh), Some(first)) if !mesh.congruent(first.spec.mesh()) => {
@@ -168,7 +197,15 @@ impl LocalMap {
 }
 
 fn check_count(what: &'static str, given: usize, listed: usize) -> Result<(), DTensorError> {
-    if given == listed { Ok(()) } else { Err(DTensorError::MapCount { what, given, listed }) }
+    if given == listed {
+        Ok(())
+    } else {
+        Err(DTensorError::MapCount {
+            what,
+            given,
+            listed,
+        })
+    }
 }
 
 /// A map that is running.
@@ -178,25 +215,48 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    fn part<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Result<Tensor<D, K>> {
-        let Some(LocalMapInput { placements: Some(placements), grads }) = self.map.inputs.get(at) else {
+    fn part<const D: usize, K: Kind>(
+        &self,
+        at: usize,
+        tensor: DTensor<D, K>,
+    ) -> Result<Tensor<D, K>> {
+        let Some(LocalMapInput {
+            placements: Some(placements),
+            grads,
+        }) = self.map.inputs.get(at)
+        else {
             return Ok(tensor.local);
         };
         let layout = match tensor.placements() == &placements[..] {
             true => tensor.layout().clone(),
             false if self.map.redistributes => Layout::new(self.mesh.shape(), placements)?,
             false => {
-                let (from, to) = (tensor.layout().to_string(), Layout::new(self.mesh.shape(), placements)?.to_string());
-                return Err(DTensorError::MapInput { input: at, from, to }.into());
+                let (from, to) = (
+                    tensor.layout().to_string(),
+                    Layout::new(self.mesh.shape(), placements)?.to_string(),
+                );
+                return Err(DTensorError::MapInput {
+                    input: at,
+                    from,
+                    to,
+                }
+                .into());
             }
         };
         let varying = match grads {
             Some(grads) => summed_dims(self.mesh, placements, grads)?,
             None => MeshDims::new(),
         };
-        let varying: MeshDims = varying.into_iter().filter(|&dim| self.mesh.size_of(dim) > 1).collect();
+        let varying: MeshDims = varying
+            .into_iter()
+            .filter(|&dim| self.mesh.size_of(dim) > 1)
+            .collect();
         let to = tensor.destination(&layout, &varying, "local_map")?;
-        to.redistribute(tensor.local, &tensor.spec, tensor.handles.get().map(|handles| &**handles))
+        to.redistribute(
+            tensor.local,
+            &tensor.spec,
+            tensor.handles.get().map(|handles| &**handles),
+        )
     }
 }
 
@@ -210,7 +270,9 @@ impl Boundary for Running<'_> {
     fn globalize<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
         let LocalMapOutput { placements, shape } = &self.map.outputs[at];
         match shape {
-            Some(shape) => DTensor::from_local_with_shape(local, self.mesh, placements, shape.clone()),
+            Some(shape) => {
+                DTensor::from_local_with_shape(local, self.mesh, placements, shape.clone())
+            }
             None => DTensor::from_local(local, self.mesh, placements),
         }
         .or_unwind()

@@ -93,7 +93,9 @@ pub(super) fn moved<const I: usize>(
     start: usize,
     other: usize,
 ) -> Tensor<I, Int> {
-    indices.mask_fill(elsewhere.clone(), (start + other) as i64).sub_scalar(start as i64)
+    indices
+        .mask_fill(elsewhere.clone(), (start + other) as i64)
+        .sub_scalar(start as i64)
 }
 
 /// Converts `indices` to a type that holds every index of `len` rows and the bounds around them. In a narrow type,
@@ -107,7 +109,10 @@ pub(super) fn holding<const I: usize>(indices: Tensor<I, Int>, len: usize) -> Te
 }
 
 /// Returns true for indices that are not in `range`.
-pub(super) fn outside<const I: usize>(indices: &Tensor<I, Int>, range: &Range<usize>) -> Tensor<I, Bool> {
+pub(super) fn outside<const I: usize>(
+    indices: &Tensor<I, Int>,
+    range: &Range<usize>,
+) -> Tensor<I, Bool> {
     let below = indices.clone().lower_scalar(range.start as i64);
     below.bool_or(indices.clone().greater_equal_scalar(range.end as i64))
 }

@@ -34,7 +34,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn mask_where(self, mask: DTensor<D, Bool>, value: Self) -> Self {
         let rule = const { EinsumRule::pointwise("mask_where", CHOSEN) };
-        apply(&rule, (self, mask, value), |(x, mask, value), _| x.mask_where(mask, value))
+        apply(&rule, (self, mask, value), |(x, mask, value), _| {
+            x.mask_where(mask, value)
+        })
     }
 
     /// Sets the elements at which the mask is true to `value`, as burn's
@@ -42,8 +44,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn mask_fill<E: ElementConversion + Copy>(self, mask: DTensor<D, Bool>, value: E) -> Self {
-        let partials = if value.elem::<f64>() == 0.0 { FILLED_WITH_ZERO } else { FILLED };
-        apply(&EinsumRule::pointwise("mask_fill", partials), (self, mask), |(x, mask), _| x.mask_fill(mask, value))
+        let partials = if value.elem::<f64>() == 0.0 {
+            FILLED_WITH_ZERO
+        } else {
+            FILLED
+        };
+        apply(
+            &EinsumRule::pointwise("mask_fill", partials),
+            (self, mask),
+            |(x, mask), _| x.mask_fill(mask, value),
+        )
     }
 
     /// Returns the elements at which `mask` is true, as burn's [`mask_select`](burn::tensor::Tensor::mask_select):

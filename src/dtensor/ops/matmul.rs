@@ -15,6 +15,8 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn matmul(self, other: Self) -> Self {
-        apply(&MATMUL, (self, other), |(a, b), op| product::matmul(a, b, op))
+        apply(&MATMUL, (self, other), |(a, b), op| {
+            product::matmul(a, b, op)
+        })
     }
 }

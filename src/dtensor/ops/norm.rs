@@ -36,7 +36,9 @@ pub fn layer_norm<const D: usize>(
     beta: Option<DTensor<1>>,
     epsilon: f64,
 ) -> DTensor<D> {
-    layer_norm_by(input, gamma, beta, |x, gamma, beta| module::layer_norm(x, gamma, beta, epsilon))
+    layer_norm_by(input, gamma, beta, |x, gamma, beta| {
+        module::layer_norm(x, gamma, beta, epsilon)
+    })
 }
 
 /// Like [`layer_norm`], but computed by `local` on this rank's local tensors.
@@ -47,7 +49,11 @@ pub(crate) fn layer_norm_by<const D: usize>(
     beta: Option<DTensor<1>>,
     local: impl FnOnce(Tensor<D>, Tensor<1>, Option<Tensor<1>>) -> Tensor<D>,
 ) -> DTensor<D> {
-    apply(&LAYER_NORM, (input.into(), gamma, beta), |(x, gamma, beta), _| local(x, gamma, beta))
+    apply(
+        &LAYER_NORM,
+        (input.into(), gamma, beta),
+        |(x, gamma, beta), _| local(x, gamma, beta),
+    )
 }
 
 /// Normalizes by the root mean square over the last dimension, as burn's [`RmsNorm`](burn::nn::RmsNorm): `x /
@@ -61,10 +67,20 @@ pub(crate) fn layer_norm_by<const D: usize>(
 /// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
 #[must_use]
 #[track_caller]
-pub fn rms_norm<const D: usize>(input: impl Into<Operand<D>>, gamma: DTensor<1>, epsilon: f64) -> DTensor<D> {
+pub fn rms_norm<const D: usize>(
+    input: impl Into<Operand<D>>,
+    gamma: DTensor<1>,
+    epsilon: f64,
+) -> DTensor<D> {
     apply(&RMS_NORM, (input.into(), gamma), |(x, gamma), _| {
         let dtype = x.dtype();
-        let rms = x.clone().cast(FloatDType::F32).square().mean_dim(D - 1).add_scalar(epsilon).sqrt();
+        let rms = x
+            .clone()
+            .cast(FloatDType::F32)
+            .square()
+            .mean_dim(D - 1)
+            .add_scalar(epsilon)
+            .sqrt();
         (x / rms.cast(dtype)) * gamma.unsqueeze()
     })
 }
@@ -82,16 +98,26 @@ impl ShardingRule for ChannelGroups {
         let (x, groups) = (&inputs[0], self.0);
         let refuse = |why| Err(operand_error(self.name(), inputs, why));
         if x.num_dims() < 2 || groups == 0 || x[1] % groups != 0 {
-            return refuse(format!("the channels (dimension 1) must make {groups} groups of equal size"));
+            return refuse(format!(
+                "the channels (dimension 1) must make {groups} groups of equal size"
+            ));
         }
         if inputs[1..].iter().any(|scale| scale[0] != x[1]) {
-            return refuse(format!("scale and shift must have {} elements, one for each channel", x[1]));
+            return refuse(format!(
+                "scale and shift must have {} elements, one for each channel",
+                x[1]
+            ));
         }
         Ok(vec![x.clone()])
     }
 
     fn strategies(&self, inputs: &[Shape], _outputs: &[Shape]) -> Vec<Strategy> {
-        let row = |x, scale| strategy(std::iter::once(x).chain(inputs[1..].iter().map(|_| scale)), [x]);
+        let row = |x, scale| {
+            strategy(
+                std::iter::once(x).chain(inputs[1..].iter().map(|_| scale)),
+                [x],
+            )
+        };
         vec![row(S(0), R), row(S(1), S(0)).if_divides(self.0)]
     }
 }
@@ -113,22 +139,36 @@ pub fn group_norm<const D: usize>(
     num_groups: usize,
     epsilon: f64,
 ) -> DTensor<D> {
-    apply(&ChannelGroups(num_groups), (input.into(), gamma_beta), |(x, gamma_beta), op| {
-        let groups = num_groups * op.output_shape(0)[1] / op.input_spec(0).shape()[1].max(1);
-        let normalized = normalized_groups(x, groups, epsilon);
-        match gamma_beta {
-            Some((gamma, beta)) => normalized * per_channel(gamma) + per_channel(beta),
-            None => normalized,
-        }
-    })
+    apply(
+        &ChannelGroups(num_groups),
+        (input.into(), gamma_beta),
+        |(x, gamma_beta), op| {
+            let groups = num_groups * op.output_shape(0)[1] / op.input_spec(0).shape()[1].max(1);
+            let normalized = normalized_groups(x, groups, epsilon);
+            match gamma_beta {
+                Some((gamma, beta)) => normalized * per_channel(gamma) + per_channel(beta),
+                None => normalized,
+            }
+        },
+    )
 }
 
 fn normalized_groups<const D: usize>(x: Tensor<D>, groups: usize, epsilon: f64) -> Tensor<D> {
     let shape = x.shape();
     let dtype = x.dtype();
-    let rows: Tensor<2> = reshape(x, Shape::from([shape[0] * groups, shape[1..].iter().product::<usize>() / groups]));
+    let rows: Tensor<2> = reshape(
+        x,
+        Shape::from([
+            shape[0] * groups,
+            shape[1..].iter().product::<usize>() / groups,
+        ]),
+    );
     // A sum of squares overflows in half precision.
-    let rows = if dtype == DType::F16 { rows.cast(FloatDType::F32) } else { rows };
+    let rows = if dtype == DType::F16 {
+        rows.cast(FloatDType::F32)
+    } else {
+        rows
+    };
     let rows = rows.clone() - rows.mean_dim(1);
     let deviation = rows.clone().square().mean_dim(1).add_scalar(epsilon).sqrt();
     reshape((rows / deviation).cast(dtype), shape)

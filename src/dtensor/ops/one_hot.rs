@@ -16,7 +16,10 @@ fn encode<const D: usize, const D2: usize, K: Kind + kind::Ordered>(
     local: impl FnOnce(Tensor<D, K>) -> Tensor<D2, K>,
 ) -> DTensor<D2, K> {
     if D2 != D + 1 || classes < 2 {
-        let why = format!("the result has {} dimensions, not {D2}, and at least 2 classes, not {classes}", D + 1);
+        let why = format!(
+            "the result has {} dimensions, not {D2}, and at least 2 classes, not {classes}",
+            D + 1
+        );
         operand_error("one_hot", &[x.shape()], why).unwind();
     }
     apply(&ONE_HOT.at([axis]).lens([classes]), x, |x, _| local(x))
@@ -43,6 +46,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         axis: impl AsIndex,
     ) -> DTensor<D2, K> {
         let axis = dim_of("one_hot_fill", axis, D + 1);
-        encode(self, num_classes, axis, |x| x.one_hot_fill(num_classes, on_value, off_value, axis))
+        encode(self, num_classes, axis, |x| {
+            x.one_hot_fill(num_classes, on_value, off_value, axis)
+        })
     }
 }

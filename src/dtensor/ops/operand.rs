@@ -43,8 +43,9 @@ impl fmt::Display for PlacementConstraint {
         match self {
             Self::Every(placement) => write!(f, "{placement}"),
             Self::Each(wanted) => {
-                let each =
-                    wanted.iter().map(|wanted| wanted.map_or("_".to_string(), |placement| placement.to_string()));
+                let each = wanted.iter().map(|wanted| {
+                    wanted.map_or("_".to_string(), |placement| placement.to_string())
+                });
                 write!(f, "[{}]", each.format(", "))
             }
         }
@@ -65,12 +66,18 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// The redistribution includes what the operator needs in backward. If three projections read a
     /// sequence-sharded activation as `R`, one all-gather and one reduce-scatter serve all three.
     pub fn constrained_to(self, placement: impl Into<Option<Placement>>) -> Operand<D, K> {
-        Operand { tensor: self, pin: placement.into().map(PlacementConstraint::Every) }
+        Operand {
+            tensor: self,
+            pin: placement.into().map(PlacementConstraint::Every),
+        }
     }
 
     /// Like [`constrained_to`](Self::constrained_to), but with a placement for each mesh dimension.
     pub(crate) fn pinned_each(self, wanted: Option<&Arc<[Option<Placement>]>>) -> Operand<D, K> {
-        Operand { tensor: self, pin: wanted.cloned().map(PlacementConstraint::Each) }
+        Operand {
+            tensor: self,
+            pin: wanted.cloned().map(PlacementConstraint::Each),
+        }
     }
 }
 
@@ -97,12 +104,18 @@ pub struct Arg<'a> {
 
 impl<'a, const D: usize, K: Kind> From<&'a DTensor<D, K>> for Arg<'a> {
     fn from(tensor: &'a DTensor<D, K>) -> Self {
-        Self { spec: tensor.spec(), pin: None }
+        Self {
+            spec: tensor.spec(),
+            pin: None,
+        }
     }
 }
 
 impl<'a, const D: usize, K: Kind> From<&'a Operand<D, K>> for Arg<'a> {
     fn from(operand: &'a Operand<D, K>) -> Self {
-        Self { spec: operand.tensor.spec(), pin: operand.pin.as_ref() }
+        Self {
+            spec: operand.tensor.spec(),
+            pin: operand.pin.as_ref(),
+        }
     }
 }

@@ -48,7 +48,9 @@ impl Operator {
     pub fn resolve<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Self>> {
         let operator = decision(rule, inputs)?;
         match &operator.0.implicit {
-            Some(error) if RedistributePolicy::current() == RedistributePolicy::Deny => Err((**error).clone().into()),
+            Some(error) if RedistributePolicy::current() == RedistributePolicy::Deny => {
+                Err((**error).clone().into())
+            }
             _ => Ok(operator),
         }
     }
@@ -61,17 +63,30 @@ impl Operator {
     /// # Panics
     /// Unwinds with the typed error if a collective fails.
     #[track_caller]
-    pub fn input<const D: usize, K: Kind>(&self, at: usize, operand: impl Into<Operand<D, K>>) -> Tensor<D, K> {
+    pub fn input<const D: usize, K: Kind>(
+        &self,
+        at: usize,
+        operand: impl Into<Operand<D, K>>,
+    ) -> Tensor<D, K> {
         self.localize(at, operand.into().tensor)
     }
 
     #[track_caller]
-    pub(super) fn localize<const D: usize, K: Kind>(&self, at: usize, tensor: DTensor<D, K>) -> Tensor<D, K> {
+    pub(super) fn localize<const D: usize, K: Kind>(
+        &self,
+        at: usize,
+        tensor: DTensor<D, K>,
+    ) -> Tensor<D, K> {
         let to = &self.0.inputs[at];
         if to.is_here() {
             return tensor.local;
         }
-        to.redistribute(tensor.local, &tensor.spec, tensor.handles.get().map(|handles| &**handles)).or_unwind()
+        to.redistribute(
+            tensor.local,
+            &tensor.spec,
+            tensor.handles.get().map(|handles| &**handles),
+        )
+        .or_unwind()
     }
 
     /// Returns the DTensor of output `at`, of which this rank has the local tensor `local`.
@@ -148,17 +163,28 @@ impl Operator {
         let output = &self.0.outputs[at];
         let mesh = self.0.inputs[0].spec.mesh();
         let make = || {
-            let spec = DTensorSpec::decided(mesh, output.layout.clone(), output.shape.clone(), dtype);
+            let spec =
+                DTensorSpec::decided(mesh, output.layout.clone(), output.shape.clone(), dtype);
             spec.with_terms(output.terms.clone()).shared()
         };
         let spec = output.spec.get_or_init(make);
-        if spec.dtype() == dtype { spec.clone() } else { make() }
+        if spec.dtype() == dtype {
+            spec.clone()
+        } else {
+            make()
+        }
     }
 
     #[cold]
     fn output_shape_error(&self, at: usize, found: &[usize]) -> Error {
         let (operator, expected) = (self.name(), self.0.outputs[at].local.to_vec());
-        DTensorError::OutputShape { operator, output: at, found: found.to_vec(), expected }.into()
+        DTensorError::OutputShape {
+            operator,
+            output: at,
+            found: found.to_vec(),
+            expected,
+        }
+        .into()
     }
 }
 
@@ -175,9 +201,10 @@ struct OperatorCacheEntry {
 impl OperatorCacheEntry {
     #[inline(always)]
     fn is_of<R: ShardingRule>(&self, rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> bool {
-        let same = |((spec, pin), input): (&(Arc<DTensorSpec>, Option<PlacementConstraint>), &Arg<'_>)| {
-            Arc::ptr_eq(spec, input.spec) && pin.as_ref() == input.pin
-        };
+        let same =
+            |((spec, pin), input): (&(Arc<DTensorSpec>, Option<PlacementConstraint>), &Arg<'_>)| {
+                Arc::ptr_eq(spec, input.spec) && pin.as_ref() == input.pin
+            };
         self.inputs.len() == inputs.len()
             && self.inputs.iter().zip(inputs).all(same)
             && self.model == scope.model
@@ -205,10 +232,17 @@ fn decision<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Operator
 }
 
 impl Decisions {
-    fn of<R: ShardingRule>(&self, rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> Result<Rc<Operator>> {
+    fn of<R: ShardingRule>(
+        &self,
+        rule: &R,
+        inputs: &[Arg<'_>],
+        scope: DecisionScope,
+    ) -> Result<Rc<Operator>> {
         let mut hasher = self.hasher.build_hasher();
         (TypeId::of::<R>(), rule).hash(&mut hasher);
-        inputs.iter().for_each(|input| hasher.write_usize(Arc::as_ptr(input.spec).addr()));
+        inputs
+            .iter()
+            .for_each(|input| hasher.write_usize(Arc::as_ptr(input.spec).addr()));
         let hash = hasher.finish();
         let same = |entry: &OperatorCacheEntry| entry.is_of(rule, inputs, scope);
         if let Some(known) = self.entries.borrow().find(hash, same) {
@@ -234,7 +268,10 @@ impl Decisions {
         let entry = OperatorCacheEntry {
             hash,
             rule: Box::new(rule.clone()),
-            inputs: inputs.iter().map(|input| (input.spec.clone(), input.pin.cloned())).collect(),
+            inputs: inputs
+                .iter()
+                .map(|input| (input.spec.clone(), input.pin.cloned()))
+                .collect(),
             model: scope.model,
             operator: operator.clone(),
         };

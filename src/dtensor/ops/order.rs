@@ -111,10 +111,19 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     pub fn topk<I: AsIndex>(self, k: usize, dim: I) -> Self {
         let (dim, at) = (self.top("topk", k, dim), Location::caller());
         let axes = &const { EinsumRule::new("topk", "..d.. -> ..K..") };
-        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match ShardSummaries::of(op, dim, at) {
-            Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind().0,
-            None => x.topk(k, dim),
-        })
+        apply(
+            &axes.at([dim]).lens([k]).with_slots(2 * k),
+            self,
+            |x, op| match ShardSummaries::of(op, dim, at) {
+                Some(parts) => {
+                    parts
+                        .pick(x, k, |x| x.topk_with_indices(k, dim))
+                        .or_unwind()
+                        .0
+                }
+                None => x.topk(k, dim),
+            },
+        )
     }
 
     /// Returns the `k` largest elements along `dim` and their indices, as burn's
@@ -129,10 +138,16 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
         let (dim, at) = (self.top("topk_with_indices", k, dim), Location::caller());
         let axes = &const { EinsumRule::new("topk_with_indices", "..d.. -> ..K.., ..K..") };
-        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match ShardSummaries::of(op, dim, at) {
-            Some(parts) => parts.pick(x, k, |x| x.topk_with_indices(k, dim)).or_unwind(),
-            None => x.topk_with_indices(k, dim),
-        })
+        apply(
+            &axes.at([dim]).lens([k]).with_slots(2 * k),
+            self,
+            |x, op| match ShardSummaries::of(op, dim, at) {
+                Some(parts) => parts
+                    .pick(x, k, |x| x.topk_with_indices(k, dim))
+                    .or_unwind(),
+                None => x.topk_with_indices(k, dim),
+            },
+        )
     }
 
     /// Returns the indices of the `k` largest elements along `dim`, as burn's [`argtopk`](Tensor::argtopk).
@@ -144,12 +159,27 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     pub fn argtopk(self, k: usize, dim: impl AsIndex) -> DTensor<D, Int> {
         let (dim, at) = (self.top("argtopk", k, dim), Location::caller());
         // burn's own function panics if `k` is as large as the dimension.
-        let local = |x: Tensor<D, K>| if x.dims()[dim] > k { x.argtopk(k, dim) } else { x.argsort_descending(dim) };
+        let local = |x: Tensor<D, K>| {
+            if x.dims()[dim] > k {
+                x.argtopk(k, dim)
+            } else {
+                x.argsort_descending(dim)
+            }
+        };
         let axes = &const { EinsumRule::new("argtopk", "..d.. -> ..K..") };
-        apply(&axes.at([dim]).lens([k]).with_slots(2 * k), self, |x, op| match ShardSummaries::of(op, dim, at) {
-            Some(parts) => parts.pick(untracked(&x), k, |x| x.topk_with_indices(k, dim)).or_unwind().1,
-            None => local(x),
-        })
+        apply(
+            &axes.at([dim]).lens([k]).with_slots(2 * k),
+            self,
+            |x, op| match ShardSummaries::of(op, dim, at) {
+                Some(parts) => {
+                    parts
+                        .pick(untracked(&x), k, |x| x.topk_with_indices(k, dim))
+                        .or_unwind()
+                        .1
+                }
+                None => local(x),
+            },
+        )
     }
 
     /// Returns `dim`, after checking that it has at least `k` elements.
@@ -158,7 +188,9 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         let dim = dim_of(operator, dim, D);
         let len = self.dims()[dim];
         if k > len {
-            let why = format!("dimension {dim} has {len} elements, fewer than {k}. Request at most that many");
+            let why = format!(
+                "dimension {dim} has {len} elements, fewer than {k}. Request at most that many"
+            );
             operand_error(operator, &[self.shape()], why).unwind();
         }
         dim

@@ -28,12 +28,22 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
                 PadMode::Edge => len == 0,
             };
             if is_too_short {
-                let why = format!("dimension {dim} of length {len} is too short for padding of {longest} elements");
+                let why = format!(
+                    "dimension {dim} of length {len} is too short for padding of {longest} elements"
+                );
                 operand_error("pad", &[self.shape()], why).unwind()
             }
         }
-        let rule = if matches!(mode, PadMode::Constant(value) if value != 0.0) { &PAD_WITH_CONSTANT } else { &PAD };
-        let lens = (0..D).filter(padded).map(|dim| self.dims()[dim] + padding[dim].0 + padding[dim].1);
-        apply(&rule.at((0..D).filter(padded)).lens(lens), self, |x, _| x.pad(padding, mode))
+        let rule = if matches!(mode, PadMode::Constant(value) if value != 0.0) {
+            &PAD_WITH_CONSTANT
+        } else {
+            &PAD
+        };
+        let lens = (0..D)
+            .filter(padded)
+            .map(|dim| self.dims()[dim] + padding[dim].0 + padding[dim].1);
+        apply(&rule.at((0..D).filter(padded)).lens(lens), self, |x, _| {
+            x.pad(padding, mode)
+        })
     }
 }

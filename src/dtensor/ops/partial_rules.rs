@@ -26,18 +26,29 @@ pub struct PartialRules {
 impl PartialRules {
     /// Makes rules of these strategies.
     pub const fn new(rows: &'static [PlacementList]) -> Self {
-        Self { same_for_all: &[], first: &[], rows, of_floats: &[] }
+        Self {
+            same_for_all: &[],
+            first: &[],
+            rows,
+            of_floats: &[],
+        }
     }
 
     /// Makes rules in which all inputs and outputs have the same placement, one of these.
     pub const fn same_for_all(same_for_all: &'static [Placement]) -> Self {
-        Self { same_for_all, ..NO_PARTIAL }
+        Self {
+            same_for_all,
+            ..NO_PARTIAL
+        }
     }
 
     /// Makes rules in which the first input and the outputs have the same placement, one of these, and the other
     /// inputs are `R`.
     pub const fn of_first(first: &'static [Placement]) -> Self {
-        Self { first, ..NO_PARTIAL }
+        Self {
+            first,
+            ..NO_PARTIAL
+        }
     }
 
     /// Adds these strategies.
@@ -46,7 +57,10 @@ impl PartialRules {
     /// If strategies were already set by [`new`](Self::new) or `and`.
     #[must_use]
     pub const fn and(self, rows: &'static [PlacementList]) -> Self {
-        assert!(self.rows.is_empty(), "these rules already have strategies. Pass all in one call");
+        assert!(
+            self.rows.is_empty(),
+            "these rules already have strategies. Pass all in one call"
+        );
         Self { rows, ..self }
     }
 
@@ -57,18 +71,39 @@ impl PartialRules {
     /// If such strategies were already set.
     #[must_use]
     pub const fn of_floats(self, rows: &'static [PlacementList]) -> Self {
-        assert!(self.of_floats.is_empty(), "these rules already have strategies for floats. Pass all in one call");
-        Self { of_floats: rows, ..self }
+        assert!(
+            self.of_floats.is_empty(),
+            "these rules already have strategies for floats. Pass all in one call"
+        );
+        Self {
+            of_floats: rows,
+            ..self
+        }
     }
 
     /// Returns the strategies of an operator with so many inputs and outputs. All outputs have the same placement.
     pub(super) fn rows(self, inputs: usize, outputs: usize) -> impl Iterator<Item = Strategy> {
-        let to = move |inputs: &mut dyn Iterator<Item = Placement>, output| strategy(inputs, repeat_n(output, outputs));
-        let same = self.same_for_all.iter().map(move |&one| to(&mut repeat_n(one, inputs), one));
-        let first = move |&one| to(&mut std::iter::once(one).chain(repeat_n(R, inputs - 1)), one);
+        let to = move |inputs: &mut dyn Iterator<Item = Placement>, output| {
+            strategy(inputs, repeat_n(output, outputs))
+        };
+        let same = self
+            .same_for_all
+            .iter()
+            .map(move |&one| to(&mut repeat_n(one, inputs), one));
+        let first = move |&one| {
+            to(
+                &mut std::iter::once(one).chain(repeat_n(R, inputs - 1)),
+                one,
+            )
+        };
         let row = move |(inputs, output): &PlacementList| to(&mut inputs.iter().copied(), *output);
-        let of_floats = self.of_floats.iter().map(move |of_floats| row(of_floats).if_floats());
-        same.chain(self.first.iter().map(first)).chain(self.rows.iter().map(row)).chain(of_floats)
+        let of_floats = self
+            .of_floats
+            .iter()
+            .map(move |of_floats| row(of_floats).if_floats());
+        same.chain(self.first.iter().map(first))
+            .chain(self.rows.iter().map(row))
+            .chain(of_floats)
     }
 }
 
@@ -127,22 +162,37 @@ pub const SHIFT: PartialRules = PartialRules::same_for_all(&[AVG]);
 /// Rules for `a + b` and `a - b`. Extrema must be reduced first, as for [`SHIFT`].
 pub const ADDITION: PartialRules = LINEAR.and(&[(&[AVG, R], AVG), (&[R, AVG], AVG)]);
 /// Rules for `a * b`.
-pub const BILINEAR: PartialRules =
-    PartialRules::new(&[(&[SUM, R], SUM), (&[R, SUM], SUM), (&[AVG, R], AVG), (&[R, AVG], AVG)]);
+pub const BILINEAR: PartialRules = PartialRules::new(&[
+    (&[SUM, R], SUM),
+    (&[R, SUM], SUM),
+    (&[AVG, R], AVG),
+    (&[R, AVG], AVG),
+]);
 /// Rules for `x / c` of floats. A quotient of integers is rounded.
 pub const QUOTIENT: PartialRules = NO_PARTIAL.of_floats(&[(&[SUM], SUM), (&[AVG], AVG)]);
 /// Rules for `a / b` of floats. A quotient of integers is rounded.
-pub const LINEAR_IN_FIRST: PartialRules = NO_PARTIAL.of_floats(&[(&[SUM, R], SUM), (&[AVG, R], AVG)]);
+pub const LINEAR_IN_FIRST: PartialRules =
+    NO_PARTIAL.of_floats(&[(&[SUM, R], SUM), (&[AVG, R], AVG)]);
 /// Rules for `max(a, b)`.
 ///
 /// A partial minimum must be reduced first: in `max(min(a, b), c)`, partial values that `c` replaces become equal
 /// and share the gradient. One of them may have been equal to `c` before without being the minimum.
-pub const MAXIMUM: PartialRules = PartialRules::same_for_all(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX)]);
+pub const MAXIMUM: PartialRules =
+    PartialRules::same_for_all(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX)]);
 /// Rules for `min(a, b)`. A partial maximum must be reduced first, for the same reason as with [`MAXIMUM`].
-pub const MINIMUM: PartialRules = PartialRules::same_for_all(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN)]);
+pub const MINIMUM: PartialRules =
+    PartialRules::same_for_all(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN)]);
 /// Rules for `a or b`: a maximum without gradients.
-pub const DISJUNCTION: PartialRules =
-    PartialRules::same_for_all(&[MAX]).and(&[(&[MAX, R], MAX), (&[R, MAX], MAX), (&[MIN, R], MIN), (&[R, MIN], MIN)]);
+pub const DISJUNCTION: PartialRules = PartialRules::same_for_all(&[MAX]).and(&[
+    (&[MAX, R], MAX),
+    (&[R, MAX], MAX),
+    (&[MIN, R], MIN),
+    (&[R, MIN], MIN),
+]);
 /// Rules for `a and b`: a minimum without gradients.
-pub const CONJUNCTION: PartialRules =
-    PartialRules::same_for_all(&[MIN]).and(&[(&[MIN, R], MIN), (&[R, MIN], MIN), (&[MAX, R], MAX), (&[R, MAX], MAX)]);
+pub const CONJUNCTION: PartialRules = PartialRules::same_for_all(&[MIN]).and(&[
+    (&[MIN, R], MIN),
+    (&[R, MIN], MIN),
+    (&[MAX, R], MAX),
+    (&[R, MAX], MAX),
+]);

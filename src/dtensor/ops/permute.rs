@@ -40,7 +40,11 @@ impl<const D: usize> ShardingRule for Permute<D> {
     }
 
     fn strategies(&self, _: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        let sharded = self.axes.iter().enumerate().map(|(dim, &axis)| strategy([S(axis)], [S(dim)]));
+        let sharded = self
+            .axes
+            .iter()
+            .enumerate()
+            .map(|(dim, &axis)| strategy([S(axis)], [S(dim)]));
         sharded.chain(MOVED.rows(1, 1)).collect()
     }
 }
@@ -88,17 +92,25 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn movedim<S1: MovedimArgs, S2: MovedimArgs>(self, src: S1, dst: S2) -> Self {
         let shape = self.shape();
-        let why = || format!("a dimension is out of range or given twice. Use different ones in -{D}..{D}");
+        let why = || {
+            format!("a dimension is out of range or given twice. Use different ones in -{D}..{D}")
+        };
         let src = converted("movedim", &shape, || src.into_dim_vec::<D>(), why);
         let dst = converted("movedim", &shape, || dst.into_dim_vec::<D>(), why);
         if src.len() != dst.len() {
-            let why = format!("{} dimensions cannot move to {} positions", src.len(), dst.len());
+            let why = format!(
+                "{} dimensions cannot move to {} positions",
+                src.len(),
+                dst.len()
+            );
             operand_error("movedim", &[shape], why).unwind();
         }
         let mut others = (0..D).filter(|dim| !src.contains(dim));
         let axes: [usize; D] = from_fn(|place| match dst.iter().position(|&dim| dim == place) {
             Some(moved) => src[moved],
-            None => others.next().expect("the remaining dimensions fill the remaining positions"),
+            None => others
+                .next()
+                .expect("the remaining dimensions fill the remaining positions"),
         });
         self.permute(axes)
     }

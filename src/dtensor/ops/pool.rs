@@ -50,21 +50,52 @@ impl<const N: usize> Windows<N> {
         });
         let count = |at: usize| {
             let window: &Window = &windows[at];
-            window.count(x.dims()[SPATIAL + at], kernel[at], ceil).unwrap_or_else(|| {
-                operand_error(name, &[x.shape()], "the kernel is longer than the padded input").unwind()
-            })
+            window
+                .count(x.dims()[SPATIAL + at], kernel[at], ceil)
+                .unwrap_or_else(|| {
+                    operand_error(
+                        name,
+                        &[x.shape()],
+                        "the kernel is longer than the padded input",
+                    )
+                    .unwind()
+                })
         };
         let counts = std::array::from_fn(count);
-        Self { windows, kernel, counts }
+        Self {
+            windows,
+            kernel,
+            counts,
+        }
     }
 
-    fn of_max<const D: usize>(name: &'static str, x: &DTensor<D>, options: &MaxPoolOptions<N>) -> Self {
-        let MaxPoolOptions { kernel_size, stride, padding, dilation, ceil_mode } = options.clone();
+    fn of_max<const D: usize>(
+        name: &'static str,
+        x: &DTensor<D>,
+        options: &MaxPoolOptions<N>,
+    ) -> Self {
+        let MaxPoolOptions {
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            ceil_mode,
+        } = options.clone();
         Self::new(name, x, kernel_size, (stride, padding, dilation), ceil_mode)
     }
 
-    fn of_avg<const D: usize>(name: &'static str, x: &DTensor<D>, options: &AvgPoolOptions<N>) -> Self {
-        let AvgPoolOptions { kernel_size, stride, padding, ceil_mode, .. } = options.clone();
+    fn of_avg<const D: usize>(
+        name: &'static str,
+        x: &DTensor<D>,
+        options: &AvgPoolOptions<N>,
+    ) -> Self {
+        let AvgPoolOptions {
+            kernel_size,
+            stride,
+            padding,
+            ceil_mode,
+            ..
+        } = options.clone();
         Self::new(name, x, kernel_size, (stride, padding, [1; N]), ceil_mode)
     }
 }
@@ -77,13 +108,20 @@ fn max_pool<const D: usize, const N: usize>(
     local: impl FnOnce(Tensor<D>, MaxPoolOptions<N>) -> Tensor<D>,
 ) -> DTensor<D> {
     let name = rule.name();
-    let Windows { windows, kernel, counts } = Windows::of_max(name, &x, &options);
+    let Windows {
+        windows,
+        kernel,
+        counts,
+    } = Windows::of_max(name, &x, &options);
     let (lens, at) = (x.dims(), Location::caller());
     apply(&Spatial(rule.lens(counts)), x, |x, op| {
-        match Halo::of(name, op, |at, output| windows[at].reach(kernel[at], lens[SPATIAL + at], output)) {
+        match Halo::of(name, op, |at, output| {
+            windows[at].reach(kernel[at], lens[SPATIAL + at], output)
+        }) {
             None => local(x, options),
             Some(halo) => halo.run(x, f64::NEG_INFINITY, at, |x, halo| {
-                halo.outputs().for_each(|(dim, _)| options.padding[dim - SPATIAL] = (0, 0));
+                halo.outputs()
+                    .for_each(|(dim, _)| options.padding[dim - SPATIAL] = (0, 0));
                 local(x, options)
             }),
         }
@@ -100,26 +138,41 @@ fn avg_pool<const D: usize, const N: usize>(
     local: impl FnOnce(Tensor<D>, AvgPoolOptions<N>) -> Tensor<D>,
 ) -> DTensor<D> {
     let name = rule.name();
-    let Windows { windows, kernel, counts } = Windows::of_avg(name, &x, &options);
+    let Windows {
+        windows,
+        kernel,
+        counts,
+    } = Windows::of_avg(name, &x, &options);
     let (lens, padding_counts, caller) = (x.dims(), options.count_include_pad, Location::caller());
     apply(&Spatial(rule.lens(counts)), x, |x, op| {
-        match Halo::of(name, op, |at, output| windows[at].reach(kernel[at], lens[SPATIAL + at], output)) {
+        match Halo::of(name, op, |at, output| {
+            windows[at].reach(kernel[at], lens[SPATIAL + at], output)
+        }) {
             None => local(x, options),
             Some(halo) => halo.run(x, 0.0, caller, |x, halo| {
-                halo.outputs().for_each(|(dim, _)| options.padding[dim - SPATIAL] = (0, 0));
-                halo.outputs().fold(local(x, options), |averages, (dim, output)| {
-                    let at = dim - SPATIAL;
-                    let counted = |position| windows[at].counted(lens[dim], kernel[at], position, padding_counts);
-                    if (0..counts[at]).all(|position| counted(position) == kernel[at]) {
-                        return averages;
-                    }
-                    let factors: Vec<f64> =
-                        output.clone().map(|position| kernel[at] as f64 / counted(position).max(1) as f64).collect();
-                    let mut shape = [1; D];
-                    shape[dim] = factors.len();
-                    let factors = Tensor::<1>::from_data(&factors[..], (&averages.device(), averages.dtype()));
-                    averages * factors.reshape(shape)
-                })
+                halo.outputs()
+                    .for_each(|(dim, _)| options.padding[dim - SPATIAL] = (0, 0));
+                halo.outputs()
+                    .fold(local(x, options), |averages, (dim, output)| {
+                        let at = dim - SPATIAL;
+                        let counted = |position| {
+                            windows[at].counted(lens[dim], kernel[at], position, padding_counts)
+                        };
+                        if (0..counts[at]).all(|position| counted(position) == kernel[at]) {
+                            return averages;
+                        }
+                        let factors: Vec<f64> = output
+                            .clone()
+                            .map(|position| kernel[at] as f64 / counted(position).max(1) as f64)
+                            .collect();
+                        let mut shape = [1; D];
+                        shape[dim] = factors.len();
+                        let factors = Tensor::<1>::from_data(
+                            &factors[..],
+                            (&averages.device(), averages.dtype()),
+                        );
+                        averages * factors.reshape(shape)
+                    })
             }),
         }
     })

@@ -32,11 +32,19 @@ pub(super) fn matmul<const D: usize, K: Kind + kind::Numeric>(
 
 /// Returns `a @ b` as one node.
 pub(super) fn matmul_of(a: DispatchTensor, b: DispatchTensor) -> DispatchTensor {
-    if a.dtype().is_float() { Dispatch::float_matmul(a, b) } else { Dispatch::int_matmul(a, b) }
+    if a.dtype().is_float() {
+        Dispatch::float_matmul(a, b)
+    } else {
+        Dispatch::int_matmul(a, b)
+    }
 }
 
 /// Returns `x @ weight + bias` for `[.., d_in]`, `[d_in, d_out]` and `[d_out]`, as one product of all rows.
-pub(super) fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<D> {
+pub(super) fn linear<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
     let [d_in, d_out] = weight.dims();
     let mut shape = x.shape();
     shape[D - 1] = d_out;
@@ -56,5 +64,9 @@ pub(super) fn linear<const D: usize>(x: Tensor<D>, weight: Tensor<2>, bias: Opti
 
 /// Reshapes `x`. This records a node unless the number of dimensions stays the same.
 fn fold<const D: usize, const O: usize>(x: Tensor<D>, shape: Shape) -> Tensor<O> {
-    if D == O { Tensor::from_dispatch(x.into_dispatch()) } else { reshape(x, shape) }
+    if D == O {
+        Tensor::from_dispatch(x.into_dispatch())
+    } else {
+        reshape(x, shape)
+    }
 }

@@ -80,7 +80,12 @@ pub struct RngState {
 
 impl RngState {
     fn new(seed: u64) -> Self {
-        Self { seed, shared: 0, own: 0, common: false }
+        Self {
+            seed,
+            shared: 0,
+            own: 0,
+            common: false,
+        }
     }
 }
 
@@ -131,13 +136,19 @@ pub fn rng_state() -> RngState {
 /// As with [`seed`], all ranks of a mesh that share DTensors must pass the same state, except for the number
 /// of private draws.
 pub fn set_rng_state(state: RngState) {
-    THREAD.set(ThreadRng { stream: Some(state), ..THREAD.get() });
+    THREAD.set(ThreadRng {
+        stream: Some(state),
+        ..THREAD.get()
+    });
 }
 
 impl ThreadRng {
     /// Returns the random numbers of the calling thread.
     pub(crate) fn of_thread() -> Self {
-        Self { stream: of_rank(), ..THREAD.get() }
+        Self {
+            stream: of_rank(),
+            ..THREAD.get()
+        }
     }
 
     /// Makes these the random numbers of the calling thread.
@@ -147,7 +158,10 @@ impl ThreadRng {
 
     /// Returns these, of a thread on which an operator may have begun the stream since, with that stream.
     pub(crate) fn with_begun(self) -> Self {
-        Self { stream: self.stream.or(THREAD.get().begun), ..self }
+        Self {
+            stream: self.stream.or(THREAD.get().begun),
+            ..self
+        }
     }
 }
 
@@ -155,17 +169,26 @@ impl ThreadRng {
 pub(crate) fn next_device_seed() -> u64 {
     let (seed, number) = match of_rank() {
         Some(state) => {
-            set_rng_state(RngState { own: state.own + 1, ..state });
+            set_rng_state(RngState {
+                own: state.own + 1,
+                ..state
+            });
             (state.seed, state.own)
         }
         // This begins no stream: an operator may begin the thread's later.
         None => {
             let thread = THREAD.get();
-            THREAD.set(ThreadRng { device_draws: thread.device_draws + 1, ..thread });
+            THREAD.set(ThreadRng {
+                device_draws: thread.device_draws + 1,
+                ..thread
+            });
             (0, thread.device_draws)
         }
     };
-    fold_in(derived(seed, number, Purpose::Device), comm::rank_of_thread().unwrap_or(0) as u64)
+    fold_in(
+        derived(seed, number, Purpose::Device),
+        comm::rank_of_thread().unwrap_or(0) as u64,
+    )
 }
 
 /// Returns the next seed of the calling thread's stream, for an operator or a factory that takes one.
@@ -200,14 +223,21 @@ pub fn tensor<const D: usize>(
     check_distribution(distribution).unwrap_or_else(|error| Error::from(error).unwind());
     let shape = shape.into();
     let full: Vec<_> = shape.iter().map(|&len| 0..len).collect();
-    let values = fill(next_own_seed(), &shape, &full, |words, lane| float(distribution, words, lane));
+    let values = fill(next_own_seed(), &shape, &full, |words, lane| {
+        float(distribution, words, lane)
+    });
     Tensor::from_data(TensorData::new(values, shape), options)
 }
 
 /// Returns the next seed private to the rank.
 fn next_own_seed() -> u64 {
-    let state @ RngState { seed, own, .. } = of_rank().filter(|state| !state.common).unwrap_or_else(unseeded);
-    set_rng_state(RngState { own: own + 1, ..state });
+    let state @ RngState { seed, own, .. } = of_rank()
+        .filter(|state| !state.common)
+        .unwrap_or_else(unseeded);
+    set_rng_state(RngState {
+        own: own + 1,
+        ..state
+    });
     // Outside of a launch, the rank is 0.
     let rank = comm::rank_of_thread().unwrap_or(0);
     fold_in(derived(seed, own, Purpose::Own), rank as u64)
@@ -232,25 +262,45 @@ pub fn next_seed_on(mesh: &DeviceMesh) -> u64 {
 
 /// Returns the calling thread's stream, or the initial one if it is a rank's main thread.
 fn of_rank() -> Option<RngState> {
-    THREAD.get().stream.or_else(|| comm::is_rank().then_some(RngState::new(0)))
+    THREAD
+        .get()
+        .stream
+        .or_else(|| comm::is_rank().then_some(RngState::new(0)))
 }
 
 /// Returns the stream of another thread of a rank. Its seed is derived from the ranks of the mesh of its first
 /// operator, and from the number of such threads before it. These threads run the mesh's operators in the same
 /// order, so that the seed is the same on all ranks.
 fn of_thread(mesh: &DeviceMesh) -> RngState {
-    let number = mesh.member("draw a seed on it").map_err(Error::from).and_then(|_| {
-        let ranks = mesh.world().group(mesh.ranks())?;
-        Ok(ranks.duplicate_private("burn_dtensor::threads").next_forward_index())
+    let number = mesh
+        .member("draw a seed on it")
+        .map_err(Error::from)
+        .and_then(|_| {
+            let ranks = mesh.world().group(mesh.ranks())?;
+            Ok(ranks
+                .duplicate_private("burn_dtensor::threads")
+                .next_forward_index())
+        });
+    let group = mesh
+        .ranks()
+        .iter()
+        .fold(0, |seed, &rank| fold_in(seed, rank as u64));
+    let begun = RngState {
+        common: true,
+        ..RngState::new(derived(group, number.or_unwind(), Purpose::Thread))
+    };
+    THREAD.set(ThreadRng {
+        begun: Some(begun),
+        ..THREAD.get()
     });
-    let group = mesh.ranks().iter().fold(0, |seed, &rank| fold_in(seed, rank as u64));
-    let begun = RngState { common: true, ..RngState::new(derived(group, number.or_unwind(), Purpose::Thread)) };
-    THREAD.set(ThreadRng { begun: Some(begun), ..THREAD.get() });
     begun
 }
 
 fn next(state: RngState) -> u64 {
-    set_rng_state(RngState { shared: state.shared + 1, ..state });
+    set_rng_state(RngState {
+        shared: state.shared + 1,
+        ..state
+    });
     derived(state.seed, state.shared, Purpose::Draw)
 }
 
@@ -275,9 +325,14 @@ pub(super) fn part<const D: usize>(
     scale: f32,
 ) -> Tensor<D> {
     let slices = spec.layout().local_slices(spec.shape(), spec.coordinate());
-    let values = fill(seed, spec.shape(), &slices, |words, lane| scale * float(distribution, words, lane));
+    let values = fill(seed, spec.shape(), &slices, |words, lane| {
+        scale * float(distribution, words, lane)
+    });
     let shape = Shape::from(slices.iter().map(|slice| slice.len()).collect::<Vec<_>>());
-    Tensor::from_data(TensorData::new(values, shape), (&like.device(), spec.dtype()))
+    Tensor::from_data(
+        TensorData::new(values, shape),
+        (&like.device(), spec.dtype()),
+    )
 }
 
 impl<const D: usize> DTensor<D> {
@@ -293,6 +348,15 @@ impl<const D: usize> DTensor<D> {
     pub fn random_like(&self, distribution: Distribution) -> Self {
         check_distribution(distribution).unwrap_or_else(|error| Error::from(error).unwind());
         let spec = self.reduced_spec();
-        Self::from_parts(part(distribution, next_seed_on(spec.mesh()), &spec, &self.local, 1.0), spec)
+        Self::from_parts(
+            part(
+                distribution,
+                next_seed_on(spec.mesh()),
+                &spec,
+                &self.local,
+                1.0,
+            ),
+            spec,
+        )
     }
 }

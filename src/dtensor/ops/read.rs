@@ -20,7 +20,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn into_scalar<E: Element>(self) -> E {
         if self.shape().num_elements() != 1 {
-            operand_error("into_scalar", &[self.shape()], "it needs one element. Reduce the tensor first").unwind();
+            operand_error(
+                "into_scalar",
+                &[self.shape()],
+                "it needs one element. Reduce the tensor first",
+            )
+            .unwind();
         }
         self.full_tensor().or_unwind().into_scalar()
     }

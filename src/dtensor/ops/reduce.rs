@@ -34,7 +34,11 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     pub fn mean(self) -> DTensor<1, K> {
         let all: [usize; D] = std::array::from_fn(|dim| dim);
         let local = |x, op: &Operator| share(x, op, &all, Tensor::mean);
-        if is_rounded::<K>() { apply(&FULL_MEAN.at(all), self, local) } else { apply(&MEAN, self, local) }
+        if is_rounded::<K>() {
+            apply(&FULL_MEAN.at(all), self, local)
+        } else {
+            apply(&MEAN, self, local)
+        }
     }
 
     /// Returns the mean along `dim`, which then has length 1, as burn's [`mean_dim`](Tensor::mean_dim).
@@ -43,7 +47,9 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     pub fn mean_dim<I: AsIndex>(self, dim: I) -> Self {
         let dim = dim_of("mean_dim", dim, D);
         let rule = const { mean_over::<K>("mean_dim") }.at([dim]);
-        apply(&rule, self, |x, op| share(x, op, &[dim], |x| x.mean_dim(dim)))
+        apply(&rule, self, |x, op| {
+            share(x, op, &[dim], |x| x.mean_dim(dim))
+        })
     }
 
     /// Returns the mean over `dims`, which then have length 1, as burn's [`mean_dims`](Tensor::mean_dims).
@@ -52,7 +58,9 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     pub fn mean_dims<I: AsIndex>(self, dims: &[I]) -> Self {
         let dims = dims_of("mean_dims", dims, D);
         let rule = const { mean_over::<K>("mean_dims") }.at(dims.iter().copied());
-        apply(&rule, self, |x, op| share(x, op, &dims, |x| x.mean_dims(&dims)))
+        apply(&rule, self, |x, op| {
+            share(x, op, &dims, |x| x.mean_dims(&dims))
+        })
     }
 }
 
@@ -81,11 +89,17 @@ fn share<const D: usize, const O: usize, K: Kind + kind::Numeric>(
     mean: impl FnOnce(Tensor<D, K>) -> Tensor<O, K>,
 ) -> Tensor<O, K> {
     let spec = op.input_spec(0);
-    if dims.iter().all(|&dim| spec.layout().shard_order(dim).is_empty()) {
+    if dims
+        .iter()
+        .all(|&dim| spec.layout().shard_order(dim).is_empty())
+    {
         return mean(x);
     }
     let (local, global) = (spec.local_shape(), spec.shape());
-    let share: f64 = dims.iter().map(|&dim| local[dim] as f64 / global[dim] as f64).product();
+    let share: f64 = dims
+        .iter()
+        .map(|&dim| local[dim] as f64 / global[dim] as f64)
+        .product();
     mean(x).mul_scalar(share)
 }
 
@@ -161,17 +175,30 @@ impl<const D: usize> DTensor<D> {
     pub fn cov<I: AsIndex>(self, dim: I, correction_factor: usize) -> Self {
         let dim = dim_of("cov", dim, D);
         if D < 2 {
-            operand_error("cov", &[self.shape()], "it is for matrices. Pass at least 2 dimensions").unwind();
+            operand_error(
+                "cov",
+                &[self.shape()],
+                "it is for matrices. Pass at least 2 dimensions",
+            )
+            .unwind();
         }
         let freedom = self.dims()[dim] as f32 - correction_factor as f32;
         let centered = (self.clone() - self.mean_dim(dim)).swap_dims(dim, 0);
-        centered.clone().transpose().matmul(centered).div_scalar(freedom)
+        centered
+            .clone()
+            .transpose()
+            .matmul(centered)
+            .div_scalar(freedom)
     }
 
     /// If the dimension is sharded, the mean is reduced first: this sends a few numbers instead of the dimension.
     fn var_mean_of(self, dim: usize, freedom: f64) -> (Self, Self) {
         let mean = self.clone().mean_dim(dim);
-        let var = self.sub(mean.clone()).square().sum_dim(dim).div_scalar(freedom);
+        let var = self
+            .sub(mean.clone())
+            .square()
+            .sum_dim(dim)
+            .div_scalar(freedom);
         (var, mean)
     }
 }

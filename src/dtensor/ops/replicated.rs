@@ -59,7 +59,11 @@ pub fn replicated<I: Inputs, O: Outputs>(
         Operator::resolve(&ReplicatedRule(name), &args).or_unwind()
     };
     let everywhere = Everywhere(&operator);
-    let inputs = if operator.is_direct() { inputs.into_local() } else { inputs.localize(&everywhere, &mut 0) };
+    let inputs = if operator.is_direct() {
+        inputs.into_local()
+    } else {
+        inputs.localize(&everywhere, &mut 0)
+    };
     local(inputs).globalize(&everywhere, &mut 0)
 }
 
@@ -74,7 +78,12 @@ impl Boundary for Everywhere<'_> {
 
     fn globalize<const D: usize, K: Kind>(&self, _: usize, local: Tensor<D, K>) -> DTensor<D, K> {
         let full = self.0.input_spec(0);
-        let spec = DTensorSpec::decided(full.mesh(), full.layout().clone(), local.shape(), local.dtype());
+        let spec = DTensorSpec::decided(
+            full.mesh(),
+            full.layout().clone(),
+            local.shape(),
+            local.dtype(),
+        );
         DTensor::from_parts(local, spec.shared())
     }
 }

@@ -61,37 +61,65 @@ pub(super) struct CandidateStrategies {
 impl CandidateStrategies {
     pub(super) fn new<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Self> {
         let Some(Arg { spec: first, .. }) = inputs.first() else {
-            return Err(operand_error(rule.name(), &[], "there is no input. Pass at least one"));
+            return Err(operand_error(
+                rule.name(),
+                &[],
+                "there is no input. Pass at least one",
+            ));
         };
         for other in &inputs[1..] {
             first.check_same_mesh(other.spec)?;
         }
-        let shapes: Vec<Shape> = inputs.iter().map(|input| input.spec.shape().clone()).collect();
+        let shapes: Vec<Shape> = inputs
+            .iter()
+            .map(|input| input.spec.shape().clone())
+            .collect();
         let outputs = rule.outputs(&shapes)?;
         let dtypes: Vec<DType> = inputs.iter().map(|input| input.spec.dtype()).collect();
-        let wanted: Vec<RequiredPlacements> =
-            inputs.iter().map(|input| wanted(rule, input, &shapes)).collect::<Result<_>>()?;
+        let wanted: Vec<RequiredPlacements> = inputs
+            .iter()
+            .map(|input| wanted(rule, input, &shapes))
+            .collect::<Result<_>>()?;
         let incoming = incoming(inputs, &wanted);
         let mesh_dims = 0..first.mesh().ndim();
         let mut out = Vec::new();
         let mut rows = rows(rule, &shapes, &outputs);
         rows.retain(|row| {
-            let takes = |mesh_dim| incoming.iter().zip(&row.inputs).all(|(input, &to)| input.takes(mesh_dim, to));
+            let takes = |mesh_dim| {
+                incoming
+                    .iter()
+                    .zip(&row.inputs)
+                    .all(|(input, &to)| input.takes(mesh_dim, to))
+            };
             let why = match row {
                 row if !row.takes(&dtypes) => "not for these element types",
-                _ if !mesh_dims.clone().any(takes) => "an input is constrained to another placement",
+                _ if !mesh_dims.clone().any(takes) => {
+                    "an input is constrained to another placement"
+                }
                 _ => return true,
             };
             out.push((row.clone(), why));
             false
         });
-        Ok(Self { outputs, rows, wanted, out })
+        Ok(Self {
+            outputs,
+            rows,
+            wanted,
+            out,
+        })
     }
 }
 
 /// Returns the inputs as they arrive, with the placements that callers require.
-pub(super) fn incoming<'a>(inputs: &[Arg<'a>], wanted: &'a [RequiredPlacements]) -> Vec<OperandInfo<'a>> {
-    inputs.iter().zip(wanted).map(|(input, wanted)| OperandInfo::new(input.spec, wanted)).collect()
+pub(super) fn incoming<'a>(
+    inputs: &[Arg<'a>],
+    wanted: &'a [RequiredPlacements],
+) -> Vec<OperandInfo<'a>> {
+    inputs
+        .iter()
+        .zip(wanted)
+        .map(|(input, wanted)| OperandInfo::new(input.spec, wanted))
+        .collect()
 }
 
 /// Resolves the sharding without consulting the cache.
@@ -100,7 +128,12 @@ pub(super) fn resolve_sharding<R: ShardingRule>(
     inputs: &[Arg<'_>],
     scope: DecisionScope,
 ) -> Result<ResolvedSharding> {
-    let CandidateStrategies { outputs: output_shapes, rows, wanted, .. } = CandidateStrategies::new(rule, inputs)?;
+    let CandidateStrategies {
+        outputs: output_shapes,
+        rows,
+        wanted,
+        ..
+    } = CandidateStrategies::new(rule, inputs)?;
     let first = inputs[0].spec;
     let incoming = incoming(inputs, &wanted);
     let choice = select_strategy(SelectionProblem {
@@ -111,31 +144,81 @@ pub(super) fn resolve_sharding<R: ShardingRule>(
         takes_empty_parts: &|input, dim| rule.supports_empty_shards_along(input, dim),
         times: scope.times(first.mesh()).as_ref(),
     });
-    let SelectedStrategy { inputs: targets, outputs, varying } = choice.ok_or_else(|| DTensorError::NoStrategy {
+    let SelectedStrategy {
+        inputs: targets,
+        outputs,
+        varying,
+    } = choice.ok_or_else(|| DTensorError::NoStrategy {
         operator: rule.name(),
-        inputs: inputs.iter().map(|input| input.spec.layout().to_string()).collect(),
+        inputs: inputs
+            .iter()
+            .map(|input| input.spec.layout().to_string())
+            .collect(),
     })?;
-    let destinations = inputs.iter().zip(targets).zip(varying).map(|((input, target), varying)| {
-        let (spec, route) = (input.spec, RedistributePlan::of_input(input.spec.layout(), &target)?);
-        let spec = if *spec.layout() == target { spec.clone() } else { spec.with_layout(target)?.shared() };
-        // Only floats have gradients.
-        let varying = if spec.dtype().is_float() { varying } else { Dims::new() };
-        Ok(RedistributeTarget { spec, route, varying, operator: rule.name() })
-    });
+    let destinations = inputs
+        .iter()
+        .zip(targets)
+        .zip(varying)
+        .map(|((input, target), varying)| {
+            let (spec, route) = (
+                input.spec,
+                RedistributePlan::of_input(input.spec.layout(), &target)?,
+            );
+            let spec = if *spec.layout() == target {
+                spec.clone()
+            } else {
+                spec.with_layout(target)?.shared()
+            };
+            // Only floats have gradients.
+            let varying = if spec.dtype().is_float() {
+                varying
+            } else {
+                Dims::new()
+            };
+            Ok(RedistributeTarget {
+                spec,
+                route,
+                varying,
+                operator: rule.name(),
+            })
+        });
     let destinations: SmallVec<[RedistributeTarget; 3]> = destinations.collect::<Result<_>>()?;
-    let terms = outputs.iter().any(Layout::has_partial).then(|| terms(inputs));
-    let outputs = output_shapes.into_iter().zip(outputs).map(|(shape, layout)| {
-        let local = Shape::from(layout.local_shape(&shape, first.coordinate()));
-        ResolvedOutput { layout, shape, local, terms: terms.clone(), spec: OnceCell::new() }
-    });
+    let terms = outputs
+        .iter()
+        .any(Layout::has_partial)
+        .then(|| terms(inputs));
+    let outputs = output_shapes
+        .into_iter()
+        .zip(outputs)
+        .map(|(shape, layout)| {
+            let local = Shape::from(layout.local_shape(&shape, first.coordinate()));
+            ResolvedOutput {
+                layout,
+                shape,
+                local,
+                terms: terms.clone(),
+                spec: OnceCell::new(),
+            }
+        });
     let outputs: SmallVec<[ResolvedOutput; 1]> = outputs.collect();
     let implicit = implicit(rule, inputs, &destinations).map(Box::new);
     // Uses the global shapes, so that the result is the same on every rank.
-    let has_nothing = outputs.iter().all(|output| output.shape.num_elements() == 0);
+    let has_nothing = outputs
+        .iter()
+        .all(|output| output.shape.num_elements() == 0);
     let is_blank = has_nothing && !rule.supports_empty_shards();
     let is_direct = destinations.iter().all(RedistributeTarget::is_here);
-    let has_empty_part = destinations.iter().any(|input| input.spec.local_shape().num_elements() == 0);
-    Ok(ResolvedSharding { inputs: destinations, outputs, implicit, is_blank, is_direct, has_empty_part })
+    let has_empty_part = destinations
+        .iter()
+        .any(|input| input.spec.local_shape().num_elements() == 0);
+    Ok(ResolvedSharding {
+        inputs: destinations,
+        outputs,
+        implicit,
+        is_blank,
+        is_direct,
+        has_empty_part,
+    })
 }
 
 /// Returns the strategies of the rule, after the all-`Replicate` strategy.
@@ -148,13 +231,24 @@ fn rows<R: ShardingRule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<S
 
 /// Returns the placements that the caller requires of `input`. `Replicate` replaces a shard of which a rank would
 /// have no elements.
-fn wanted<R: ShardingRule>(rule: &R, input: &Arg<'_>, shapes: &[Shape]) -> Result<RequiredPlacements> {
-    let Some(pin) = input.pin else { return Ok(RequiredPlacements::new()) };
+fn wanted<R: ShardingRule>(
+    rule: &R,
+    input: &Arg<'_>,
+    shapes: &[Shape],
+) -> Result<RequiredPlacements> {
+    let Some(pin) = input.pin else {
+        return Ok(RequiredPlacements::new());
+    };
     let wanted = pin.on(input.spec.mesh().ndim());
-    let lacks = |placement: &&Placement| placement.shard_dim().is_some_and(|dim| dim >= input.spec.shape().num_dims());
+    let lacks = |placement: &&Placement| {
+        placement
+            .shard_dim()
+            .is_some_and(|dim| dim >= input.spec.shape().num_dims())
+    };
     if let Some(placement) = wanted.iter().flatten().find(lacks) {
-        let why =
-            format!("a style or `constrained_to` requires {placement} of an input that does not have this dimension");
+        let why = format!(
+            "a style or `constrained_to` requires {placement} of an input that does not have this dimension"
+        );
         return Err(operand_error(rule.name(), shapes, why));
     }
     Ok(input.spec.with_elements(wanted))
@@ -167,11 +261,25 @@ fn implicit<R: ShardingRule>(
     inputs: &[Arg<'_>],
     destinations: &[RedistributeTarget],
 ) -> Option<DTensorError> {
-    let is_term = |step: &Step| matches!(step, Step::ReplicateToPartial { .. } | Step::ShardToPartial { .. });
-    let mut moved = inputs.iter().zip(destinations).enumerate().filter(|(_, (input, _))| input.pin.is_none());
+    let is_term = |step: &Step| {
+        matches!(
+            step,
+            Step::ReplicateToPartial { .. } | Step::ShardToPartial { .. }
+        )
+    };
+    let mut moved = inputs
+        .iter()
+        .zip(destinations)
+        .enumerate()
+        .filter(|(_, (input, _))| input.pin.is_none());
     moved.find_map(|(at, (input, to))| {
         let (_, to) = to.route.steps().iter().rfind(|(step, _)| !is_term(step))?;
-        Some(DTensorError::implicit(rule.name(), at, input.spec.layout(), to))
+        Some(DTensorError::implicit(
+            rule.name(),
+            at,
+            input.spec.layout(),
+            to,
+        ))
     })
 }
 
@@ -185,5 +293,10 @@ fn terms(inputs: &[Arg<'_>]) -> Arc<str> {
         return terms.clone();
     }
     let shape = |spec: &DTensorSpec| format!("{:?}", &spec.shape()[..]);
-    inputs.iter().map(|input| shape(input.spec)).collect::<Vec<_>>().join(" and ").into()
+    inputs
+        .iter()
+        .map(|input| shape(input.spec))
+        .collect::<Vec<_>>()
+        .join(" and ")
+        .into()
 }

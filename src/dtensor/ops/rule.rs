@@ -30,7 +30,10 @@ pub struct Strategy {
 }
 
 /// Makes the strategy `inputs -> outputs`.
-pub fn strategy(inputs: impl IntoIterator<Item = Placement>, outputs: impl IntoIterator<Item = Placement>) -> Strategy {
+pub fn strategy(
+    inputs: impl IntoIterator<Item = Placement>,
+    outputs: impl IntoIterator<Item = Placement>,
+) -> Strategy {
     Strategy {
         inputs: inputs.into_iter().collect(),
         outputs: outputs.into_iter().collect(),
@@ -105,7 +108,12 @@ impl Strategy {
 /// Writes the strategy as in `S(0), R -> S(0)`.
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} -> {}", self.inputs.iter().format(", "), self.outputs.iter().format(", "))
+        write!(
+            f,
+            "{} -> {}",
+            self.inputs.iter().format(", "),
+            self.outputs.iter().format(", ")
+        )
     }
 }
 

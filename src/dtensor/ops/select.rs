@@ -10,9 +10,11 @@ use super::{EinsumRule, apply, lookup};
 use crate::dtensor::local::reshape;
 use crate::dtensor::{DTensor, Kind};
 
-const SELECT: EinsumRule = EinsumRule::new("select", "..v.., i -> ..i..").with_partial_rules(MOVED_BY);
+const SELECT: EinsumRule =
+    EinsumRule::new("select", "..v.., i -> ..i..").with_partial_rules(MOVED_BY);
 /// Rule for booleans, which cannot be summed.
-const SELECT_BOOL: EinsumRule = EinsumRule::new("select", "..V.., i -> ..i..").with_partial_rules(MOVED_BY);
+const SELECT_BOOL: EinsumRule =
+    EinsumRule::new("select", "..V.., i -> ..i..").with_partial_rules(MOVED_BY);
 const SELECT_ASSIGN: EinsumRule = EinsumRule::new("select_assign", "..v.., I, ..I.. -> ..v..");
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
@@ -24,16 +26,26 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     pub fn select(self, dim: impl AsIndex, indices: DTensor<1, Int>) -> Self {
         let dim = dim_of("select", dim, D);
         let dtype = self.dtype();
-        let rule = if dtype.is_bool() { &SELECT_BOOL } else { &SELECT };
+        let rule = if dtype.is_bool() {
+            &SELECT_BOOL
+        } else {
+            &SELECT
+        };
         let along = |mask: Tensor<1, Bool>| {
             let mut shape = [1; D];
             shape[dim] = mask.dims()[0];
             reshape(mask, shape.into())
         };
-        apply(&rule.at([dim]), (self, indices), |(x, indices), op| match lookup::part(op, 0, dim) {
-            Some(range) => lookup::look_up(x, dim, indices, &range, op, along, |x, indices| x.select(dim, indices)),
-            None => lookup::of_type(x.select(dim, indices), dtype),
-        })
+        apply(
+            &rule.at([dim]),
+            (self, indices),
+            |(x, indices), op| match lookup::part(op, 0, dim) {
+                Some(range) => lookup::look_up(x, dim, indices, &range, op, along, |x, indices| {
+                    x.select(dim, indices)
+                }),
+                None => lookup::of_type(x.select(dim, indices), dtype),
+            },
+        )
     }
 
     /// Updates the slices of `dim` at `indices` with `values`, as burn's [`select_assign`](Tensor::select_assign):
@@ -48,14 +60,23 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         update: IndexingUpdateOp,
     ) -> Self {
         let dim = dim_of("select_assign", dim, D);
-        let rule = Update { axes: SELECT_ASSIGN.at([dim]), update, dims: [dim, 0] };
-        apply(&rule, (self, indices, values), |(x, indices, values), op| {
-            let local = |x: Tensor<D, K>, indices| x.select_assign(dim, indices, values, update);
-            match lookup::part(op, 0, dim) {
-                Some(range) => lookup::update(x, dim, indices, &range, op, local),
-                None => local(x, indices),
-            }
-        })
+        let rule = Update {
+            axes: SELECT_ASSIGN.at([dim]),
+            update,
+            dims: [dim, 0],
+        };
+        apply(
+            &rule,
+            (self, indices, values),
+            |(x, indices, values), op| {
+                let local =
+                    |x: Tensor<D, K>, indices| x.select_assign(dim, indices, values, update);
+                match lookup::part(op, 0, dim) {
+                    Some(range) => lookup::update(x, dim, indices, &range, op, local),
+                    None => local(x, indices),
+                }
+            },
+        )
     }
 
     /// Returns the slices of `dim` at `indices` of any shape, as burn's [`take`](Tensor::take). The dimensions of
@@ -71,10 +92,14 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let mut shape = self.dims().to_vec();
         shape.splice(dim..=dim, indices.dims());
         if shape.len() != DO {
-            let why = format!("the result {shape:?} has {} dimensions, but {DO} were requested", shape.len());
+            let why = format!(
+                "the result {shape:?} has {} dimensions, but {DO} were requested",
+                shape.len()
+            );
             operand_error("take", &[self.shape(), indices.shape()], why).unwind();
         }
         let len = indices.shape().num_elements();
-        self.select(dim, indices.reshape([len])).reshape(Shape::from(shape))
+        self.select(dim, indices.reshape([len]))
+            .reshape(Shape::from(shape))
     }
 }

@@ -30,7 +30,9 @@ use smallvec::SmallVec;
 use super::cost_model::Times;
 use super::rule::Strategy;
 use super::sharding_context::{Dims, ShardingContext, uneven_sizes};
-use super::strategy_cost::{Infeasible, OperandInfo, StrategyCost, TargetCosts, TransferScale, summary_cost};
+use super::strategy_cost::{
+    Infeasible, OperandInfo, StrategyCost, TargetCosts, TransferScale, summary_cost,
+};
 use crate::placement::{Layout, Placement, Placements};
 
 /// Target layouts of the inputs, and layouts of the outputs.
@@ -72,12 +74,21 @@ pub(super) fn select_strategy(given: SelectionProblem<'_>) -> Option<SelectedStr
     let mut best: Option<(StrategyCost, SelectedStrategy)> = None;
     search(given, |rows, weigh| {
         // Planning redistributions is what takes time, so combinations that must cost more are skipped.
-        let least = || given.operands.iter().enumerate().map(|(at, operand)| calls(operand, rows, at)).sum();
+        let least = || {
+            given
+                .operands
+                .iter()
+                .enumerate()
+                .map(|(at, operand)| calls(operand, rows, at))
+                .sum()
+        };
         let known = best.as_ref().map(|(known, _)| *known);
         if given.times.is_none() && known.is_some_and(|known| known.forward < least()) {
             return true;
         }
-        let Ok((cost, choice)) = weigh(known) else { return true };
+        let Ok((cost, choice)) = weigh(known) else {
+            return true;
+        };
         best = Some((cost, choice));
         cost.time > 0 || cost.forward > 0 || cost.changed > 0
     });
@@ -88,7 +99,10 @@ pub(super) fn select_strategy(given: SelectionProblem<'_>) -> Option<SelectedStr
 pub(super) fn weighed(given: SelectionProblem<'_>) -> Vec<Weighed<'_>> {
     let mut all = Vec::new();
     search(given, |rows, weigh| {
-        all.push(Weighed { rows: rows.to_vec(), found: weigh(None) });
+        all.push(Weighed {
+            rows: rows.to_vec(),
+            found: weigh(None),
+        });
         true
     });
     all
@@ -103,32 +117,58 @@ fn search<'a>(
         &mut dyn FnMut(Option<StrategyCost>) -> Result<(StrategyCost, SelectedStrategy), Infeasible>,
     ) -> bool,
 ) {
-    let SelectionProblem { mesh_shape, operands, outputs, strategies, takes_empty_parts, times } = given;
+    let SelectionProblem {
+        mesh_shape,
+        operands,
+        outputs,
+        strategies,
+        takes_empty_parts,
+        times,
+    } = given;
     debug_assert!(
-        strategies.iter().all(|row| row.inputs.len() == operands.len() && row.outputs.len() == outputs.len()),
+        strategies
+            .iter()
+            .all(|row| row.inputs.len() == operands.len() && row.outputs.len() == outputs.len()),
         "{strategies:?}"
     );
-    let asked: Vec<Vec<&Strategy>> = (0..mesh_shape.len()).map(|dim| asked_for(strategies, operands, dim)).collect();
-    let scales: SmallVec<[TransferScale<'_>; 3]> =
-        operands.iter().map(|operand| TransferScale::new(operand, operands, times)).collect();
+    let asked: Vec<Vec<&Strategy>> = (0..mesh_shape.len())
+        .map(|dim| asked_for(strategies, operands, dim))
+        .collect();
+    let scales: SmallVec<[TransferScale<'_>; 3]> = operands
+        .iter()
+        .map(|operand| TransferScale::new(operand, operands, times))
+        .collect();
     let shapes: SmallVec<[&Shape; 3]> = operands.iter().map(|operand| operand.shape).collect();
     let cuttings = mesh_orders(mesh_shape.len(), operands)
         .into_iter()
         .cartesian_product(uneven_sizes(operands.iter().map(|operand| operand.layout)));
     for (mesh_order, lengths) in cuttings {
-        let cutting = ShardingContext { mesh_shape, mesh_order: &mesh_order, lengths: &lengths };
+        let cutting = ShardingContext {
+            mesh_shape,
+            mesh_order: &mesh_order,
+            lengths: &lengths,
+        };
         let targets = operands.iter().zip(&scales);
         let mut targets: Vec<_> = targets
             .enumerate()
-            .map(|(at, (operand, scale))| TargetCosts::new(*operand, *scale, cutting, |dim| takes_empty_parts(at, dim)))
+            .map(|(at, (operand, scale))| {
+                TargetCosts::new(*operand, *scale, cutting, |dim| takes_empty_parts(at, dim))
+            })
             .collect();
-        for rows in asked.iter().map(|rows| rows.iter().copied()).multi_cartesian_product() {
+        for rows in asked
+            .iter()
+            .map(|rows| rows.iter().copied())
+            .multi_cartesian_product()
+        {
             let mut weigh = |known: Option<StrategyCost>| {
                 if !divides(mesh_shape, &rows) {
                     return Err(Infeasible::Divides);
                 }
                 let uneven = cutting.kept(&rows, &shapes, outputs);
-                let mut cost = StrategyCost { forward: scattered(operands, &rows), ..StrategyCost::default() };
+                let mut cost = StrategyCost {
+                    forward: scattered(operands, &rows),
+                    ..StrategyCost::default()
+                };
                 for (at, (targets, operand)) in targets.iter_mut().zip(operands).enumerate() {
                     let placements: Placements = rows.iter().map(|row| row.inputs[at]).collect();
                     let varying = varying(mesh_shape, &placements, &rows);
@@ -143,17 +183,32 @@ fn search<'a>(
                 }
                 let output = |at: usize| {
                     let placements: Placements = rows.iter().map(|row| row.outputs[at]).collect();
-                    cutting.output(&placements, &uneven, &rows, (&shapes, &outputs[at])).ok_or(Infeasible::NoWay)
+                    cutting
+                        .output(&placements, &uneven, &rows, (&shapes, &outputs[at]))
+                        .ok_or(Infeasible::NoWay)
                 };
                 let outputs = (0..outputs.len()).map(output).collect::<Result<_, _>>()?;
                 let input = |(at, targets): (usize, &mut TargetCosts<'_>)| {
                     let placements: Placements = rows.iter().map(|row| row.inputs[at]).collect();
                     let varying = varying(mesh_shape, &placements, &rows);
-                    targets.get(placements, &uneven, varying.clone()).map(|(layout, _)| (layout.clone(), varying))
+                    targets
+                        .get(placements, &uneven, varying.clone())
+                        .map(|(layout, _)| (layout.clone(), varying))
                 };
-                let inputs = targets.iter_mut().enumerate().map(input).collect::<Result<Vec<_>, _>>()?;
+                let inputs = targets
+                    .iter_mut()
+                    .enumerate()
+                    .map(input)
+                    .collect::<Result<Vec<_>, _>>()?;
                 let (inputs, varying) = inputs.into_iter().unzip();
-                Ok((cost, SelectedStrategy { inputs, outputs, varying }))
+                Ok((
+                    cost,
+                    SelectedStrategy {
+                        inputs,
+                        outputs,
+                        varying,
+                    },
+                ))
             };
             if !visit(&rows, &mut weigh) {
                 return;
@@ -168,7 +223,9 @@ fn mesh_orders(mesh_dims: usize, operands: &[OperandInfo<'_>]) -> Vec<Dims> {
         let mut mesh_order: Dims = (0..mesh_dims).collect();
         for (_, sharding_dims) in operand.layout.orders() {
             // The set of positions of these mesh dimensions stays the same; only their order within it changes.
-            let mut places: Dims = (0..mesh_dims).filter(|&at| sharding_dims.contains(&mesh_order[at])).collect();
+            let mut places: Dims = (0..mesh_dims)
+                .filter(|&at| sharding_dims.contains(&mesh_order[at]))
+                .collect();
             places.sort_unstable();
             for (place, &sizes) in places.into_iter().zip(sharding_dims) {
                 mesh_order[place] = sizes;
@@ -176,15 +233,23 @@ fn mesh_orders(mesh_dims: usize, operands: &[OperandInfo<'_>]) -> Vec<Dims> {
         }
         mesh_order
     };
-    std::iter::once((0..mesh_dims).collect()).chain(operands.iter().map(of)).unique().collect()
+    std::iter::once((0..mesh_dims).collect())
+        .chain(operands.iter().map(of))
+        .unique()
+        .collect()
 }
 
 /// Returns true if, for every output dimension, the number of shards divides what the strategies that shard it
 /// require.
 fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
     rows.iter().all(|row| {
-        let (Some(len), Some(Placement::Shard(dim))) = (row.divides, row.outputs.first()) else { return true };
-        let sharding_dims = rows.iter().zip(mesh_shape).filter(|(row, _)| row.outputs[0] == Placement::Shard(*dim));
+        let (Some(len), Some(Placement::Shard(dim))) = (row.divides, row.outputs.first()) else {
+            return true;
+        };
+        let sharding_dims = rows
+            .iter()
+            .zip(mesh_shape)
+            .filter(|(row, _)| row.outputs[0] == Placement::Shard(*dim));
         len % sharding_dims.map(|(_, &size)| size).product::<usize>() == 0
     })
 }
@@ -220,8 +285,14 @@ fn calls(operand: &OperandInfo<'_>, rows: &[&Strategy], at: usize) -> usize {
         let stays = from.is_replicate() || from == rows[mesh_dim].inputs[at] || becomes_term;
         operand.layout.mesh_shape()[mesh_dim] > 1 && !stays
     };
-    let ended = (0..rows.len()).filter(ends).map(|mesh_dim| operand.layout.placements()[mesh_dim]);
-    if operand.joins { ended.unique().count() } else { ended.count() }
+    let ended = (0..rows.len())
+        .filter(ends)
+        .map(|mesh_dim| operand.layout.placements()[mesh_dim]);
+    if operand.joins {
+        ended.unique().count()
+    } else {
+        ended.count()
+    }
 }
 
 /// Returns the number of mesh dimensions on which a partial input would be reduce-scattered although no input is
@@ -230,8 +301,11 @@ fn scattered(operands: &[OperandInfo<'_>], rows: &[&Strategy]) -> usize {
     let alone = |&mesh_dim: &usize| {
         let comes = |operand: &OperandInfo<'_>| operand.layout.placements()[mesh_dim];
         let mut inputs = operands.iter().zip(&rows[mesh_dim].inputs);
-        inputs.any(|(operand, input)| comes(operand).partial_op().is_some() && input.shard_dim().is_some())
-            && operands.iter().all(|operand| comes(operand).shard_dim().is_none())
+        inputs.any(|(operand, input)| {
+            comes(operand).partial_op().is_some() && input.shard_dim().is_some()
+        }) && operands
+            .iter()
+            .all(|operand| comes(operand).shard_dim().is_none())
     };
     (0..rows.len()).filter(alone).count()
 }
@@ -239,8 +313,14 @@ fn scattered(operands: &[OperandInfo<'_>], rows: &[&Strategy]) -> usize {
 /// Returns the mesh dimensions on which a replicated input varies: any other input or output is not replicated
 /// there.
 fn varying(mesh_shape: &[usize], placements: &[Placement], rows: &[&Strategy]) -> Dims {
-    let same = |row: &Strategy| row.inputs.iter().chain(&row.outputs).all(|placement| placement.is_replicate());
-    let varies = |&dim: &usize| mesh_shape[dim] > 1 && placements[dim].is_replicate() && !same(rows[dim]);
+    let same = |row: &Strategy| {
+        row.inputs
+            .iter()
+            .chain(&row.outputs)
+            .all(|placement| placement.is_replicate())
+    };
+    let varies =
+        |&dim: &usize| mesh_shape[dim] > 1 && placements[dim].is_replicate() && !same(rows[dim]);
     (0..mesh_shape.len()).filter(varies).collect()
 }
 

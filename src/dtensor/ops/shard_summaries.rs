@@ -51,19 +51,29 @@ impl<'a> ShardSummaries<'a> {
     /// is not sharded.
     pub(super) fn of(op: &'a Operator, dim: usize, at: &'static Location<'static>) -> Option<Self> {
         let spec = op.input_spec(0);
-        let parts = Self { spec, dim, name: op.name(), at };
+        let parts = Self {
+            spec,
+            dim,
+            name: op.name(),
+            at,
+        };
         (parts.count() > 1).then_some(parts)
     }
 
     /// Returns the number of shards.
     fn count(&self) -> usize {
-        self.sharding_dims().iter().map(|&mesh_dim| self.spec.mesh().shape()[mesh_dim]).product()
+        self.sharding_dims()
+            .iter()
+            .map(|&mesh_dim| self.spec.mesh().shape()[mesh_dim])
+            .product()
     }
 
     /// Returns the index of this rank's shard in the order along the dimension.
     fn index(&self) -> usize {
         let (sizes, coordinate) = (self.spec.mesh().shape(), self.spec.coordinate());
-        self.sharding_dims().iter().fold(0, |index, &mesh_dim| index * sizes[mesh_dim] + coordinate[mesh_dim])
+        self.sharding_dims().iter().fold(0, |index, &mesh_dim| {
+            index * sizes[mesh_dim] + coordinate[mesh_dim]
+        })
     }
 
     /// Returns the mesh dimensions that shard it, outermost first.
@@ -87,7 +97,8 @@ impl<'a> ShardSummaries<'a> {
         let (x, len) = (in_single(x), self.spec.local_range(dim).len());
         let total = scan(x.clone()).narrow(dim, len - 1, 1);
         let start = start(&x.clone().narrow(dim, 0, 1));
-        let before = scan(Tensor::cat(vec![start, self.gather(total)?], dim)).narrow(dim, self.index(), 1);
+        let before =
+            scan(Tensor::cat(vec![start, self.gather(total)?], dim)).narrow(dim, self.index(), 1);
         let scanned = scan(Tensor::cat(vec![before, x], dim)).narrow(dim, 1, len);
         Ok(cast(scanned, dtype))
     }
@@ -109,7 +120,9 @@ impl<'a> ShardSummaries<'a> {
         let dim = self.dim;
         let (layout, shape) = (self.spec.layout(), self.spec.shape());
         let (value, place) = (x.dtype().size(), size_of::<i64>());
-        if count > layout.min_local_shape(shape)[dim] || count * self.count() * (value + place) > shape[dim] * value {
+        if count > layout.min_local_shape(shape)[dim]
+            || count * self.count() * (value + place) > shape[dim] * value
+        {
             return Ok(pick(self.gathered(x, self.spec, &[])?));
         }
         let (found, places) = pick(x);
@@ -119,7 +132,10 @@ impl<'a> ShardSummaries<'a> {
         let own = self.index() * count..(self.index() + 1) * count;
         let elsewhere = outside(&at, &own);
         let here = moved(at.clone(), &elsewhere, own.start, 0);
-        Ok((found.gather(dim, here).mask_where(elsewhere, values), places.gather(dim, at)))
+        Ok((
+            found.gather(dim, here).mask_where(elsewhere, values),
+            places.gather(dim, at),
+        ))
     }
 
     /// Returns `x - max`, the maximum `max` over all shards, and the sum of `exp(x - max)`, in single precision or
@@ -129,7 +145,10 @@ impl<'a> ShardSummaries<'a> {
     /// Every rank of the mesh. Backward reduce-scatters the gradients of the summaries.
     pub(super) fn exponentials<const D: usize>(&self, x: Tensor<D>) -> Result<[Tensor<D>; 3]> {
         let (dim, x) = (self.dim, in_single(x));
-        let finite = |max: Tensor<D>| max.clone().mask_fill(max.equal_scalar(f32::NEG_INFINITY), 0);
+        let finite = |max: Tensor<D>| {
+            max.clone()
+                .mask_fill(max.equal_scalar(f32::NEG_INFINITY), 0)
+        };
         let own = untracked(&x).max_dim(dim);
         let sum = (x.clone() - finite(own.clone())).exp().sum_dim(dim);
         let slots = self.gather(Tensor::cat(vec![own, sum], dim))?;
@@ -146,7 +165,8 @@ impl<'a> ShardSummaries<'a> {
         let mut shape = spec.shape().clone();
         shape[self.dim] = self.count() * slots.dims()[self.dim];
         let layout = spec.layout().clone().in_chunks(self.dim);
-        let sizes = DTensorSpec::decided(spec.mesh(), layout, shape, slots.dtype()).with_terms(spec.terms().cloned());
+        let sizes = DTensorSpec::decided(spec.mesh(), layout, shape, slots.dtype())
+            .with_terms(spec.terms().cloned());
         self.gathered(slots, &sizes.shared(), self.sharding_dims())
     }
 
@@ -159,12 +179,26 @@ impl<'a> ShardSummaries<'a> {
         varying: &[usize],
     ) -> Result<Tensor<D, K>> {
         let route = RedistributePlan::between(from.layout(), &self.unsharded(from.layout())?)?;
-        route.start(local, from, varying, None, CallSite::called(self.name, self.at))?.finish(Weak::new())
+        route
+            .start(
+                local,
+                from,
+                varying,
+                None,
+                CallSite::called(self.name, self.at),
+            )?
+            .finish(Weak::new())
     }
 
     /// Returns `layout` without the sharding of the dimension.
     fn unsharded(&self, layout: &Layout) -> Result<Layout> {
-        let full = |mesh_dim, own| if self.sharding_dims().contains(&mesh_dim) { Placement::Replicate } else { own };
+        let full = |mesh_dim, own| {
+            if self.sharding_dims().contains(&mesh_dim) {
+                Placement::Replicate
+            } else {
+                own
+            }
+        };
         Ok(layout.replaced(full)?)
     }
 
@@ -174,12 +208,23 @@ impl<'a> ShardSummaries<'a> {
         slots: &Tensor<D, K>,
         places: Tensor<D, Int>,
     ) -> Result<(Tensor<D, K>, Tensor<D, Int>)> {
-        let strategies = (slots.gradient_checkpointing_strategy(), places.gradient_checkpointing_strategy());
+        let strategies = (
+            slots.gradient_checkpointing_strategy(),
+            places.gradient_checkpointing_strategy(),
+        );
         let len = self.count() * slots.dims()[self.dim];
-        let chunk = |tensor| ShardedTensor { tensor, dim: self.dim, sizes: ShardSizes::Chunked(len) };
-        let chunks = vec![chunk(slots.clone().inner().into_dispatch()), chunk(places.inner().into_dispatch())];
+        let chunk = |tensor| ShardedTensor {
+            tensor,
+            dim: self.dim,
+            sizes: ShardSizes::Chunked(len),
+        };
+        let chunks = vec![
+            chunk(slots.clone().inner().into_dispatch()),
+            chunk(places.inner().into_dispatch()),
+        ];
         let comm = self.spec.mesh().communicator_over(self.sharding_dims())?;
-        let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout())).with_phase(Phase::Forward);
+        let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout()))
+            .with_phase(Phase::Forward);
         let (from, to) = (self.spec.layout(), self.unsharded(self.spec.layout())?);
         let _changing = watch::changing(|| LayoutChange {
             origin: CallSite::called(self.name, self.at),
@@ -189,9 +234,11 @@ impl<'a> ShardSummaries<'a> {
             shape: self.spec.shape().to_vec(),
             phase: Phase::Forward,
         });
-        let full_tensors = comm.all_gather(self.spec.call_as(call, self.spec.dtype()), chunks).wait()?;
-        let [slots, places] =
-            <[_; 2]>::try_from(full_tensors).expect("a collective returns as many tensors as it takes");
+        let full_tensors = comm
+            .all_gather(self.spec.call_as(call, self.spec.dtype()), chunks)
+            .wait()?;
+        let [slots, places] = <[_; 2]>::try_from(full_tensors)
+            .expect("a collective returns as many tensors as it takes");
         Ok((
             associate(Tensor::from_dispatch(slots), strategies.0),
             associate(Tensor::from_dispatch(places), strategies.1),

@@ -16,9 +16,12 @@ use crate::dtensor::factory::make;
 use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
 
-const RFFT: EinsumRule = EinsumRule::new("rfft", ".._.. -> ..F.., ..F..").with_partial_rules(LINEAR);
-const IRFFT: EinsumRule = EinsumRule::new("irfft", ".._.., .._.. -> ..T..").with_partial_rules(LINEAR);
-const CFFT: EinsumRule = EinsumRule::new("cfft", "..T.., ..T.. -> ..F.., ..F..").with_partial_rules(LINEAR);
+const RFFT: EinsumRule =
+    EinsumRule::new("rfft", ".._.. -> ..F.., ..F..").with_partial_rules(LINEAR);
+const IRFFT: EinsumRule =
+    EinsumRule::new("irfft", ".._.., .._.. -> ..T..").with_partial_rules(LINEAR);
+const CFFT: EinsumRule =
+    EinsumRule::new("cfft", "..T.., ..T.. -> ..F.., ..F..").with_partial_rules(LINEAR);
 const STFT: EinsumRule = EinsumRule::new("stft", "b_, W* -> bFKC").linear(&[0]);
 const ISTFT: EinsumRule = EinsumRule::new("istft", "bFKC, W* -> bT").linear(&[0]);
 
@@ -27,10 +30,16 @@ const ISTFT: EinsumRule = EinsumRule::new("istft", "bFKC, W* -> bT").linear(&[0]
 /// 2 + 1` frequencies from 0 up.
 #[must_use]
 #[track_caller]
-pub fn rfft<const D: usize>(signal: DTensor<D>, dim: impl AsIndex, n: Option<usize>) -> (DTensor<D>, DTensor<D>) {
+pub fn rfft<const D: usize>(
+    signal: DTensor<D>,
+    dim: impl AsIndex,
+    n: Option<usize>,
+) -> (DTensor<D>, DTensor<D>) {
     let dim = dim_of("rfft", dim, D);
     let len = length("rfft", &signal, n.unwrap_or(signal.dims()[dim]));
-    apply(&RFFT.at([dim]).lens([len / 2 + 1]), signal, |x, _| local::rfft(x, dim, n))
+    apply(&RFFT.at([dim]).lens([len / 2 + 1]), signal, |x, _| {
+        local::rfft(x, dim, n)
+    })
 }
 
 /// Returns the real signals with the given spectrum along `dim`, as burn's [`irfft`](local::irfft). The signals
@@ -47,7 +56,11 @@ pub fn irfft<const D: usize>(
     check_same_layout("irfft", &spectrum_re, &spectrum_im);
     let len = n.unwrap_or(2 * spectrum_re.dims()[dim].saturating_sub(1));
     let len = length("irfft", &spectrum_re, len);
-    apply(&IRFFT.at([dim]).lens([len]), (spectrum_re, spectrum_im), |(re, im), _| local::irfft(re, im, dim, n))
+    apply(
+        &IRFFT.at([dim]).lens([len]),
+        (spectrum_re, spectrum_im),
+        |(re, im), _| local::irfft(re, im, dim, n),
+    )
 }
 
 /// Returns the real and imaginary parts of the spectrum of complex signals along `dim`, as burn's
@@ -64,7 +77,11 @@ pub fn cfft<const D: usize>(
     let dim = dim_of("cfft", dim, D);
     check_same_layout("cfft", &signal_re, &signal_im);
     let len = length("cfft", &signal_re, n.unwrap_or(signal_re.dims()[dim]));
-    apply(&CFFT.at([dim]).lens([len]), (signal_re, signal_im), |(re, im), _| local::cfft(re, im, dim, n))
+    apply(
+        &CFFT.at([dim]).lens([len]),
+        (signal_re, signal_im),
+        |(re, im), _| local::cfft(re, im, dim, n),
+    )
 }
 
 /// Returns the spectra of overlapping frames of signals `[batch, time]`, as burn's [`stft`](local::stft): `[batch,
@@ -72,7 +89,12 @@ pub fn cfft<const D: usize>(
 #[must_use]
 #[track_caller]
 pub fn stft(signal: DTensor<2>, window: Option<DTensor<1>>, options: StftOptions) -> DTensor<4> {
-    let StftOptions { n_fft, hop_length, center, .. } = options;
+    let StftOptions {
+        n_fft,
+        hop_length,
+        center,
+        ..
+    } = options;
     check("stft", &signal, window.as_ref(), options);
     let [_, len] = signal.dims();
     if len < n_fft && (!center || len <= n_fft / 2) {
@@ -81,9 +103,11 @@ pub fn stft(signal: DTensor<2>, window: Option<DTensor<1>>, options: StftOptions
     }
     let padded = if center { len + 2 * (n_fft / 2) } else { len };
     let frames = 1 + (padded - n_fft) / hop_length;
-    apply(&STFT.lens([frames, frequencies(options), 2]), (signal, window), |(signal, window), _| {
-        local::stft(signal, window, options)
-    })
+    apply(
+        &STFT.lens([frames, frequencies(options), 2]),
+        (signal, window),
+        |(signal, window), _| local::stft(signal, window, options),
+    )
 }
 
 /// Returns the signals `[batch, time]` with the spectra `[batch, frames, frequencies, 2]`, as burn's
@@ -96,7 +120,12 @@ pub fn istft(
     length: Option<usize>,
     options: StftOptions,
 ) -> DTensor<2> {
-    let StftOptions { n_fft, hop_length, center, .. } = options;
+    let StftOptions {
+        n_fft,
+        hop_length,
+        center,
+        ..
+    } = options;
     check("istft", &stft_matrix, window.as_ref(), options);
     let ([_, frames, found, parts], wanted) = (stft_matrix.dims(), frequencies(options));
     if frames == 0 || found != wanted || parts != 2 {
@@ -104,9 +133,11 @@ pub fn istft(
         operand_error("istft", &[stft_matrix.shape()], why).unwind();
     }
     let reach = n_fft + (frames - 1) * hop_length - if center { 2 * (n_fft / 2) } else { 0 };
-    apply(&ISTFT.lens([length.unwrap_or(reach)]), (stft_matrix, window), |(spectra, window), _| {
-        local::istft(spectra, window, length, options)
-    })
+    apply(
+        &ISTFT.lens([length.unwrap_or(reach)]),
+        (stft_matrix, window),
+        |(spectra, window), _| local::istft(spectra, window, length, options),
+    )
 }
 
 macro_rules! windows {
@@ -137,7 +168,8 @@ windows! { hann_window hamming_window blackman_window }
 #[track_caller]
 fn length<const D: usize>(operator: &'static str, signal: &DTensor<D>, len: usize) -> usize {
     if !len.is_power_of_two() {
-        let why = format!("a transform of {len} elements is not supported. Set `n` to a power of two");
+        let why =
+            format!("a transform of {len} elements is not supported. Set `n` to a power of two");
         operand_error(operator, &[signal.shape()], why).unwind();
     }
     len
@@ -146,13 +178,28 @@ fn length<const D: usize>(operator: &'static str, signal: &DTensor<D>, len: usiz
 #[track_caller]
 fn check_same_layout<const D: usize>(operator: &'static str, re: &DTensor<D>, im: &DTensor<D>) {
     if re.dims() != im.dims() {
-        operand_error(operator, &[re.shape(), im.shape()], "real and imaginary parts must have equal shapes").unwind();
+        operand_error(
+            operator,
+            &[re.shape(), im.shape()],
+            "real and imaginary parts must have equal shapes",
+        )
+        .unwind();
     }
 }
 
 #[track_caller]
-fn check<const D: usize>(operator: &'static str, x: &DTensor<D>, window: Option<&DTensor<1>>, options: StftOptions) {
-    let StftOptions { n_fft, hop_length, win_length, .. } = options;
+fn check<const D: usize>(
+    operator: &'static str,
+    x: &DTensor<D>,
+    window: Option<&DTensor<1>>,
+    options: StftOptions,
+) {
+    let StftOptions {
+        n_fft,
+        hop_length,
+        win_length,
+        ..
+    } = options;
     let len = win_length.unwrap_or(n_fft);
     if !n_fft.is_power_of_two() || hop_length == 0 || hop_length > len || len > n_fft {
         let why = format!(
@@ -162,11 +209,20 @@ fn check<const D: usize>(operator: &'static str, x: &DTensor<D>, window: Option<
         operand_error(operator, &[x.shape()], why).unwind();
     }
     if let Some(window) = window.filter(|window| window.dims() != [len]) {
-        operand_error(operator, &[x.shape(), window.shape()], format!("the window must have {len} elements")).unwind();
+        operand_error(
+            operator,
+            &[x.shape(), window.shape()],
+            format!("the window must have {len} elements"),
+        )
+        .unwind();
     }
 }
 
 /// Returns the number of frequencies of a frame.
 fn frequencies(options: StftOptions) -> usize {
-    if options.onesided { options.n_fft / 2 + 1 } else { options.n_fft }
+    if options.onesided {
+        options.n_fft / 2 + 1
+    } else {
+        options.n_fft
+    }
 }

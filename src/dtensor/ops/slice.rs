@@ -10,10 +10,11 @@ use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
 const SLICE: EinsumRule = EinsumRule::new("slice", ".._.. -> ..D..").with_partial_rules(MOVED);
-const SLICE_FILL: EinsumRule = EinsumRule::new("slice_fill", "..D.. -> ..D..").with_partial_rules(MOVED_WITH_CONSTANT);
+const SLICE_FILL: EinsumRule =
+    EinsumRule::new("slice_fill", "..D.. -> ..D..").with_partial_rules(MOVED_WITH_CONSTANT);
 const SLICE_FILL_WITH_ZERO: EinsumRule = SLICE_FILL.with_partial_rules(MOVED);
-const SLICE_ASSIGN: EinsumRule =
-    EinsumRule::new("slice_assign", "..D.., .._.. -> ..D..").with_partial_rules(MOVED.and(&[
+const SLICE_ASSIGN: EinsumRule = EinsumRule::new("slice_assign", "..D.., .._.. -> ..D..")
+    .with_partial_rules(MOVED.and(&[
         (&[AVG, R], AVG),
         (&[R, AVG], AVG),
         (&[MAX, R], MAX),
@@ -33,7 +34,12 @@ impl SliceRule {
             let entire = slice.step == 1 && slice.to_range(len) == (0..len);
             if entire { Slice::full() } else { slice }
         };
-        let why = || format!("there are more slices than dimensions. Pass at most {}", shape.num_dims());
+        let why = || {
+            format!(
+                "there are more slices than dimensions. Pass at most {}",
+                shape.num_dims()
+            )
+        };
         let slices = converted(name, shape, || slices.into_slices(shape), why);
         Self(slices.into_iter().zip(shape.iter()).map(full).collect())
     }
@@ -78,8 +84,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         let dim = dim_of("narrow", dim, D);
         let len = self.dims()[dim];
         if length == 0 || start + length > len {
-            let why =
-                format!("dimension {dim} has no {length} elements from {start} on. Take 1 to {len} elements inside it");
+            let why = format!(
+                "dimension {dim} has no {length} elements from {start} on. Take 1 to {len} elements inside it"
+            );
             operand_error("narrow", &[self.shape()], why).unwind();
         }
         self.slice_dim(dim, start..start + length)
@@ -89,7 +96,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`select_dim`](burn::tensor::Tensor::select_dim).
     #[must_use]
     #[track_caller]
-    pub fn select_dim<const D2: usize>(self, dim: impl AsIndex, index: impl AsIndex) -> DTensor<D2, K> {
+    pub fn select_dim<const D2: usize>(
+        self,
+        dim: impl AsIndex,
+        index: impl AsIndex,
+    ) -> DTensor<D2, K> {
         let dim = dim_of("select_dim", dim, D);
         let len = self.dims()[dim];
         let Ok(index) = index.try_dim_index(len) else {
@@ -104,16 +115,25 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn slice_assign<S: SliceArg>(self, slices: S, values: Self) -> Self {
-        let (shape, slices) = (self.shape(), SliceRule::new("slice_assign", slices, self.spec.shape()));
+        let (shape, slices) = (
+            self.shape(),
+            SliceRule::new("slice_assign", slices, self.spec.shape()),
+        );
         if slices.lens(&shape).any(|len| len == 0) && shape.num_elements() > 0 {
             return self;
         }
         let mut sliced = slices.dims().zip(slices.lens(&shape));
         if let Some((dim, len)) = sliced.find(|&(dim, len)| values.dims()[dim] != len) {
-            let why = format!("the slice has length {len} in dimension {dim}. Pass values of the same length");
+            let why = format!(
+                "the slice has length {len} in dimension {dim}. Pass values of the same length"
+            );
             operand_error("slice_assign", &[shape.clone(), values.shape()], why).unwind()
         }
-        apply(&SLICE_ASSIGN.at(slices.dims()), (self, values), |(x, values), _| x.slice_assign(&slices.0[..], values))
+        apply(
+            &SLICE_ASSIGN.at(slices.dims()),
+            (self, values),
+            |(x, values), _| x.slice_assign(&slices.0[..], values),
+        )
     }
 
     /// Replaces the elements inside `slices` by `value`, as burn's
@@ -122,7 +142,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn slice_fill<S: SliceArg, E: Element>(self, slices: S, value: E) -> Self {
         let slices = SliceRule::new("slice_fill", slices, self.spec.shape());
-        let rule = if value.elem::<f64>() == 0.0 { &SLICE_FILL_WITH_ZERO } else { &SLICE_FILL };
-        apply(&rule.at(slices.dims()), self, |x, _| x.slice_fill(&slices.0[..], value))
+        let rule = if value.elem::<f64>() == 0.0 {
+            &SLICE_FILL_WITH_ZERO
+        } else {
+            &SLICE_FILL
+        };
+        apply(&rule.at(slices.dims()), self, |x, _| {
+            x.slice_fill(&slices.0[..], value)
+        })
     }
 }

@@ -34,7 +34,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     pub fn chunk(self, chunks: usize, dim: impl AsIndex) -> Vec<Self> {
         let dim = dim_of("chunk", dim, D);
-        let size = if chunks == 0 { 0 } else { self.dims()[dim].div_ceil(chunks).max(1) };
+        let size = if chunks == 0 {
+            0
+        } else {
+            self.dims()[dim].div_ceil(chunks).max(1)
+        };
         self.chunks(&CHUNK, size, dim)
     }
 
@@ -42,7 +46,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn iter_dim(self, dim: impl AsIndex) -> std::vec::IntoIter<Self> {
-        self.chunks(&ITER_DIM, 1, dim_of("iter_dim", dim, D)).into_iter()
+        self.chunks(&ITER_DIM, 1, dim_of("iter_dim", dim, D))
+            .into_iter()
     }
 
     /// Splits the tensor along `dim` into tensors of these lengths, as burn's
@@ -51,7 +56,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[allow(clippy::needless_pass_by_value)] // burn's signature
     #[track_caller]
     pub fn split_with_sizes(self, split_sizes: Vec<usize>, dim: impl AsIndex) -> Vec<Self> {
-        let sizes = split_sizes.iter().copied().filter(|&size| size > 0).collect();
+        let sizes = split_sizes
+            .iter()
+            .copied()
+            .filter(|&size| size > 0)
+            .collect();
         self.split_into(&SPLIT_WITH_SIZES, dim_of("split_with_sizes", dim, D), sizes)
     }
 
@@ -59,7 +68,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     fn chunks(self, rule: &'static EinsumRule, size: usize, dim: usize) -> Vec<Self> {
         let len = self.dims()[dim];
         if size == 0 {
-            operand_error(rule.name(), &[self.shape()], "cannot split into lengths of 0. Use at least 1").unwind();
+            operand_error(
+                rule.name(),
+                &[self.shape()],
+                "cannot split into lengths of 0. Use at least 1",
+            )
+            .unwind();
         }
         let mut sizes: Sizes = smallvec![size; len / size];
         sizes.extend((!len.is_multiple_of(size)).then_some(len % size));
@@ -70,7 +84,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     fn split_into(self, rule: &'static EinsumRule, dim: usize, sizes: Sizes) -> Vec<Self> {
         let (len, sum) = (self.dims()[dim], sizes.iter().sum::<usize>());
         if len != sum {
-            let why = format!("the sizes {sizes:?} add up to {sum}, but dimension {dim} has length {len}");
+            let why = format!(
+                "the sizes {sizes:?} add up to {sum}, but dimension {dim} has length {len}"
+            );
             operand_error(rule.name(), &[self.shape()], why).unwind()
         }
         let rule = rule.at([dim]).lens(sizes.iter().copied());

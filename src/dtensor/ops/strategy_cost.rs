@@ -33,12 +33,23 @@ impl<'a> OperandInfo<'a> {
         let (shape, dtype) = (spec.shape(), spec.dtype());
         let bytes = (shape.num_elements() * dtype.size()) as u64;
         let joins = spec.mesh().joins_dims();
-        Self { layout: spec.layout(), shape, bytes, differentiable: dtype.is_float(), wanted, joins }
+        Self {
+            layout: spec.layout(),
+            shape,
+            bytes,
+            differentiable: dtype.is_float(),
+            wanted,
+            joins,
+        }
     }
 
     /// Returns true if the caller's constraint permits `placement` on `mesh_dim`.
     pub(super) fn takes(&self, mesh_dim: usize, placement: Placement) -> bool {
-        self.wanted.get(mesh_dim).copied().flatten().is_none_or(|wanted| wanted == placement)
+        self.wanted
+            .get(mesh_dim)
+            .copied()
+            .flatten()
+            .is_none_or(|wanted| wanted == placement)
     }
 }
 
@@ -87,26 +98,56 @@ pub(super) struct TransferScale<'a> {
 }
 
 impl<'a> TransferScale<'a> {
-    pub(super) fn new(operand: &OperandInfo<'_>, operands: &[OperandInfo<'_>], times: Option<&'a Times>) -> Self {
+    pub(super) fn new(
+        operand: &OperandInfo<'_>,
+        operands: &[OperandInfo<'_>],
+        times: Option<&'a Times>,
+    ) -> Self {
         let dims = operand.shape.num_dims();
-        let longer = |dim: usize| operands.iter().any(|other| other.shape.num_dims() == dims && other.shape[dim] > 1);
-        let own = (0..dims).filter(|&dim| operand.shape[dim] > 1 || !longer(dim)).count();
-        Self { nominal: 1 << (8 * own.min(10)), bytes: operand.bytes, times }
+        let longer = |dim: usize| {
+            operands
+                .iter()
+                .any(|other| other.shape.num_dims() == dims && other.shape[dim] > 1)
+        };
+        let own = (0..dims)
+            .filter(|&dim| operand.shape[dim] > 1 || !longer(dim))
+            .count();
+        Self {
+            nominal: 1 << (8 * own.min(10)),
+            bytes: operand.bytes,
+            times,
+        }
     }
 
     /// Returns the scale for summaries, a few elements of each shard with `bytes` in total.
     fn of_slots(self, bytes: u64) -> Self {
-        Self { nominal: (self.nominal >> 8).max(1), bytes, ..self }
+        Self {
+            nominal: (self.nominal >> 8).max(1),
+            bytes,
+            ..self
+        }
     }
 
     fn forward(self, sent: &CommVolume) -> StrategyCost {
         let time = self.times.map_or(0, |times| times.of(sent, self.bytes));
-        StrategyCost { time, forward: 1, sent: u128::from(sent.share) * self.nominal, ..StrategyCost::default() }
+        StrategyCost {
+            time,
+            forward: 1,
+            sent: u128::from(sent.share) * self.nominal,
+            ..StrategyCost::default()
+        }
     }
 
     fn backward(self, sent: &CommVolume) -> StrategyCost {
-        let time = self.times.map_or(0, |times| times.of_backward(sent, self.bytes));
-        StrategyCost { time, backward: 1, sent_back: u128::from(sent.share) * self.nominal, ..StrategyCost::default() }
+        let time = self
+            .times
+            .map_or(0, |times| times.of_backward(sent, self.bytes));
+        StrategyCost {
+            time,
+            backward: 1,
+            sent_back: u128::from(sent.share) * self.nominal,
+            ..StrategyCost::default()
+        }
     }
 }
 
@@ -145,8 +186,16 @@ impl<'a> TargetCosts<'a> {
         takes_empty_parts: impl Fn(usize) -> bool,
     ) -> Self {
         let comes_so = !left_empty(operand.shape, operand.layout).is_empty();
-        let may_be_empty = (0..operand.shape.num_dims()).filter(|&dim| comes_so && takes_empty_parts(dim)).collect();
-        Self { operand, scale, cutting, may_be_empty, known: HashMap::new() }
+        let may_be_empty = (0..operand.shape.num_dims())
+            .filter(|&dim| comes_so && takes_empty_parts(dim))
+            .collect();
+        Self {
+            operand,
+            scale,
+            cutting,
+            may_be_empty,
+            known: HashMap::new(),
+        }
     }
 
     /// Returns the layout with these placements and its cost: the redistribution, and the reduction of the
@@ -157,16 +206,31 @@ impl<'a> TargetCosts<'a> {
         uneven: &Dims,
         varying: Dims,
     ) -> Result<&(Layout, StrategyCost), Infeasible> {
-        let Self { operand, scale, cutting, may_be_empty, known } = self;
+        let Self {
+            operand,
+            scale,
+            cutting,
+            may_be_empty,
+            known,
+        } = self;
         let make = |(placements, uneven, varying): &CandidateTarget| {
-            let layout = cutting.layout(placements, uneven).ok_or(Infeasible::NoWay)?;
-            if !left_empty(operand.shape, &layout).iter().all(|dim| may_be_empty.contains(dim)) {
+            let layout = cutting
+                .layout(placements, uneven)
+                .ok_or(Infeasible::NoWay)?;
+            if !left_empty(operand.shape, &layout)
+                .iter()
+                .all(|dim| may_be_empty.contains(dim))
+            {
                 return Err(Infeasible::Empty);
             }
             let cost = move_cost(operand, *scale, &layout, varying).ok_or(Infeasible::NoWay)?;
             Ok((layout, cost))
         };
-        known.entry((placements, uneven.clone(), varying)).or_insert_with_key(make).as_ref().map_err(|unfit| *unfit)
+        known
+            .entry((placements, uneven.clone(), varying))
+            .or_insert_with_key(make)
+            .as_ref()
+            .map_err(|unfit| *unfit)
     }
 }
 
@@ -175,7 +239,11 @@ fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
     if shape.num_elements() == 0 {
         return Dims::new();
     }
-    layout.min_local_shape(shape).iter().positions(|&len| len == 0).collect()
+    layout
+        .min_local_shape(shape)
+        .iter()
+        .positions(|&len| len == 0)
+        .collect()
 }
 
 fn move_cost(
@@ -190,7 +258,11 @@ fn move_cost(
     let route = RedistributePlan::of_input(operand.layout, target).ok()?;
     let pairs = operand.layout.placements().iter().zip(target.placements());
     let changed = pairs.filter(|(from, to)| from != to).count();
-    let own = StrategyCost { steps: route.steps().len(), changed, ..StrategyCost::default() };
+    let own = StrategyCost {
+        steps: route.steps().len(),
+        changed,
+        ..StrategyCost::default()
+    };
     let moved = Traffic::along(operand.layout, &route, varying, operand);
     Some(own + moved.cost(scale))
 }
@@ -202,11 +274,22 @@ pub(super) fn summary_cost(
     layout: &Layout,
     rows: &[&Strategy],
 ) -> StrategyCost {
-    let Some(Slots { moved, bytes, parts }) = slots(operand, layout, rows) else { return StrategyCost::default() };
+    let Some(Slots {
+        moved,
+        bytes,
+        parts,
+    }) = slots(operand, layout, rows)
+    else {
+        return StrategyCost::default();
+    };
     let scale = scale.of_slots(bytes);
     // Computed as if no other dimension were sharded: no input is to be sliced only to make the summaries smaller.
     let sent = u128::from(CommVolume::FULL_TENSOR / parts * (parts - 1)) * scale.nominal;
-    StrategyCost { sent, sent_back: if moved.backward.is_empty() { 0 } else { sent }, ..moved.cost(scale) }
+    StrategyCost {
+        sent,
+        sent_back: if moved.backward.is_empty() { 0 } else { sent },
+        ..moved.cost(scale)
+    }
 }
 
 /// Collectives that redistribute a tensor.
@@ -218,11 +301,18 @@ struct Traffic {
 
 impl Traffic {
     /// Returns the collectives along `route` on the mesh of `operand`, which then varies over `varying`.
-    fn along(from: &Layout, route: &RedistributePlan, varying: &[usize], operand: &OperandInfo<'_>) -> Self {
+    fn along(
+        from: &Layout,
+        route: &RedistributePlan,
+        varying: &[usize],
+        operand: &OperandInfo<'_>,
+    ) -> Self {
         let (steps, joins) = (route.steps(), operand.joins);
         // Only floats have gradients.
         let varying = if operand.differentiable { varying } else { &[] };
-        let back = operand.differentiable.then(|| sent_backward(from, steps, varying, joins));
+        let back = operand
+            .differentiable
+            .then(|| sent_backward(from, steps, varying, joins));
         Self {
             forward: sent_forward(from, steps, varying, joins).collect(),
             backward: back.into_iter().flatten().collect(),
@@ -231,7 +321,9 @@ impl Traffic {
 
     fn cost(&self, scale: TransferScale<'_>) -> StrategyCost {
         let forward = self.forward.iter().map(|sent| scale.forward(sent));
-        forward.chain(self.backward.iter().map(|sent| scale.backward(sent))).fold(StrategyCost::default(), Add::add)
+        forward
+            .chain(self.backward.iter().map(|sent| scale.backward(sent)))
+            .fold(StrategyCost::default(), Add::add)
     }
 }
 
@@ -244,24 +336,49 @@ struct Slots {
 }
 
 fn slots(operand: &OperandInfo<'_>, layout: &Layout, rows: &[&Strategy]) -> Option<Slots> {
-    let mut told = rows.iter().zip(layout.placements()).filter(|(row, _)| row.slots > 0);
+    let mut told = rows
+        .iter()
+        .zip(layout.placements())
+        .filter(|(row, _)| row.slots > 0);
     let (row, dim) = told.find_map(|(row, placement)| Some((row, placement.shard_dim()?)))?;
     let sharding_dims = layout.shard_order(dim);
-    let parts: usize = sharding_dims.iter().map(|&sizes| layout.mesh_shape()[sizes]).product();
+    let parts: usize = sharding_dims
+        .iter()
+        .map(|&sizes| layout.mesh_shape()[sizes])
+        .product();
     if parts == 1 {
         return None;
     }
     let in_chunks = layout.clone().in_chunks(dim);
-    let full =
-        in_chunks.replaced(|dim, own| if sharding_dims.contains(&dim) { Placement::Replicate } else { own }).ok()?;
+    let full = in_chunks
+        .replaced(|dim, own| {
+            if sharding_dims.contains(&dim) {
+                Placement::Replicate
+            } else {
+                own
+            }
+        })
+        .ok()?;
     let route = RedistributePlan::between(&in_chunks, &full).ok()?;
     // A result that is the same on all ranks is gathered by one collective outside the graph.
     let back = operand.differentiable && row.outputs[0].shard_dim().is_some();
     let joins = operand.joins || row.outputs[0].shard_dim().is_none();
-    let moved =
-        Traffic::along(&in_chunks, &route, sharding_dims, &OperandInfo { differentiable: back, joins, ..*operand });
+    let moved = Traffic::along(
+        &in_chunks,
+        &route,
+        sharding_dims,
+        &OperandInfo {
+            differentiable: back,
+            joins,
+            ..*operand
+        },
+    );
     let bytes = operand.bytes / operand.shape[dim].max(1) as u64 * (row.slots * parts) as u64;
-    Some(Slots { moved, bytes, parts: parts as u64 })
+    Some(Slots {
+        moved,
+        bytes,
+        parts: parts as u64,
+    })
 }
 
 /// Collectives for one operand, each with the size of its tensor in bytes.
@@ -273,8 +390,10 @@ pub(super) struct OperandTraffic {
 
 impl OperandTraffic {
     fn add(&mut self, moved: Traffic, bytes: u64) {
-        self.forward.extend(moved.forward.into_iter().map(|sent| (sent, bytes)));
-        self.backward.extend(moved.backward.into_iter().map(|sent| (sent, bytes)));
+        self.forward
+            .extend(moved.forward.into_iter().map(|sent| (sent, bytes)));
+        self.backward
+            .extend(moved.backward.into_iter().map(|sent| (sent, bytes)));
     }
 }
 
@@ -287,8 +406,13 @@ pub(super) fn sends(
     first: Option<&[&Strategy]>,
 ) -> OperandTraffic {
     let mut sends = OperandTraffic::default();
-    let Ok(route) = RedistributePlan::of_input(operand.layout, layout) else { return sends };
-    sends.add(Traffic::along(operand.layout, &route, varying, operand), operand.bytes);
+    let Ok(route) = RedistributePlan::of_input(operand.layout, layout) else {
+        return sends;
+    };
+    sends.add(
+        Traffic::along(operand.layout, &route, varying, operand),
+        operand.bytes,
+    );
     if let Some(Slots { moved, bytes, .. }) = first.and_then(|rows| slots(operand, layout, rows)) {
         sends.add(moved, bytes);
     }

@@ -67,8 +67,12 @@ impl<'a> Pattern<'a> {
     /// Parses `operand, operand + operand`.
     fn list(text: &'a str) -> SmallVec<[Self; 4]> {
         let operands = text.split(',').flat_map(|list| list.split('+').enumerate());
-        let operands = operands.map(|(at, text)| (at > 0, text.trim())).filter(|(_, text)| !text.is_empty());
-        operands.map(|(added, text)| Self::new(text, added)).collect()
+        let operands = operands
+            .map(|(at, text)| (at > 0, text.trim()))
+            .filter(|(_, text)| !text.is_empty());
+        operands
+            .map(|(added, text)| Self::new(text, added))
+            .collect()
     }
 
     fn new(text: &'a str, added: bool) -> Self {
@@ -86,25 +90,36 @@ impl<'a> Pattern<'a> {
                 '1' => SubscriptToken::Dim(Dim::One),
                 '?' => match parts.pop().expect("`?` follows an axis") {
                     SubscriptToken::Dots { .. } => SubscriptToken::Dots { repeats: true },
-                    SubscriptToken::Dim(Dim::Axis { axis, .. }) => {
-                        SubscriptToken::Dim(Dim::Axis { axis, repeats: true })
-                    }
+                    SubscriptToken::Dim(Dim::Axis { axis, .. }) => SubscriptToken::Dim(Dim::Axis {
+                        axis,
+                        repeats: true,
+                    }),
                     SubscriptToken::Dim(other) => SubscriptToken::Dim(other),
                 },
-                name => SubscriptToken::Dim(Dim::Axis { axis: Axis { name, index: 0 }, repeats: false }),
+                name => SubscriptToken::Dim(Dim::Axis {
+                    axis: Axis { name, index: 0 },
+                    repeats: false,
+                }),
             };
             parts.push(part);
         }
-        Self { text, parts, many, added }
+        Self {
+            text,
+            parts,
+            many,
+            added,
+        }
     }
 
     /// Returns the token at the operator's dimensions, and whether the dots repeat, if the pattern has the form
     /// `..d..`.
     fn around(&self) -> Option<(SubscriptToken, bool)> {
         match self.parts[..] {
-            [SubscriptToken::Dots { repeats }, own @ SubscriptToken::Dim(_), SubscriptToken::Dots { .. }] => {
-                Some((own, repeats))
-            }
+            [
+                SubscriptToken::Dots { repeats },
+                own @ SubscriptToken::Dim(_),
+                SubscriptToken::Dots { .. },
+            ] => Some((own, repeats)),
             _ => None,
         }
     }
@@ -113,10 +128,15 @@ impl<'a> Pattern<'a> {
     /// it does not fit.
     fn dots(&self, rank: usize, at: &[usize]) -> Option<usize> {
         if self.around().is_some() {
-            return rank.checked_sub(at.len()).filter(|_| at.iter().all(|&dim| dim < rank));
+            return rank
+                .checked_sub(at.len())
+                .filter(|_| at.iter().all(|&dim| dim < rank));
         }
         let dots = rank.checked_sub(self.letters())?;
-        let has_dots = self.parts.iter().any(|part| matches!(part, SubscriptToken::Dots { .. }));
+        let has_dots = self
+            .parts
+            .iter()
+            .any(|part| matches!(part, SubscriptToken::Dots { .. }));
         (dots == 0 || has_dots).then_some(dots)
     }
 
@@ -124,21 +144,32 @@ impl<'a> Pattern<'a> {
     fn wanted(&self, at: &[usize]) -> String {
         match (self.around(), at.last()) {
             (Some(_), Some(last)) => format!("{} dimensions or more", last + 1),
-            _ if self.parts.len() > self.letters() => format!("{} dimensions or more", self.letters()),
+            _ if self.parts.len() > self.letters() => {
+                format!("{} dimensions or more", self.letters())
+            }
             _ => format!("{} dimensions", self.letters()),
         }
     }
 
     fn letters(&self) -> usize {
-        self.parts.iter().filter(|part| matches!(part, SubscriptToken::Dim(_))).count()
+        self.parts
+            .iter()
+            .filter(|part| matches!(part, SubscriptToken::Dim(_)))
+            .count()
     }
 
     /// Returns the dimensions if the dots stand for `dots` of them. `own` distinguishes the axes of the operator's
     /// dimensions in several operands.
     fn dims(&self, dots: usize, at: &[usize], own: usize) -> SubscriptDims {
-        let dotted = |index, repeats| Dim::Axis { axis: Axis { name: DOTS, index }, repeats };
+        let dotted = |index, repeats| Dim::Axis {
+            axis: Axis { name: DOTS, index },
+            repeats,
+        };
         let indexed = |dim: Dim, index: usize| match dim {
-            Dim::Axis { axis, repeats } => Dim::Axis { axis: Axis { index, ..axis }, repeats },
+            Dim::Axis { axis, repeats } => Dim::Axis {
+                axis: Axis { index, ..axis },
+                repeats,
+            },
             other => other,
         };
         if let Some((SubscriptToken::Dim(dim), repeats)) = self.around() {
@@ -157,7 +188,9 @@ impl<'a> Pattern<'a> {
         for part in &self.parts {
             match *part {
                 SubscriptToken::Dim(dim) => dims.push(dim),
-                SubscriptToken::Dots { repeats } => dims.extend((0..dots).rev().map(|index| dotted(index, repeats))),
+                SubscriptToken::Dots { repeats } => {
+                    dims.extend((0..dots).rev().map(|index| dotted(index, repeats)))
+                }
             }
         }
         dims
@@ -179,15 +212,29 @@ impl Subscripts {
     ///
     /// # Errors
     /// A description of the input that does not fit.
-    pub(super) fn new(text: &str, at: &[usize], inputs: &[Shape], outputs: usize) -> Result<Self, String> {
-        let (left, right) = text.split_once("->").expect("the text of a rule has an arrow");
+    pub(super) fn new(
+        text: &str,
+        at: &[usize],
+        inputs: &[Shape],
+        outputs: usize,
+    ) -> Result<Self, String> {
+        let (left, right) = text
+            .split_once("->")
+            .expect("the text of a rule has an arrow");
         let patterns = Pattern::list(left);
-        let mut read = Self { inputs: SmallVec::new(), outputs: SmallVec::new(), added: SmallVec::new() };
+        let mut read = Self {
+            inputs: SmallVec::new(),
+            outputs: SmallVec::new(),
+            added: SmallVec::new(),
+        };
         let (mut widest, mut strict) = (0, None);
         let fixed = patterns.iter().filter(|pattern| !pattern.many).count();
         let many = inputs.len().saturating_sub(fixed);
         if inputs.len() < fixed || (many > 0 && fixed == patterns.len()) {
-            return Err(format!("`{text}` takes {fixed} inputs, but {} were passed", inputs.len()));
+            return Err(format!(
+                "`{text}` takes {fixed} inputs, but {} were passed",
+                inputs.len()
+            ));
         }
         for pattern in &patterns {
             for _ in 0..if pattern.many { many } else { 1 } {
@@ -195,15 +242,23 @@ impl Subscripts {
                 let rank = inputs[input].num_dims();
                 let Some(dots) = pattern.dots(rank, at) else {
                     let (which, wanted) = (nth(input), pattern.wanted(at));
-                    return Err(format!("the {which} input, `{}`, must have {wanted}, but has {rank}", pattern.text));
+                    return Err(format!(
+                        "the {which} input, `{}`, must have {wanted}, but has {rank}",
+                        pattern.text
+                    ));
                 };
                 widest = widest.max(dots);
-                if pattern.parts.iter().any(|part| matches!(part, SubscriptToken::Dots { repeats: false })) {
+                if pattern
+                    .parts
+                    .iter()
+                    .any(|part| matches!(part, SubscriptToken::Dots { repeats: false }))
+                {
                     let (first, as_many) = *strict.get_or_insert((input, dots));
                     if dots != as_many {
                         let (first, which) = (nth(first), nth(input));
-                        let why =
-                            format!("`..` is {as_many} dimensions in the {first} input, but {dots} in the {which}");
+                        let why = format!(
+                            "`..` is {as_many} dimensions in the {first} input, but {dots} in the {which}"
+                        );
                         return Err(why + ". Make the numbers equal");
                     }
                 }
@@ -213,7 +268,9 @@ impl Subscripts {
         }
         for pattern in Pattern::list(right) {
             let count = if pattern.many { outputs } else { 1 };
-            read.outputs.extend((0..count).map(|own| pattern.dims(widest, at, if pattern.many { own } else { 0 })));
+            read.outputs.extend(
+                (0..count).map(|own| pattern.dims(widest, at, if pattern.many { own } else { 0 })),
+            );
         }
         Ok(read)
     }
@@ -239,11 +296,18 @@ impl Subscripts {
         for (input, (dims, shape)) in self.inputs.iter().zip(shapes).enumerate() {
             let mut own_first: Option<FoundDim> = None;
             for (dim, &len) in shape.iter().enumerate() {
-                let Some(&Dim::Axis { axis: own, repeats }) = dims.get(dim) else { continue };
+                let Some(&Dim::Axis { axis: own, repeats }) = dims.get(dim) else {
+                    continue;
+                };
                 if own != axis {
                     continue;
                 }
-                let found = FoundDim { input, dim, len, repeats };
+                let found = FoundDim {
+                    input,
+                    dim,
+                    len,
+                    repeats,
+                };
                 // The two dimensions of a diagonal must have equal lengths: neither is broadcast to the other.
                 match own_first {
                     Some(first) if first.len != len => return Err(first.disagreement(axis, found)),
@@ -267,10 +331,15 @@ impl Subscripts {
     /// A description of what does not fit.
     pub(super) fn shapes(&self, inputs: &[Shape], own: &[usize]) -> Result<Vec<Shape>, String> {
         for (input, (dims, shape)) in self.inputs.iter().zip(inputs).enumerate() {
-            let mut of_one = dims.iter().zip(shape.iter()).map(|(dim, &len)| *dim == Dim::One && len != 1);
+            let mut of_one = dims
+                .iter()
+                .zip(shape.iter())
+                .map(|(dim, &len)| *dim == Dim::One && len != 1);
             if let Some(dim) = of_one.position(|misfits| misfits) {
                 let (which, len) = (nth(input), shape[dim]);
-                return Err(format!("dimension {dim} of the {which} input must have length 1, not {len}"));
+                return Err(format!(
+                    "dimension {dim} of the {which} input must have length 1, not {len}"
+                ));
             }
         }
         for axis in self.axes() {
@@ -285,29 +354,53 @@ impl Subscripts {
             if !made.contains(&axis) {
                 made.push(axis);
             }
-            let at = made.iter().position(|known| *known == axis).expect("it was added above");
-            let missing = || format!("only the result has axis `{}`. Set its length with `lens`", axis.name);
+            let at = made
+                .iter()
+                .position(|known| *known == axis)
+                .expect("it was added above");
+            let missing = || {
+                format!(
+                    "only the result has axis `{}`. Set its length with `lens`",
+                    axis.name
+                )
+            };
             own.get(at).copied().ok_or_else(missing)
         };
-        let shape =
-            |dims: &SubscriptDims| dims.iter().map(|&dim| len(dim)).collect::<Result<Vec<_>, _>>().map(Shape::from);
+        let shape = |dims: &SubscriptDims| {
+            dims.iter()
+                .map(|&dim| len(dim))
+                .collect::<Result<Vec<_>, _>>()
+                .map(Shape::from)
+        };
         self.outputs.iter().map(shape).collect()
     }
 
     /// Returns a strategy for each axis that may be sharded. Outputs without the axis are `reduced` over the
     /// ranks.
-    pub(super) fn rows<'a>(&'a self, shapes: &'a [Shape], reduced: Placement) -> impl Iterator<Item = Strategy> + 'a {
-        let cuttable = self.axes().into_iter().filter(|axis| !axis.name.is_uppercase());
+    pub(super) fn rows<'a>(
+        &'a self,
+        shapes: &'a [Shape],
+        reduced: Placement,
+    ) -> impl Iterator<Item = Strategy> + 'a {
+        let cuttable = self
+            .axes()
+            .into_iter()
+            .filter(|axis| !axis.name.is_uppercase());
         cuttable.filter_map(move |axis| {
             let len = self.len(axis, shapes).ok()??;
             let place = |dims: &SubscriptDims| dims.iter().position(|dim| dim.axis() == Some(axis));
-            let is_diagonal = |dims: &SubscriptDims| dims.iter().filter(|dim| dim.axis() == Some(axis)).count() > 1;
+            let is_diagonal = |dims: &SubscriptDims| {
+                dims.iter().filter(|dim| dim.axis() == Some(axis)).count() > 1
+            };
             // A diagonal is not sharded.
             if self.inputs.iter().chain(&self.outputs).any(is_diagonal) {
                 return None;
             }
-            let outputs: SmallVec<[Placement; 2]> =
-                self.outputs.iter().map(|dims| place(dims).map_or(reduced, S)).collect();
+            let outputs: SmallVec<[Placement; 2]> = self
+                .outputs
+                .iter()
+                .map(|dims| place(dims).map_or(reduced, S))
+                .collect();
             let sums = outputs.contains(&SUM);
             let mut inputs: SmallVec<[Placement; 4]> = SmallVec::new();
             for (input, (dims, shape)) in self.inputs.iter().zip(shapes).enumerate() {
@@ -318,7 +411,11 @@ impl Subscripts {
                 });
             }
             let row = strategy(inputs, outputs);
-            Some(if sums { row.with_partial_inputs(&self.added) } else { row })
+            Some(if sums {
+                row.with_partial_inputs(&self.added)
+            } else {
+                row
+            })
         })
     }
 
@@ -331,12 +428,17 @@ impl Subscripts {
                 at if self.added.contains(&at) => added,
                 _ => R,
             };
-            strategy((0..self.inputs.len()).map(input), self.outputs.iter().map(|_| partial))
-                .with_partial_inputs(&self.added)
+            strategy(
+                (0..self.inputs.len()).map(input),
+                self.outputs.iter().map(|_| partial),
+            )
+            .with_partial_inputs(&self.added)
         };
         let rows = move |&own: &usize| {
             // A value that all ranks add is its own average.
-            let averages = [R, AVG].into_iter().take(1 + usize::from(!self.added.is_empty()));
+            let averages = [R, AVG]
+                .into_iter()
+                .take(1 + usize::from(!self.added.is_empty()));
             std::iter::once(row(own, SUM, SUM))
                 .chain(averages.map(move |added| row(own, AVG, added)))
                 .collect::<SmallVec<[_; 3]>>()
@@ -361,14 +463,20 @@ impl FoundDim {
 
     fn disagreement(self, axis: Axis, other: Self) -> String {
         let (len, input, second) = (self.len, nth(self.input), nth(other.input));
-        let remedy =
-            if self.repeats || other.repeats { "Make them equal, or one of them 1" } else { "Make them equal" };
+        let remedy = if self.repeats || other.repeats {
+            "Make them equal, or one of them 1"
+        } else {
+            "Make them equal"
+        };
         match axis.name {
             DOTS => format!(
                 "dimension {} of the {input} input is {len} and dimension {} of the {second} {}. {remedy}",
                 self.dim, other.dim, other.len
             ),
-            name => format!("axis `{name}` is {len} in the {input} input and {} in the {second}. {remedy}", other.len),
+            name => format!(
+                "axis `{name}` is {len} in the {input} input and {} in the {second}. {remedy}",
+                other.len
+            ),
         }
     }
 }

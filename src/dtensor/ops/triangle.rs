@@ -23,7 +23,9 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn triu(self, diagonal: i64) -> Self {
-        apply(&const { triangle("triu") }, self, |x, op| x.triu(local::<D>(diagonal, op)))
+        apply(&const { triangle("triu") }, self, |x, op| {
+            x.triu(local::<D>(diagonal, op))
+        })
     }
 
     /// Keeps the lower triangles of matrices and sets the rest to zero, as burn's
@@ -31,6 +33,8 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn tril(self, diagonal: i64) -> Self {
-        apply(&const { triangle("tril") }, self, |x, op| x.tril(local::<D>(diagonal, op)))
+        apply(&const { triangle("tril") }, self, |x, op| {
+            x.tril(local::<D>(diagonal, op))
+        })
     }
 }

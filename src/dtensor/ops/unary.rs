@@ -3,7 +3,9 @@
 use burn::tensor::{ElementConversion, Int, kind};
 
 use super::methods::mapped;
-use super::partial_rules::{INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NO_PARTIAL, QUOTIENT, SHIFT};
+use super::partial_rules::{
+    INCREASING, INCREASING_FROM, INCREASING_TO, LINEAR, NEGATION, NO_PARTIAL, QUOTIENT, SHIFT,
+};
 use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 
@@ -30,7 +32,11 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn clamp<E: ElementConversion>(self, min: E, max: E) -> Self {
-        apply(&const { EinsumRule::pointwise("clamp", NO_PARTIAL) }, self, |x, _| x.clamp(min, max))
+        apply(
+            &const { EinsumRule::pointwise("clamp", NO_PARTIAL) },
+            self,
+            |x, _| x.clamp(min, max),
+        )
     }
 
     mapped! {
@@ -76,7 +82,11 @@ impl<const D: usize> DTensor<D> {
     #[must_use]
     #[track_caller]
     pub fn fmod_scalar(self, scalar: f32) -> Self {
-        apply(&const { EinsumRule::pointwise("fmod_scalar", NO_PARTIAL) }, self, |x, _| x.fmod_scalar(scalar))
+        apply(
+            &const { EinsumRule::pointwise("fmod_scalar", NO_PARTIAL) },
+            self,
+            |x, _| x.fmod_scalar(scalar),
+        )
     }
 }
 

@@ -46,8 +46,17 @@ impl ShardingRule for UnfoldRule {
 /// Returns the number of blocks of an image of this size.
 fn blocks(size: [usize; 2], kernel: [usize; 2], options: &UnfoldOptions) -> Option<usize> {
     let count = |at: usize| {
-        let (padding, dilation) = ((options.padding[at], options.padding[at]), options.dilation[at]);
-        Window { stride: options.stride[at], padding, dilation, padding_out: 0 }.count(size[at], kernel[at], false)
+        let (padding, dilation) = (
+            (options.padding[at], options.padding[at]),
+            options.dilation[at],
+        );
+        Window {
+            stride: options.stride[at],
+            padding,
+            dilation,
+            padding_out: 0,
+        }
+        .count(size[at], kernel[at], false)
     };
     Some(count(0)? * count(1)?)
 }
@@ -65,10 +74,18 @@ fn blocks(size: [usize; 2], kernel: [usize; 2], options: &UnfoldOptions) -> Opti
 pub fn unfold4d(x: DTensor<4>, kernel_size: [usize; 2], options: UnfoldOptions) -> DTensor<3> {
     let [_, channels, height, width] = x.dims();
     let Some(blocks) = blocks([height, width], kernel_size, &options) else {
-        operand_error("unfold4d", &[x.shape()], "the kernel is longer than the padded input").unwind()
+        operand_error(
+            "unfold4d",
+            &[x.shape()],
+            "the kernel is longer than the padded input",
+        )
+        .unwind()
     };
     let axes = &const { EinsumRule::new("unfold4d", "b___ -> bCL").with_partial_rules(LINEAR) };
-    let rule = UnfoldRule { axes: axes.lens([channels * kernel_size[0] * kernel_size[1], blocks]), channels };
+    let rule = UnfoldRule {
+        axes: axes.lens([channels * kernel_size[0] * kernel_size[1], blocks]),
+        channels,
+    };
     apply(&rule, x, |x, _| module::unfold4d(x, kernel_size, options))
 }
 
@@ -83,8 +100,14 @@ pub fn unfold4d(x: DTensor<4>, kernel_size: [usize; 2], options: UnfoldOptions) 
 /// image.
 #[must_use]
 #[track_caller]
-pub fn fold4d(x: DTensor<3>, output_size: [usize; 2], kernel_size: [usize; 2], options: UnfoldOptions) -> DTensor<4> {
-    let ([_, columns, count], [height, width], kernel) = (x.dims(), output_size, kernel_size[0] * kernel_size[1]);
+pub fn fold4d(
+    x: DTensor<3>,
+    output_size: [usize; 2],
+    kernel_size: [usize; 2],
+    options: UnfoldOptions,
+) -> DTensor<4> {
+    let ([_, columns, count], [height, width], kernel) =
+        (x.dims(), output_size, kernel_size[0] * kernel_size[1]);
     let full = kernel > 0 && columns % kernel == 0;
     if !full || blocks(output_size, kernel_size, &options) != Some(count) {
         let why = format!(
@@ -95,6 +118,11 @@ pub fn fold4d(x: DTensor<3>, output_size: [usize; 2], kernel_size: [usize; 2], o
     }
     let axes = &const { EinsumRule::new("fold4d", "b__ -> bCHW").with_partial_rules(LINEAR) };
     let channels = columns / kernel;
-    let rule = UnfoldRule { axes: axes.lens([channels, height, width]), channels };
-    apply(&rule, x, |x, _| module::fold4d(x, output_size, kernel_size, options))
+    let rule = UnfoldRule {
+        axes: axes.lens([channels, height, width]),
+        channels,
+    };
+    apply(&rule, x, |x, _| {
+        module::fold4d(x, output_size, kernel_size, options)
+    })
 }

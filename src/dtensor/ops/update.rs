@@ -36,10 +36,27 @@ const ASSIGN: &[PlacementList] = &[
     (&[MIN, R, R], MIN),
     (&[R, R, MIN], MIN),
 ];
-const ADD: &[PlacementList] = &[(&[SUM, R, SUM], SUM), (&[AVG, R, AVG], AVG), (&[AVG, R, R], AVG), (&[R, R, AVG], AVG)];
-const MUL: &[PlacementList] = &[(&[SUM, R, R], SUM), (&[AVG, R, R], AVG), (&[PRODUCT, R, PRODUCT], PRODUCT)];
-const MAXIMUM: &[PlacementList] = &[(&[MAX, R, MAX], MAX), (&[MAX, R, R], MAX), (&[R, R, MAX], MAX)];
-const MINIMUM: &[PlacementList] = &[(&[MIN, R, MIN], MIN), (&[MIN, R, R], MIN), (&[R, R, MIN], MIN)];
+const ADD: &[PlacementList] = &[
+    (&[SUM, R, SUM], SUM),
+    (&[AVG, R, AVG], AVG),
+    (&[AVG, R, R], AVG),
+    (&[R, R, AVG], AVG),
+];
+const MUL: &[PlacementList] = &[
+    (&[SUM, R, R], SUM),
+    (&[AVG, R, R], AVG),
+    (&[PRODUCT, R, PRODUCT], PRODUCT),
+];
+const MAXIMUM: &[PlacementList] = &[
+    (&[MAX, R, MAX], MAX),
+    (&[MAX, R, R], MAX),
+    (&[R, R, MAX], MAX),
+];
+const MINIMUM: &[PlacementList] = &[
+    (&[MIN, R, MIN], MIN),
+    (&[MIN, R, R], MIN),
+    (&[R, R, MIN], MIN),
+];
 
 /// Returns the partial inputs that an update accepts. The inputs are a tensor, indices, and values.
 pub(super) fn through(update: IndexingUpdateOp) -> PartialRules {

@@ -55,7 +55,11 @@ impl ShardingRule for ViewRule {
         let (from, to) = (&inputs[0], &outputs[0]);
         let row = |(i, o): (usize, usize), full: bool| {
             let row = strategy([S(i)], [S(o)]);
-            if full { row } else { row.if_divides(gcd(from[i], to[o])) }
+            if full {
+                row
+            } else {
+                row.if_divides(gcd(from[i], to[o]))
+            }
         };
         let sharded = groups(from, to).into_iter().filter_map(|(left, right)| {
             let (mut left, mut right) = (significant(from, left), significant(to, right));
@@ -96,7 +100,13 @@ fn groups(from: &[usize], to: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
 fn significant(shape: &[usize], group: Range<usize>) -> impl Iterator<Item = usize> {
     let all_ones = group.clone().all(|dim| shape[dim] == 1);
     let first = group.start;
-    group.filter(move |&dim| if all_ones { dim == first } else { shape[dim] > 1 })
+    group.filter(move |&dim| {
+        if all_ones {
+            dim == first
+        } else {
+            shape[dim] > 1
+        }
+    })
 }
 
 fn gcd(a: usize, b: usize) -> usize {
@@ -104,12 +114,21 @@ fn gcd(a: usize, b: usize) -> usize {
 }
 
 #[track_caller]
-fn view<const D: usize, const O: usize, K: Kind>(name: &'static str, x: DTensor<D, K>, shape: Shape) -> DTensor<O, K> {
+fn view<const D: usize, const O: usize, K: Kind>(
+    name: &'static str,
+    x: DTensor<D, K>,
+    shape: Shape,
+) -> DTensor<O, K> {
     if shape.num_dims() != O {
-        let why = format!("the result {shape} has {} dimensions, but {O} were requested", shape.num_dims());
+        let why = format!(
+            "the result {shape} has {} dimensions, but {O} were requested",
+            shape.num_dims()
+        );
         operand_error(name, &[x.shape()], why).unwind();
     }
-    apply(&ViewRule { name, shape }, x, |x, op| reshape(x, op.output_shape(0).clone()))
+    apply(&ViewRule { name, shape }, x, |x, op| {
+        reshape(x, op.output_shape(0).clone())
+    })
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
@@ -133,8 +152,15 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Flattens dimensions `start_dim..=end_dim` into one, as burn's [`flatten`](burn::tensor::Tensor::flatten).
     #[must_use]
     #[track_caller]
-    pub fn flatten<const D2: usize>(self, start_dim: impl AsIndex, end_dim: impl AsIndex) -> DTensor<D2, K> {
-        let (start, end) = (dim_of("flatten", start_dim, D), dim_of("flatten", end_dim, D));
+    pub fn flatten<const D2: usize>(
+        self,
+        start_dim: impl AsIndex,
+        end_dim: impl AsIndex,
+    ) -> DTensor<D2, K> {
+        let (start, end) = (
+            dim_of("flatten", start_dim, D),
+            dim_of("flatten", end_dim, D),
+        );
         if start > end {
             let why = format!("start dimension {start} is after end dimension {end}");
             operand_error("flatten", &[self.shape()], why).unwind();
@@ -167,7 +193,10 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         if dims.is_empty() {
             return self.squeeze();
         }
-        let dims: SmallVec<[usize; 4]> = dims.iter().map(|&dim| dim_of("squeeze_dims", dim, D)).collect();
+        let dims: SmallVec<[usize; 4]> = dims
+            .iter()
+            .map(|&dim| dim_of("squeeze_dims", dim, D))
+            .collect();
         self.without("squeeze_dims", &dims)
     }
 
@@ -175,10 +204,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     fn without<const D2: usize>(self, name: &'static str, dims: &[usize]) -> DTensor<D2, K> {
         let lens = self.dims();
         if let Some(dim) = dims.iter().find(|&&dim| lens[dim] != 1) {
-            let why = format!("dimension {dim} has length {}. Remove only dimensions of length 1", lens[*dim]);
+            let why = format!(
+                "dimension {dim} has length {}. Remove only dimensions of length 1",
+                lens[*dim]
+            );
             operand_error(name, &[self.shape()], why).unwind();
         }
-        let kept = lens.into_iter().enumerate().filter(|(dim, _)| !dims.contains(dim));
+        let kept = lens
+            .into_iter()
+            .enumerate()
+            .filter(|(dim, _)| !dims.contains(dim));
         let shape = kept.map(|(_, len)| len).collect();
         view(name, self, shape)
     }
@@ -188,7 +223,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn unsqueeze<const D2: usize>(self) -> DTensor<D2, K> {
-        let shape = repeat_n(1, D2.saturating_sub(D)).chain(self.dims()).collect();
+        let shape = repeat_n(1, D2.saturating_sub(D))
+            .chain(self.dims())
+            .collect();
         view("unsqueeze", self, shape)
     }
 
@@ -245,7 +282,11 @@ mod tests {
         for (from, to, expected) in [
             (&[6, 4][..], &[24][..], vec![(0..2, 0..1)]),
             (&[24], &[6, 4], vec![(0..1, 0..2)]),
-            (&[2, 3, 4, 1, 8], &[6, 4, 2, 4], vec![(0..2, 0..1), (2..3, 1..2), (3..5, 2..4)]),
+            (
+                &[2, 3, 4, 1, 8],
+                &[6, 4, 2, 4],
+                vec![(0..2, 0..1), (2..3, 1..2), (3..5, 2..4)],
+            ),
             (&[4, 6], &[6, 4], vec![(0..2, 0..2)]),
             (&[5, 7], &[5, 7], vec![(0..1, 0..1), (1..2, 1..2)]),
             (&[5, 7], &[1, 5, 1, 7], vec![(0..1, 0..2), (1..2, 2..4)]),
@@ -260,19 +301,43 @@ mod tests {
     fn only_the_leftmost_member_keeps_a_shard() {
         let rows = |from: &[usize], to: &[usize]| {
             let (from, to) = (Shape::from(from.to_vec()), Shape::from(to.to_vec()));
-            let rule = ViewRule { name: "reshape", shape: to.clone() };
-            rule.strategies(&[from], &[to]).into_iter().take_while(|row| row.inputs[0] != SUM).collect::<Vec<_>>()
+            let rule = ViewRule {
+                name: "reshape",
+                shape: to.clone(),
+            };
+            rule.strategies(&[from], &[to])
+                .into_iter()
+                .take_while(|row| row.inputs[0] != SUM)
+                .collect::<Vec<_>>()
         };
-        assert_eq!(rows(&[6, 4], &[24]), [strategy([S(0)], [S(0)]).if_divides(6)]);
-        assert_eq!(rows(&[24], &[6, 4]), [strategy([S(0)], [S(0)]).if_divides(6)]);
-        assert_eq!(rows(&[4, 6], &[6, 4]), [strategy([S(0)], [S(0)]).if_divides(2)]);
-        assert_eq!(rows(&[5, 1, 7], &[1, 5, 7]), [strategy([S(0)], [S(1)]), strategy([S(2)], [S(2)])]);
-        assert_eq!(rows(&[2, 1, 4], &[8]), [strategy([S(0)], [S(0)]).if_divides(2)]);
+        assert_eq!(
+            rows(&[6, 4], &[24]),
+            [strategy([S(0)], [S(0)]).if_divides(6)]
+        );
+        assert_eq!(
+            rows(&[24], &[6, 4]),
+            [strategy([S(0)], [S(0)]).if_divides(6)]
+        );
+        assert_eq!(
+            rows(&[4, 6], &[6, 4]),
+            [strategy([S(0)], [S(0)]).if_divides(2)]
+        );
+        assert_eq!(
+            rows(&[5, 1, 7], &[1, 5, 7]),
+            [strategy([S(0)], [S(1)]), strategy([S(2)], [S(2)])]
+        );
+        assert_eq!(
+            rows(&[2, 1, 4], &[8]),
+            [strategy([S(0)], [S(0)]).if_divides(2)]
+        );
     }
 
     #[test]
     fn places_are_burns() {
-        assert_eq!(places("unsqueeze_dims", &[0, -1, -1], 6).to_vec(), [0, 4, 5]);
+        assert_eq!(
+            places("unsqueeze_dims", &[0, -1, -1], 6).to_vec(),
+            [0, 4, 5]
+        );
         assert_eq!(places("unsqueeze_dims", &[0, 0, 3], 6).to_vec(), [0, 1, 3]);
         assert_eq!(places("unsqueeze_dims", &[-1], 3).to_vec(), [2]);
     }

@@ -45,18 +45,31 @@ impl Window {
         let extent = self.extent(kernel).unwrap_or(0) as isize;
         let input = start(output.start)..start(output.end - 1) + extent;
         let is_read = |element: usize| {
-            let starts = (0..kernel).filter_map(|at| (element + self.padding.0).checked_sub(at * self.dilation));
-            starts.into_iter().any(|start| start % self.stride == 0 && output.contains(&(start / self.stride)))
+            let starts = (0..kernel)
+                .filter_map(|at| (element + self.padding.0).checked_sub(at * self.dilation));
+            starts
+                .into_iter()
+                .any(|start| start % self.stride == 0 && output.contains(&(start / self.stride)))
         };
         let needs = trimmed(&input, len, is_read);
-        Reach { input, needs, made: signed(&output) }
+        Reach {
+            input,
+            needs,
+            made: signed(&output),
+        }
     }
 
     /// Returns how many of the `len` elements window `at` covers. With `padded`, their padding counts too.
     pub(super) fn counted(self, len: usize, kernel: usize, at: usize, padded: bool) -> usize {
         let start = at * self.stride;
-        let all = if padded { 0..len + self.padding.0 + self.padding.1 } else { self.padding.0..self.padding.0 + len };
-        (start + kernel).min(all.end).saturating_sub(start.max(all.start))
+        let all = if padded {
+            0..len + self.padding.0 + self.padding.1
+        } else {
+            self.padding.0..self.padding.0 + len
+        };
+        (start + kernel)
+            .min(all.end)
+            .saturating_sub(start.max(all.start))
     }
 
     /// Returns the elements, out of `len`, that are spread over the elements `output` (at least one).
@@ -64,20 +77,31 @@ impl Window {
     /// Element `i` of the input is spread over the output from `i * stride - padding` on, as far as the window
     /// extends. The windows of the first and the last element that is read may extend beyond `output`.
     pub(super) fn reach_spread(self, kernel: usize, len: usize, output: Range<usize>) -> Reach {
-        let [stride, padding, extent] = [self.stride, self.padding.0, self.extent(kernel).unwrap_or(0)];
+        let [stride, padding, extent] = [
+            self.stride,
+            self.padding.0,
+            self.extent(kernel).unwrap_or(0),
+        ];
         let is_read = |element: usize| {
-            let ends = (0..kernel).filter_map(|at| (element * stride + at * self.dilation).checked_sub(padding));
+            let ends = (0..kernel)
+                .filter_map(|at| (element * stride + at * self.dilation).checked_sub(padding));
             ends.into_iter().any(|end| output.contains(&end))
         };
         let [stride, padding, extent] = [stride, padding, extent].map(|len| len as isize);
         let [first, last] = [output.start, output.end - 1].map(|at| at as isize + padding);
         // The first element that reaches `first`. If none does, because `first` is between two windows, the one
         // before it.
-        let start = (first - extent + stride).div_euclid(stride).min(first.div_euclid(stride));
+        let start = (first - extent + stride)
+            .div_euclid(stride)
+            .min(first.div_euclid(stride));
         let end = last.div_euclid(stride) + 1;
         let needs = trimmed(&(start..end), len, is_read);
         let made = start * stride - padding..(end - 1) * stride - padding + extent.max(stride);
-        Reach { input: start..end, needs, made }
+        Reach {
+            input: start..end,
+            needs,
+            made,
+        }
     }
 
     /// Returns how many elements a transposed convolution must add behind those that it spreads, to make the
@@ -89,10 +113,13 @@ impl Window {
 
 /// Returns the interval from the first to the last element in `input` that is read, out of `len`.
 fn trimmed(input: &Range<isize>, len: usize, is_read: impl Fn(usize) -> bool) -> Range<usize> {
-    let inside = input.start.clamp(0, len as isize) as usize..input.end.clamp(0, len as isize) as usize;
+    let inside =
+        input.start.clamp(0, len as isize) as usize..input.end.clamp(0, len as isize) as usize;
     let first = inside.clone().find(|&element| is_read(element));
     let last = inside.rev().find(|&element| is_read(element));
-    first.zip(last).map_or(0..0, |(first, last)| first..last + 1)
+    first
+        .zip(last)
+        .map_or(0..0, |(first, last)| first..last + 1)
 }
 
 fn signed(range: &Range<usize>) -> Range<isize> {
@@ -107,15 +134,29 @@ mod tests {
 
     fn windows() -> impl Iterator<Item = (Window, usize)> {
         iproduct!(1..=3, 0..=2, 1..=2, 1..=4).map(|(stride, padding, dilation, kernel)| {
-            (Window { stride, padding: (padding, padding), dilation, padding_out: 0 }, kernel)
+            (
+                Window {
+                    stride,
+                    padding: (padding, padding),
+                    dilation,
+                    padding_out: 0,
+                },
+                kernel,
+            )
         })
     }
 
     const LEN: usize = 7;
 
     fn between(read: &[isize]) -> Range<usize> {
-        let inside = read.iter().copied().filter(|read| (0..LEN as isize).contains(read));
-        inside.minmax().into_option().map_or(0..0, |(first, last)| first as usize..last as usize + 1)
+        let inside = read
+            .iter()
+            .copied()
+            .filter(|read| (0..LEN as isize).contains(read));
+        inside
+            .minmax()
+            .into_option()
+            .map_or(0..0, |(first, last)| first as usize..last as usize + 1)
     }
 
     /// By definition, window `o` reads `o * stride - padding + k * dilation`.
@@ -123,11 +164,15 @@ mod tests {
     fn windows_reach_from_the_first_element_that_they_read_to_the_last() {
         for ((window, kernel), start, len) in iproduct!(windows(), 0..5, 1..4) {
             let read = iproduct!(start..start + len, 0..kernel);
-            let read =
-                read.map(|(o, k)| (o * window.stride + k * window.dilation) as isize - window.padding.0 as isize);
+            let read = read.map(|(o, k)| {
+                (o * window.stride + k * window.dilation) as isize - window.padding.0 as isize
+            });
             let read: Vec<isize> = read.collect();
             let reach = window.reach(kernel, LEN, start..start + len);
-            assert_eq!(reach.input, *read.iter().min().unwrap()..read.iter().max().unwrap() + 1);
+            assert_eq!(
+                reach.input,
+                *read.iter().min().unwrap()..read.iter().max().unwrap() + 1
+            );
             assert_eq!(reach.needs, between(&read));
             assert_eq!(reach.made, start as isize..(start + len) as isize);
         }
@@ -135,9 +180,18 @@ mod tests {
 
     #[test]
     fn a_window_covers_elements_and_perhaps_padding() {
-        let window = Window { stride: 2, padding: (1, 2), dilation: 1, padding_out: 0 };
+        let window = Window {
+            stride: 2,
+            padding: (1, 2),
+            dilation: 1,
+            padding_out: 0,
+        };
         // Windows over _ 0 1 2 3 _ _ that start at positions 0, 2, 4 and 6.
-        let counted = |padded| (0..4).map(|at| window.counted(4, 3, at, padded)).collect::<Vec<_>>();
+        let counted = |padded| {
+            (0..4)
+                .map(|at| window.counted(4, 3, at, padded))
+                .collect::<Vec<_>>()
+        };
         assert_eq!(counted(false), [2, 3, 1, 0]);
         assert_eq!(counted(true), [3, 3, 3, 1]);
     }
@@ -148,17 +202,24 @@ mod tests {
         for ((window, kernel), start, len) in iproduct!(windows(), 0..9, 1..4) {
             let reach = window.reach_spread(kernel, LEN, start..start + len);
             let at = |i: isize, k: usize| {
-                i * window.stride as isize + (k * window.dilation) as isize - window.padding.0 as isize
+                i * window.stride as isize + (k * window.dilation) as isize
+                    - window.padding.0 as isize
             };
             let output = start as isize..(start + len) as isize;
             let sources = (-20..20).filter(|&i| (0..kernel).any(|k| output.contains(&at(i, k))));
             let sources: Vec<isize> = sources.collect();
-            assert!(sources.iter().all(|source| reach.input.contains(source)), "{window:?} {kernel} {output:?}");
+            assert!(
+                sources.iter().all(|source| reach.input.contains(source)),
+                "{window:?} {kernel} {output:?}"
+            );
             assert_eq!(reach.needs, between(&sources));
             let (first, last) = (reach.input.start, reach.input.end - 1);
             let end = at(last, kernel - 1) + 1 + window.behind(kernel) as isize;
             assert_eq!(reach.made, at(first, 0)..end);
-            assert!(reach.made.start <= output.start && output.end <= reach.made.end, "{window:?} {kernel} {output:?}");
+            assert!(
+                reach.made.start <= output.start && output.end <= reach.made.end,
+                "{window:?} {kernel} {output:?}"
+            );
         }
     }
 }

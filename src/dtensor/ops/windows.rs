@@ -27,14 +27,19 @@ impl ShardingRule for Unfold {
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
         let &Self { dim, size, step } = self;
         let mut shape = inputs[0].to_vec();
-        shape[dim] = shape[dim].checked_sub(size).map_or(0, |last| last / step + 1);
+        shape[dim] = shape[dim]
+            .checked_sub(size)
+            .map_or(0, |last| last / step + 1);
         shape.push(size);
         Ok(vec![shape.into()])
     }
 
     fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
         let others = (0..inputs[0].num_dims()).filter(|dim| *dim != self.dim);
-        others.map(|dim| strategy([S(dim)], [S(dim)])).chain(MOVED.rows(1, 1)).collect()
+        others
+            .map(|dim| strategy([S(dim)], [S(dim)]))
+            .chain(MOVED.rows(1, 1))
+            .collect()
     }
 }
 
@@ -45,7 +50,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`module::unfold4d`](crate::dtensor::ops::module::unfold4d).
     #[must_use]
     #[track_caller]
-    pub fn unfold<const D2: usize, I: AsIndex>(self, dim: I, size: usize, step: usize) -> DTensor<D2, K> {
+    pub fn unfold<const D2: usize, I: AsIndex>(
+        self,
+        dim: I,
+        size: usize,
+        step: usize,
+    ) -> DTensor<D2, K> {
         let dim = dim_of("unfold", dim, D);
         if D2 != D + 1 || size == 0 || step == 0 {
             let why = format!(
@@ -55,6 +65,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             );
             operand_error("unfold", &[self.shape()], why).unwind();
         }
-        apply(&Unfold { dim, size, step }, self, |x, _| x.unfold(dim, size, step))
+        apply(&Unfold { dim, size, step }, self, |x, _| {
+            x.unfold(dim, size, step)
+        })
     }
 }

@@ -27,16 +27,27 @@ struct Squares {
 
 impl Squares {
     fn of(values: impl IntoIterator<Item = f64>, reference: impl IntoIterator<Item = f64>) -> Self {
-        values.into_iter().zip(reference).fold(Self::default(), |sum, (value, reference)| {
-            let difference = match value - reference {
-                // Infinite in the same direction, or both not a number: no difference.
-                _ if value == reference || value.is_nan() && reference.is_nan() => 0.0,
-                difference if difference.is_nan() => f64::INFINITY,
-                difference => difference * difference,
-            };
-            let reference = if reference.is_finite() { reference * reference } else { 0.0 };
-            sum.plus(&Self { difference, reference, count: 1 })
-        })
+        values
+            .into_iter()
+            .zip(reference)
+            .fold(Self::default(), |sum, (value, reference)| {
+                let difference = match value - reference {
+                    // Infinite in the same direction, or both not a number: no difference.
+                    _ if value == reference || value.is_nan() && reference.is_nan() => 0.0,
+                    difference if difference.is_nan() => f64::INFINITY,
+                    difference => difference * difference,
+                };
+                let reference = if reference.is_finite() {
+                    reference * reference
+                } else {
+                    0.0
+                };
+                sum.plus(&Self {
+                    difference,
+                    reference,
+                    count: 1,
+                })
+            })
     }
 
     fn plus(&self, other: &Self) -> Self {
@@ -57,7 +68,8 @@ impl Squares {
         if self.difference == 0.0 {
             return 0.0;
         }
-        (self.difference / self.count as f64).sqrt() / (self.magnitude() + 4.0 * epsilon.sqrt() * nearby)
+        (self.difference / self.count as f64).sqrt()
+            / (self.magnitude() + 4.0 * epsilon.sqrt() * nearby)
     }
 }
 
@@ -77,8 +89,14 @@ pub(super) struct Measured {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum MeasuredOutput {
-    Values { unit: Option<String>, tensors: Vec<MeasuredTensor> },
-    Order { sharded: Option<String>, full: Option<String> },
+    Values {
+        unit: Option<String>,
+        tensors: Vec<MeasuredTensor>,
+    },
+    Order {
+        sharded: Option<String>,
+        full: Option<String>,
+    },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -86,10 +104,7 @@ enum MeasuredTensor {
     /// This rank's rows.
     Rows(Squares),
     /// Values of a tensor without rows, which are averaged over the ranks.
-    Average {
-        sharded: Vec<f64>,
-        full: Vec<f64>,
-    },
+    Average { sharded: Vec<f64>, full: Vec<f64> },
     Shape {
         sharded: Vec<usize>,
         full: Vec<usize>,
@@ -102,24 +117,42 @@ impl Measured {
         let mut outputs = Vec::new();
         for (sharded, full) in own.outputs.iter().zip(&reference.outputs) {
             if sharded.unit != full.unit || sharded.tensors.len() != full.tensors.len() {
-                outputs.push(MeasuredOutput::Order { sharded: sharded.name(), full: full.name() });
+                outputs.push(MeasuredOutput::Order {
+                    sharded: sharded.name(),
+                    full: full.name(),
+                });
                 break;
             }
             let tensors = sharded.tensors.iter().zip(&full.tensors);
-            let tensors = tensors.map(|(sharded, full)| MeasuredTensor::of(sharded, full, ranks)).collect();
-            outputs.push(MeasuredOutput::Values { unit: sharded.name(), tensors });
+            let tensors = tensors
+                .map(|(sharded, full)| MeasuredTensor::of(sharded, full, ranks))
+                .collect();
+            outputs.push(MeasuredOutput::Values {
+                unit: sharded.name(),
+                tensors,
+            });
         }
-        let params = own.grads.as_ref().zip(reference.grads.as_ref()).map_or(Vec::new(), |(own, reference)| {
-            // A gradient that is zero everywhere may be missing.
-            let squares = |ComparedParam { path, .. }: &ComparedParam| match (own.get(path), reference.get(path)) {
-                (Some(own), Some(reference)) => Squares::of(own.values(), reference.values()),
-                (Some(own), None) => Squares::of(own.values(), iter::repeat(0.0)),
-                (None, Some(reference)) => Squares::of(iter::repeat(0.0), reference.values()),
-                (None, None) => Squares::default(),
-            };
-            ranks.params.iter().map(squares).collect()
-        });
-        Self { slice: ranks.slice(), outputs, params }
+        let params = own.grads.as_ref().zip(reference.grads.as_ref()).map_or(
+            Vec::new(),
+            |(own, reference)| {
+                // A gradient that is zero everywhere may be missing.
+                let squares = |ComparedParam { path, .. }: &ComparedParam| match (
+                    own.get(path),
+                    reference.get(path),
+                ) {
+                    (Some(own), Some(reference)) => Squares::of(own.values(), reference.values()),
+                    (Some(own), None) => Squares::of(own.values(), iter::repeat(0.0)),
+                    (None, Some(reference)) => Squares::of(iter::repeat(0.0), reference.values()),
+                    (None, None) => Squares::default(),
+                };
+                ranks.params.iter().map(squares).collect()
+            },
+        );
+        Self {
+            slice: ranks.slice(),
+            outputs,
+            params,
+        }
     }
 }
 
@@ -129,38 +162,61 @@ impl MeasuredTensor {
             return Self::Rows(Squares::of(sharded.values(), full.values()));
         }
         if sharded.shape == full.shape {
-            return Self::Average { sharded: sharded.values(), full: full.values() };
+            return Self::Average {
+                sharded: sharded.values(),
+                full: full.values(),
+            };
         }
         match rows(sharded, full, ranks.count(), ranks.position()) {
             Some(rows) => Self::Rows(Squares::of(sharded.values(), rows)),
-            None => Self::Shape { sharded: sharded.shape.clone(), full: full.shape.clone() },
+            None => Self::Shape {
+                sharded: sharded.shape.clone(),
+                full: full.shape.clone(),
+            },
         }
     }
 }
 
 /// Returns those rows of `full` that are at `position` of `count` equal parts, in the shape of `sharded`; `None`
 /// unless the shapes differ by the factor `count` in one dimension only.
-fn rows(sharded: &HostTensor, full: &HostTensor, count: usize, position: usize) -> Option<Vec<f64>> {
+fn rows(
+    sharded: &HostTensor,
+    full: &HostTensor,
+    count: usize,
+    position: usize,
+) -> Option<Vec<f64>> {
     let dims = || sharded.shape.iter().zip(&full.shape);
     let dim = dims().position(|(sharded, full)| sharded != full)?;
-    let fits =
-        |(at, (sharded, full)): (usize, (&usize, &usize))| *full == if at == dim { sharded * count } else { *sharded };
+    let fits = |(at, (sharded, full)): (usize, (&usize, &usize))| {
+        *full == if at == dim { sharded * count } else { *sharded }
+    };
     if sharded.shape.len() != full.shape.len() || !dims().enumerate().all(fits) {
         return None;
     }
     let block: usize = sharded.shape[dim..].iter().product();
     let values = full.values();
-    let blocks = values.chunks_exact(block.max(1)).skip(position).step_by(count);
+    let blocks = values
+        .chunks_exact(block.max(1))
+        .skip(position)
+        .step_by(count);
     Some(blocks.flatten().copied().collect())
 }
 
 /// Returns true if both runs returned the same values at this place.
 pub(super) fn agrees_at(values: &Run, reference: &Run, at: usize, epsilon: f64) -> bool {
-    let (Some(output), Some(expected)) = (values.outputs.get(at), reference.outputs.get(at)) else { return false };
-    let squares = |(value, reference): (&HostTensor, &HostTensor)| Squares::of(value.values(), reference.values());
+    let (Some(output), Some(expected)) = (values.outputs.get(at), reference.outputs.get(at)) else {
+        return false;
+    };
+    let squares = |(value, reference): (&HostTensor, &HostTensor)| {
+        Squares::of(value.values(), reference.values())
+    };
     let nearby = at.checked_sub(1).map_or(0.0, |before| {
         let tensors = &reference.outputs[before].tensors;
-        largest(tensors.iter().map(|tensor| squares((tensor, tensor)).magnitude()))
+        largest(
+            tensors
+                .iter()
+                .map(|tensor| squares((tensor, tensor)).magnitude()),
+        )
     });
     let tensors = || output.tensors.iter().zip(&expected.tensors);
     output.unit == expected.unit
@@ -189,7 +245,11 @@ impl Verdict {
         let (epsilon, tolerance) = (ranks.epsilon, ranks.epsilon.sqrt());
         let (mut first, mut findings, mut all) = (None, Vec::new(), Vec::new());
         let (mut units, mut nearby) = (Vec::new(), 0.0);
-        let count = measured.iter().map(|of_rank| of_rank.outputs.len()).max().unwrap_or(0);
+        let count = measured
+            .iter()
+            .map(|of_rank| of_rank.outputs.len())
+            .max()
+            .unwrap_or(0);
         for at in 0..count {
             let (unit, tensors) = match joined(measured, at) {
                 Ok(joined) => joined,
@@ -198,33 +258,63 @@ impl Verdict {
                     break;
                 }
             };
-            let relative = largest(tensors.iter().map(|tensor| tensor.relative(nearby, epsilon)));
+            let relative = largest(
+                tensors
+                    .iter()
+                    .map(|tensor| tensor.relative(nearby, epsilon)),
+            );
             nearby = largest(tensors.iter().map(Squares::magnitude));
             all.push(relative);
             units.extend(unit.clone());
             if relative > tolerance {
                 first = Some(at);
-                findings.push(Finding::Output { unit, relative, cause: Cause::Shards });
+                findings.push(Finding::Output {
+                    unit,
+                    relative,
+                    cause: Cause::Shards,
+                });
                 break;
             }
         }
         let mut parameters = 0;
         let params: Vec<_> = (0..measured[0].params.len())
-            .map(|at| measured.iter().fold(Squares::default(), |sum, of_rank| sum.plus(&of_rank.params[at])))
+            .map(|at| {
+                measured.iter().fold(Squares::default(), |sum, of_rank| {
+                    sum.plus(&of_rank.params[at])
+                })
+            })
             .collect();
-        for (param, squares) in ranks.params.iter().zip(&params).filter(|(_, squares)| squares.count > 0) {
-            let of_unit = ranks.params.iter().zip(&params).filter(|(other, _)| other.unit == param.unit);
+        for (param, squares) in ranks
+            .params
+            .iter()
+            .zip(&params)
+            .filter(|(_, squares)| squares.count > 0)
+        {
+            let of_unit = ranks
+                .params
+                .iter()
+                .zip(&params)
+                .filter(|(other, _)| other.unit == param.unit);
             let nearby = largest(of_unit.map(|(_, squares)| squares.magnitude()));
             let relative = squares.relative(nearby, epsilon);
             parameters += 1;
             all.push(relative);
             if relative > tolerance {
-                findings.push(Finding::Gradient { param: param.path.clone(), relative });
+                findings.push(Finding::Gradient {
+                    param: param.path.clone(),
+                    relative,
+                });
             }
         }
         units.sort_unstable();
         units.dedup();
-        let comparison = Comparison { units: units.len(), parameters, largest: largest(all), tolerance, findings };
+        let comparison = Comparison {
+            units: units.len(),
+            parameters,
+            largest: largest(all),
+            tolerance,
+            findings,
+        };
         Self { comparison, first }
     }
 
@@ -250,7 +340,10 @@ fn joined(measured: &[Measured], at: usize) -> Result<(Option<String>, Vec<Squar
         let (unit, tensors) = match of_rank.outputs.get(at) {
             Some(MeasuredOutput::Values { unit, tensors }) => (unit, tensors),
             Some(MeasuredOutput::Order { sharded, full }) => {
-                return Err(Finding::Order { sharded: sharded.clone(), full: full.clone() });
+                return Err(Finding::Order {
+                    sharded: sharded.clone(),
+                    full: full.clone(),
+                });
             }
             // The rank has run fewer units, and differs at an earlier place.
             None => continue,
@@ -258,15 +351,24 @@ fn joined(measured: &[Measured], at: usize) -> Result<(Option<String>, Vec<Squar
         let none = || (unit.clone(), vec![Squares::default(); tensors.len()]);
         let (known, sums) = joined.get_or_insert_with(none);
         if known != unit {
-            return Err(Finding::Order { sharded: unit.clone(), full: known.clone() });
+            return Err(Finding::Order {
+                sharded: unit.clone(),
+                full: known.clone(),
+            });
         }
         for (k, (sum, tensor)) in sums.iter_mut().zip(tensors).enumerate() {
             match tensor {
                 MeasuredTensor::Rows(squares) => *sum = sum.plus(squares),
-                MeasuredTensor::Average { sharded, full } => averages.add((of_rank.slice, k), sharded, full),
+                MeasuredTensor::Average { sharded, full } => {
+                    averages.add((of_rank.slice, k), sharded, full)
+                }
                 MeasuredTensor::Shape { sharded, full } => {
                     let (unit, sharded, full) = (unit.clone(), sharded.clone(), full.clone());
-                    return Err(Finding::Shape { unit, sharded, full });
+                    return Err(Finding::Shape {
+                        unit,
+                        sharded,
+                        full,
+                    });
                 }
             }
         }
@@ -292,9 +394,17 @@ struct TensorMean {
 
 impl TensorMeans {
     fn add(&mut self, key: (usize, usize), sharded: &[f64], full: &[f64]) {
-        let none = || TensorMean { sum: vec![0.0; sharded.len()], ranks: 0, reference: full.to_vec() };
+        let none = || TensorMean {
+            sum: vec![0.0; sharded.len()],
+            ranks: 0,
+            reference: full.to_vec(),
+        };
         let average = self.0.entry(key).or_insert_with(none);
-        average.sum.iter_mut().zip(sharded).for_each(|(sum, value)| *sum += value);
+        average
+            .sum
+            .iter_mut()
+            .zip(sharded)
+            .for_each(|(sum, value)| *sum += value);
         average.ranks += 1;
     }
 }
@@ -307,10 +417,14 @@ mod tests {
 
     #[test]
     fn differences_are_relative_to_magnitudes() {
-        let relative =
-            |values: [f64; 2], reference: [f64; 2], nearby| Squares::of(values, reference).relative(nearby, 1e-6);
+        let relative = |values: [f64; 2], reference: [f64; 2], nearby| {
+            Squares::of(values, reference).relative(nearby, 1e-6)
+        };
         assert_eq!(relative([3.0, 4.0], [3.0, 4.0], 0.0), 0.0);
-        assert!((relative([3.0, 5.0], [3.0, 4.0], 0.0) - 0.2).abs() < 1e-12, "1 of the root of 9 + 16");
+        assert!(
+            (relative([3.0, 5.0], [3.0, 4.0], 0.0) - 0.2).abs() < 1e-12,
+            "1 of the root of 9 + 16"
+        );
         assert_eq!(relative([1e-9, 0.0], [0.0, 0.0], 0.0), f64::INFINITY);
         // Of values that cancel, the terms count.
         assert!(relative([1e-9, 0.0], [0.0, 0.0], 1.0) < 1e-3);
@@ -323,7 +437,11 @@ mod tests {
             (1.0, f64::INFINITY, false),
         ] {
             let expected = if same { 0.0 } else { f64::INFINITY };
-            assert_eq!(relative([value, 1.0], [reference, 1.0], 1.0), expected, "{value} for {reference}");
+            assert_eq!(
+                relative([value, 1.0], [reference, 1.0], 1.0),
+                expected,
+                "{value} for {reference}"
+            );
         }
     }
 
@@ -331,18 +449,27 @@ mod tests {
     fn rows_of_a_rank_are_along_the_dimension_that_grows() {
         let device = Device::flex();
         let of = |shape: &[usize]| {
-            let values: Vec<f32> = (0..shape.iter().product()).map(|value| value as f32).collect();
+            let values: Vec<f32> = (0..shape.iter().product())
+                .map(|value| value as f32)
+                .collect();
             let data = TensorData::new(values, shape.to_vec());
             match shape.len() {
                 1 => HostTensor::of(Tensor::<1>::from_data(data, &device).into_dispatch()),
                 _ => HostTensor::of(Tensor::<2>::from_data(data, &device).into_dispatch()),
             }
         };
-        let rows = |sharded: &[usize], full: &[usize], position| rows(&of(sharded), &of(full), 3, position);
+        let rows = |sharded: &[usize], full: &[usize], position| {
+            rows(&of(sharded), &of(full), 3, position)
+        };
         assert_eq!(rows(&[2], &[6], 1), Some(vec![2.0, 3.0]));
         assert_eq!(rows(&[1, 2], &[3, 2], 2), Some(vec![4.0, 5.0]));
         assert_eq!(rows(&[2, 1], &[2, 3], 1), Some(vec![1.0, 4.0]));
-        for (sharded, full) in [(&[2][..], &[4][..]), (&[2], &[2, 3]), (&[1, 1], &[3, 3]), (&[2, 2], &[2, 2])] {
+        for (sharded, full) in [
+            (&[2][..], &[4][..]),
+            (&[2], &[2, 3]),
+            (&[1, 1], &[3, 3]),
+            (&[2, 2], &[2, 2]),
+        ] {
             assert_eq!(rows(sharded, full, 0), None, "{sharded:?} of {full:?}");
         }
     }

@@ -112,7 +112,11 @@ use run::{Pass, run};
 /// [`ParamError::Replaced`](super::ParamError::Replaced) if a parameter was replaced after `fully_shard`;
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails. A panic of a single rank in the sharded model is
 /// [`FsdpError::Differs`] there, and ends the other ranks with the error of a collective.
-pub fn compare<M, I>(model: &M, input: I, forward: impl Fn(&M, I) -> Tensor<1>) -> Result<Comparison>
+pub fn compare<M, I>(
+    model: &M,
+    input: I,
+    forward: impl Fn(&M, I) -> Tensor<1>,
+) -> Result<Comparison>
 where
     M: Module,
     I: TensorTree + Clone,
@@ -126,19 +130,38 @@ where
     let full = copies::full(&sharded)?;
     let (shards, none) = (ranks.shards(), HashMap::new());
 
-    let reference = run(&unshared(full.clone())?, joined.clone(), &forward, Pass::Backward, &shards)?;
+    let reference = run(
+        &unshared(full.clone())?,
+        joined.clone(),
+        &forward,
+        Pass::Backward,
+        &shards,
+    )?;
     let reference = match ranks.all_passed(Side::Full, reference)? {
         Ok(reference) => reference,
         Err(panic) => return Ok(ranks.ended_by(panic)),
     };
-    let again = run(&unshared(full.clone())?, joined, &forward, Pass::Forward, &none)?;
+    let again = run(
+        &unshared(full.clone())?,
+        joined,
+        &forward,
+        Pass::Forward,
+        &none,
+    )?;
     let again = match ranks.all_passed(Side::Full, again)? {
         Ok(again) => again,
         Err(panic) => return Ok(ranks.ended_by(panic)),
     };
     let random = measure::first_difference(&again, &reference, ranks.epsilon);
-    if let Some(at) = ranks.gather("compare, random", &random)?.into_iter().flatten().min() {
-        return Ok(ranks.ended_by(Finding::Nondeterministic { unit: reference.unit(at) }));
+    if let Some(at) = ranks
+        .gather("compare, random", &random)?
+        .into_iter()
+        .flatten()
+        .min()
+    {
+        return Ok(ranks.ended_by(Finding::Nondeterministic {
+            unit: reference.unit(at),
+        }));
     }
 
     let own = run(&sharded, input.clone(), &forward, Pass::Backward, &none)?;
@@ -148,11 +171,16 @@ where
     };
     let measured = ranks.gather("compare, values", &Measured::of(&own, &reference, &ranks))?;
     let verdict = Verdict::of(&measured, &ranks);
-    let Some(at) = verdict.first else { return Ok(verdict.comparison) };
+    let Some(at) = verdict.first else {
+        return Ok(verdict.comparison);
+    };
     // The rows of one rank alone tell whether the shards or the rows of other ranks make the difference.
     let alone = run(&unshared(full)?, input, &forward, Pass::Forward, &none)?;
     let same = alone.is_ok_and(|alone| measure::agrees_at(&own, &alone, at, ranks.epsilon));
-    let is_same = ranks.gather("compare, cause", &same)?.into_iter().all(|same| same);
+    let is_same = ranks
+        .gather("compare, cause", &same)?
+        .into_iter()
+        .all(|same| same);
     Ok(verdict.caused_by(if is_same { Cause::Rows } else { Cause::Shards }))
 }
 
@@ -162,6 +190,10 @@ impl Comparison {
     /// # Errors
     /// [`FsdpError::Differs`].
     pub fn into_result(self) -> Result<()> {
-        if self.agrees() { Ok(()) } else { Err(FsdpError::Differs(Box::new(self)).into()) }
+        if self.agrees() {
+            Ok(())
+        } else {
+            Err(FsdpError::Differs(Box::new(self)).into())
+        }
     }
 }

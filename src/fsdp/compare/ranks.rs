@@ -50,14 +50,29 @@ impl Ranks {
     pub(super) fn of<M: Module>(model: &M) -> Result<Self> {
         let scan = ModelScan::of(model);
         scan.check_not_replaced()?;
-        let (mut data, mut params, mut epsilon): (Option<Communicator>, _, f64) = (None, Vec::new(), 0.0);
-        let distributed = || scan.params.iter().filter_map(|found| Some((found, found.distributed.as_ref()?)));
+        let (mut data, mut params, mut epsilon): (Option<Communicator>, _, f64) =
+            (None, Vec::new(), 0.0);
+        let distributed = || {
+            scan.params
+                .iter()
+                .filter_map(|found| Some((found, found.distributed.as_ref()?)))
+        };
         for (found, param) in distributed() {
-            let Some(groups) = &param.unit.data else { continue };
+            let Some(groups) = &param.unit.data else {
+                continue;
+            };
             let info = param.info();
-            if info.parallel.as_ref().is_some_and(|parallel| !parallel.data_dims.is_empty()) {
+            if info
+                .parallel
+                .as_ref()
+                .is_some_and(|parallel| !parallel.data_dims.is_empty())
+            {
                 let problem = "ranks with distinct data hold different parts of it, as of experts";
-                return Err(FsdpError::NotComparable { param: found.path(), problem: problem.into() }.into());
+                return Err(FsdpError::NotComparable {
+                    param: found.path(),
+                    problem: problem.into(),
+                }
+                .into());
             }
             let first = data.get_or_insert_with(|| groups.all.clone());
             if first.group() != groups.all.group() {
@@ -66,7 +81,11 @@ impl Ranks {
                     groups.all.group(),
                     first.group()
                 );
-                return Err(FsdpError::NotComparable { param: found.path(), problem }.into());
+                return Err(FsdpError::NotComparable {
+                    param: found.path(),
+                    problem,
+                }
+                .into());
             }
             let shard = groups.shard.group();
             let range = |sizes: &ShardSizes| sizes.range(shard.size(), shard.rank());
@@ -75,20 +94,40 @@ impl Ranks {
                 unit: param.unit.label(),
                 shard: info.sharding().map(|(dim, sizes)| (dim, range(&sizes))),
             });
-            let dtypes = [Some(found.dtype), info.compute, groups.precision.outputs, groups.precision.reduce];
-            epsilon = dtypes.into_iter().flatten().map(machine_epsilon).fold(epsilon, f64::max);
+            let dtypes = [
+                Some(found.dtype),
+                info.compute,
+                groups.precision.outputs,
+                groups.precision.reduce,
+            ];
+            epsilon = dtypes
+                .into_iter()
+                .flatten()
+                .map(machine_epsilon)
+                .fold(epsilon, f64::max);
         }
         let data = data.ok_or(ParamError::NotSharded)?;
         let meshes = || distributed().map(|(found, param)| (found, param.info().spec.mesh()));
-        let (_, mesh) = meshes().max_by_key(|(_, mesh)| mesh.size()).ok_or(ParamError::NotSharded)?;
-        if let Some((found, other)) =
-            meshes().find(|(_, other)| !other.ranks().iter().all(|rank| mesh.ranks().contains(rank)))
+        let (_, mesh) = meshes()
+            .max_by_key(|(_, mesh)| mesh.size())
+            .ok_or(ParamError::NotSharded)?;
+        if let Some((found, other)) = meshes()
+            .find(|(_, other)| !other.ranks().iter().all(|rank| mesh.ranks().contains(rank)))
         {
             let problem = format!("it is on {other}, which is not a part of {mesh}");
-            return Err(FsdpError::NotComparable { param: found.path(), problem }.into());
+            return Err(FsdpError::NotComparable {
+                param: found.path(),
+                problem,
+            }
+            .into());
         }
         let all = mesh.all()?;
-        Ok(Self { data, all, params, epsilon })
+        Ok(Self {
+            data,
+            all,
+            params,
+            epsilon,
+        })
     }
 
     /// Returns the number of ranks that have distinct rows.
@@ -108,14 +147,21 @@ impl Ranks {
 
     /// Returns the ranges of the sharded parameters that this rank holds.
     pub(super) fn shards(&self) -> ShardRanges<'_> {
-        self.params.iter().filter_map(|param| Some((&*param.path, param.shard.clone()?))).collect()
+        self.params
+            .iter()
+            .filter_map(|param| Some((&*param.path, param.shard.clone()?)))
+            .collect()
     }
 
     /// Gathers a value from all ranks.
     ///
     /// # Collective
     /// Every rank.
-    pub(super) fn gather<T: Serialize + DeserializeOwned>(&self, label: &'static str, value: &T) -> Result<Vec<T>> {
+    pub(super) fn gather<T: Serialize + DeserializeOwned>(
+        &self,
+        label: &'static str,
+        value: &T,
+    ) -> Result<Vec<T>> {
         self.all.all_gather_object(Call::new(label), value)
     }
 
@@ -127,7 +173,13 @@ impl Ranks {
     /// Returns the result of a comparison that ends with `difference`.
     pub(super) fn ended_by(&self, difference: Finding) -> Comparison {
         let tolerance = self.epsilon.sqrt();
-        Comparison { units: 0, parameters: 0, largest: 0.0, tolerance, findings: vec![difference] }
+        Comparison {
+            units: 0,
+            parameters: 0,
+            largest: 0.0,
+            tolerance,
+            findings: vec![difference],
+        }
     }
 
     /// Returns the run of this rank, or the first panic, if any rank panicked.
@@ -138,17 +190,35 @@ impl Ranks {
     /// # Errors
     /// [`FsdpError::Differs`] if this rank alone panicked, and [`Error::Comm`](crate::Error::Comm) if another one did:
     /// these ranks are in different collectives then.
-    pub(super) fn all_passed(&self, side: Side, own: Result<Run, Panicked>) -> Result<Result<Run, Finding>> {
-        let difference = |rank, Panicked { unit, message }| Finding::Panic { unit, side, rank, message };
-        let panics = match (self.gather("compare, panics", &own.as_ref().err().cloned()), &own) {
+    pub(super) fn all_passed(
+        &self,
+        side: Side,
+        own: Result<Run, Panicked>,
+    ) -> Result<Result<Run, Finding>> {
+        let difference = |rank, Panicked { unit, message }| Finding::Panic {
+            unit,
+            side,
+            rank,
+            message,
+        };
+        let panics = match (
+            self.gather("compare, panics", &own.as_ref().err().cloned()),
+            &own,
+        ) {
             (Ok(panics), _) => panics,
             (Err(_), Err(panic)) => {
                 let rank = self.all.group().ranks()[self.all.group().rank()];
-                return Err(FsdpError::Differs(Box::new(self.ended_by(difference(rank, panic.clone())))).into());
+                return Err(FsdpError::Differs(Box::new(
+                    self.ended_by(difference(rank, panic.clone())),
+                ))
+                .into());
             }
             (Err(error), Ok(_)) => return Err(error),
         };
-        let first = panics.into_iter().enumerate().find_map(|(place, panic)| Some((place, panic?)));
+        let first = panics
+            .into_iter()
+            .enumerate()
+            .find_map(|(place, panic)| Some((place, panic?)));
         match (first, own) {
             (None, Ok(run)) => Ok(Ok(run)),
             (Some((place, panic)), _) => Ok(Err(difference(self.rank_at(place), panic))),
@@ -173,7 +243,13 @@ impl Ranks {
         if let Some(place) = all.iter().position(|shapes| *shapes != all[0]) {
             let [first, other] = [0, place].map(|place| all[place].clone());
             let [first_rank, other_rank] = [0, place].map(|place| self.rank_at(place));
-            return Err(FsdpError::UnevenRows { first_rank, first, other_rank, other }.into());
+            return Err(FsdpError::UnevenRows {
+                first_rank,
+                first,
+                other_rank,
+                other,
+            }
+            .into());
         }
         let mut failed = None;
         let joined = input.map_tensors(&mut |tensor| match failed {
@@ -190,14 +266,28 @@ impl Ranks {
         let is_float = tensor.dtype().is_float();
         let own = match is_float {
             true => plain(tensor.clone()),
-            false => DispatchTensor { autodiff: DispatchAutodiffContext::Disabled, ..tensor.clone() },
+            false => DispatchTensor {
+                autodiff: DispatchAutodiffContext::Disabled,
+                ..tensor.clone()
+            },
         };
         let sizes = ShardSizes::Chunked(own.shape()[0] * self.count());
-        let rows = vec![ShardedTensor { tensor: own, dim: 0, sizes }];
-        let joined = self.data.all_gather(Call::new("compare, rows"), rows).wait()?.remove(0);
+        let rows = vec![ShardedTensor {
+            tensor: own,
+            dim: 0,
+            sizes,
+        }];
+        let joined = self
+            .data
+            .all_gather(Call::new("compare, rows"), rows)
+            .wait()?
+            .remove(0);
         Ok(match is_float {
             true => autodiff::constant(joined, tensor),
-            false => DispatchTensor { autodiff: tensor.autodiff, ..joined },
+            false => DispatchTensor {
+                autodiff: tensor.autodiff,
+                ..joined
+            },
         })
     }
 }

@@ -26,29 +26,62 @@ type ValueId = (String, Vec<Option<usize>>);
 /// Every rank.
 pub(super) fn differing<M: Module>(model: &M, ranks: &Ranks) -> Result<Option<Finding>> {
     let held = ranks.gather("compare, digests", &held(model))?;
-    let by_value: Vec<HashMap<&ValueId, u64>> =
-        held.iter().map(|held| held.iter().map(|(value, digest)| (value, *digest)).collect()).collect();
-    let found = held.iter().flatten().map(|(value, _)| value).unique().find_map(|value| {
-        let Vote { member, other, majority } = vote(by_value.iter().map(|held| held.get(value).copied()))?;
-        let (rank, other) = (ranks.rank_at(member), ranks.rank_at(other));
-        Some(Finding::Replica { param: value.0.clone(), rank, other, majority })
-    });
+    let by_value: Vec<HashMap<&ValueId, u64>> = held
+        .iter()
+        .map(|held| {
+            held.iter()
+                .map(|(value, digest)| (value, *digest))
+                .collect()
+        })
+        .collect();
+    let found = held
+        .iter()
+        .flatten()
+        .map(|(value, _)| value)
+        .unique()
+        .find_map(|value| {
+            let Vote {
+                member,
+                other,
+                majority,
+            } = vote(by_value.iter().map(|held| held.get(value).copied()))?;
+            let (rank, other) = (ranks.rank_at(member), ranks.rank_at(other));
+            Some(Finding::Replica {
+                param: value.0.clone(),
+                rank,
+                other,
+                majority,
+            })
+        });
     Ok(found)
 }
 
 /// Returns digests of this rank's values, in burn's order.
 fn held<M: Module>(model: &M) -> Vec<(ValueId, u64)> {
-    let ModelScan { params, buffers, .. } = ModelScan::of(model);
+    let ModelScan {
+        params, buffers, ..
+    } = ModelScan::of(model);
     let place = |found: &ScannedParam| {
-        let spec = found.distributed.as_ref().map(|param| param.spec(found.dtype));
+        let spec = found
+            .distributed
+            .as_ref()
+            .map(|param| param.spec(found.dtype));
         spec.map_or(Vec::new(), |spec| {
             let dims = spec.placements().iter().zip(spec.coordinate());
-            dims.map(|(placement, &at)| (!placement.is_replicate()).then_some(at)).collect()
+            dims.map(|(placement, &at)| (!placement.is_replicate()).then_some(at))
+                .collect()
         })
     };
-    let places = params.iter().map(|found| (found.path(), place(found))).collect();
-    let of_kind =
-        |running| buffers.iter().filter(move |buffer| buffer.running == running).map(|buffer| buffer.path.join("."));
+    let places = params
+        .iter()
+        .map(|found| (found.path(), place(found)))
+        .collect();
+    let of_kind = |running| {
+        buffers
+            .iter()
+            .filter(move |buffer| buffer.running == running)
+            .map(|buffer| buffer.path.join("."))
+    };
     let mut read = ReadDigests {
         places,
         buffers: of_kind(false).collect(),
@@ -57,7 +90,12 @@ fn held<M: Module>(model: &M) -> Vec<(ValueId, u64)> {
         held: Vec::new(),
     };
     visit_tensors(model, &mut read);
-    let ReadDigests { running, trains, mut held, .. } = read;
+    let ReadDigests {
+        running,
+        trains,
+        mut held,
+        ..
+    } = read;
     // In training, a rank's running statistics follow its own batches, and forward does not read them.
     held.retain(|((path, _), _)| !trains || !running.contains(path));
     held
@@ -89,6 +127,7 @@ impl TensorVisitor for ReadDigests {
         let data = param.base().without_autodiff().into_data();
         let mut digest = DefaultHasher::new();
         (data.shape().as_slice(), data.as_bytes()).hash(&mut digest);
-        self.held.push(((path, place.unwrap_or_default()), digest.finish()));
+        self.held
+            .push(((path, place.unwrap_or_default()), digest.finish()));
     }
 }

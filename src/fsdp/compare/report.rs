@@ -143,7 +143,13 @@ const LISTED: usize = 8;
 
 impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { units, parameters, largest, tolerance, findings } = self;
+        let Self {
+            units,
+            parameters,
+            largest,
+            tolerance,
+            findings,
+        } = self;
         match &findings[..] {
             [] => {
                 let gradients = match parameters {
@@ -156,12 +162,17 @@ impl fmt::Display for Comparison {
                      difference {largest:.1e} of the magnitude; at most {tolerance:.1e} is rounding"
                 );
             }
-            [Finding::Nondeterministic { .. }] => write!(f, "the sharded model cannot be compared with the full one")?,
+            [Finding::Nondeterministic { .. }] => {
+                write!(f, "the sharded model cannot be compared with the full one")?
+            }
             _ => write!(f, "the sharded model differs from the full one")?,
         }
         let is_gradient = |difference: &&Finding| matches!(difference, Finding::Gradient { .. });
         let gradients = findings.iter().filter(is_gradient).count();
-        for difference in findings.iter().take(findings.len() - gradients + LISTED.min(gradients)) {
+        for difference in findings
+            .iter()
+            .take(findings.len() - gradients + LISTED.min(gradients))
+        {
             write!(f, "\n  {difference}")?;
             if let Finding::Output { .. } = difference {
                 write!(f, "; at most {tolerance:.1e} is rounding")?;
@@ -171,7 +182,11 @@ impl fmt::Display for Comparison {
             }
         }
         if gradients > LISTED {
-            write!(f, "\n  and the gradients of {} more parameters", gradients - LISTED)?;
+            write!(
+                f,
+                "\n  and the gradients of {} more parameters",
+                gradients - LISTED
+            )?;
         }
         Ok(())
     }
@@ -181,22 +196,58 @@ impl fmt::Display for Comparison {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Replica { param, rank, other, majority } => {
-                let most = if *majority { ", which most ranks agree with" } else { "" };
-                write!(f, "rank {rank} holds other values of `{param}` than rank {other}{most}")
+            Self::Replica {
+                param,
+                rank,
+                other,
+                majority,
+            } => {
+                let most = if *majority {
+                    ", which most ranks agree with"
+                } else {
+                    ""
+                };
+                write!(
+                    f,
+                    "rank {rank} holds other values of `{param}` than rank {other}{most}"
+                )
             }
-            Self::Panic { unit, side, rank, message } => {
-                let place =
-                    unit.as_ref().map_or("outside units or in backward".into(), |unit| format!("in unit `{unit}`"));
-                write!(f, "the {side} model panicked {place} on rank {rank}: {message}")
+            Self::Panic {
+                unit,
+                side,
+                rank,
+                message,
+            } => {
+                let place = unit
+                    .as_ref()
+                    .map_or("outside units or in backward".into(), |unit| {
+                        format!("in unit `{unit}`")
+                    });
+                write!(
+                    f,
+                    "the {side} model panicked {place} on rank {rank}: {message}"
+                )
             }
             Self::Nondeterministic { unit } => {
-                write!(f, "{} returns other values each time it runs", UnitOrLoss(unit))
+                write!(
+                    f,
+                    "{} returns other values each time it runs",
+                    UnitOrLoss(unit)
+                )
             }
             Self::Order { sharded, full } => {
-                write!(f, "the sharded model ran {} where the full one ran {}", UnitOrLoss(sharded), UnitOrLoss(full))
+                write!(
+                    f,
+                    "the sharded model ran {} where the full one ran {}",
+                    UnitOrLoss(sharded),
+                    UnitOrLoss(full)
+                )
             }
-            Self::Shape { unit, sharded, full } => {
+            Self::Shape {
+                unit,
+                sharded,
+                full,
+            } => {
                 write!(
                     f,
                     "{} returns a tensor of shape {sharded:?}, and {full:?} for the rows of all ranks",
@@ -204,10 +255,17 @@ impl fmt::Display for Finding {
                 )
             }
             Self::Output { unit, relative, .. } => {
-                write!(f, "{} returns other values: they differ by {relative:.1e} of their magnitude", UnitOrLoss(unit))
+                write!(
+                    f,
+                    "{} returns other values: they differ by {relative:.1e} of their magnitude",
+                    UnitOrLoss(unit)
+                )
             }
             Self::Gradient { param, relative } => {
-                write!(f, "the gradient of `{param}` differs by {relative:.1e} of its magnitude")
+                write!(
+                    f,
+                    "the gradient of `{param}` differs by {relative:.1e} of its magnitude"
+                )
             }
         }
     }
@@ -228,20 +286,33 @@ impl Finding {
                  again, and make each change on all ranks",
             ),
             Self::Panic { message, .. } if message.contains("dtype") => Some(DTYPE),
-            Self::Panic { side: Side::Full, .. } => None,
+            Self::Panic {
+                side: Side::Full, ..
+            } => None,
             Self::Nondeterministic { .. } => Some(
                 "likely cause: `Dropout` or another random draw. Set its probability to 0 for the comparison, or \
                  compare `model.valid()`, of which only the forward is compared",
             ),
-            Self::Panic { .. } | Self::Shape { .. } | Self::Output { cause: Cause::Shards, .. } => Some(STORED),
+            Self::Panic { .. }
+            | Self::Shape { .. }
+            | Self::Output {
+                cause: Cause::Shards,
+                ..
+            } => Some(STORED),
             Self::Order { .. } => Some(
                 "likely cause: forward decides by values of its batch which units to run. Compare it with a batch for \
                  which the decision is the same",
             ),
-            Self::Output { unit: None, cause: Cause::Rows, .. } => Some(
+            Self::Output {
+                unit: None,
+                cause: Cause::Rows,
+                ..
+            } => Some(
                 "likely cause: the loss is not a mean over rows. Gradients are averaged over the ranks, so use a mean",
             ),
-            Self::Output { cause: Cause::Rows, .. } => Some(
+            Self::Output {
+                cause: Cause::Rows, ..
+            } => Some(
                 "likely cause: a layer mixes rows, as `BatchNorm` does, which normalizes by the rank's own batch. Use \
                  a norm that works row by row, such as `GroupNorm`, or a batch norm over a DTensor",
             ),

@@ -73,24 +73,49 @@ pub(super) fn run<M: Module, I>(
     pass: Pass,
     shards: &ShardRanges<'_>,
 ) -> Result<Result<Run, Panicked>> {
-    let (loss, Probe { outputs, panicked_in }) = probe(|| forward(model, input));
+    let (
+        loss,
+        Probe {
+            outputs,
+            panicked_in,
+        },
+    ) = probe(|| forward(model, input));
     let loss = match loss {
         Ok(loss) => loss,
         Err(payload) => return panicked(&*payload, panicked_in),
     };
     let tracked = Dispatch::is_tracked(&loss.clone().into_dispatch());
     let value = HostTensor::of(loss.clone().into_dispatch());
-    let outputs = outputs.into_iter().map(|(unit, tensors)| RunOutput { unit: Some(unit), tensors });
-    let outputs = outputs.chain([RunOutput { unit: None, tensors: vec![value] }]).collect();
+    let outputs = outputs.into_iter().map(|(unit, tensors)| RunOutput {
+        unit: Some(unit),
+        tensors,
+    });
+    let outputs = outputs
+        .chain([RunOutput {
+            unit: None,
+            tensors: vec![value],
+        }])
+        .collect();
     if pass == Pass::Forward || !tracked {
-        return Ok(Ok(Run { outputs, grads: None }));
+        return Ok(Ok(Run {
+            outputs,
+            grads: None,
+        }));
     }
-    let (grads, Probe { panicked_in, .. }) = probe(|| GradientsParams::from_grads(loss.backward(), model));
+    let (grads, Probe { panicked_in, .. }) =
+        probe(|| GradientsParams::from_grads(loss.backward(), model));
     match grads {
         Ok(grads) => {
-            let mut read = ReadGrads { grads: &grads, shards, values: HashMap::new() };
+            let mut read = ReadGrads {
+                grads: &grads,
+                shards,
+                values: HashMap::new(),
+            };
             visit_tensors(model, &mut read);
-            Ok(Ok(Run { outputs, grads: Some(read.values) }))
+            Ok(Ok(Run {
+                outputs,
+                grads: Some(read.values),
+            }))
         }
         Err(payload) => panicked(&*payload, panicked_in),
     }
@@ -103,7 +128,10 @@ fn panicked<T>(payload: &(dyn Any + Send), unit: Option<Arc<str>>) -> Result<Res
         Some(error) => error.to_string(),
         None => panic_text(payload).into(),
     };
-    Ok(Err(Panicked { unit: unit.map(|unit| unit.to_string()), message }))
+    Ok(Err(Panicked {
+        unit: unit.map(|unit| unit.to_string()),
+        message,
+    }))
 }
 
 /// Collects gradients by path.
@@ -115,12 +143,15 @@ struct ReadGrads<'a> {
 
 impl TensorVisitor for ReadGrads<'_> {
     fn float<const D: usize>(&mut self, path: &ModulePath, param: &Param<Tensor<D>>) {
-        let Some(grad) = self.grads.get::<D>(param.id) else { return };
+        let Some(grad) = self.grads.get::<D>(param.id) else {
+            return;
+        };
         let path = path.join();
         let grad = match self.shards.get(&*path) {
             Some((dim, range)) => grad.slice_dim(*dim, range.clone()),
             None => grad,
         };
-        self.values.insert(path, HostTensor::of(grad.into_dispatch()));
+        self.values
+            .insert(path, HostTensor::of(grad.into_dispatch()));
     }
 }

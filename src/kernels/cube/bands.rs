@@ -47,29 +47,68 @@ impl Band {
     }
 
     fn zeros(start: usize, end: usize) -> Self {
-        let columns = vec![Column { start: 0, source: None, from: 0, from_stride: 0 }];
-        Self { start, stride: end - start, rows: 1, columns }
+        let columns = vec![Column {
+            start: 0,
+            source: None,
+            from: 0,
+            from_stride: 0,
+        }];
+        Self {
+            start,
+            stride: end - start,
+            rows: 1,
+            columns,
+        }
     }
 
     /// Creates a band from segments whose equal rows are next to each other. The first of them begins at `start`.
     fn of(start: usize, segments: &[StridedCopy]) -> Self {
         let first = segments[0];
-        let stride = if first.rows == 1 { first.run } else { first.to_stride };
+        let stride = if first.rows == 1 {
+            first.run
+        } else {
+            first.to_stride
+        };
         let mut columns: Vec<Column> = Vec::new();
         let mut end = 0;
         for segment in segments {
             let at = segment.to - first.to;
             if at > end {
-                columns.push(Column { start: end, source: None, from: 0, from_stride: 0 });
+                columns.push(Column {
+                    start: end,
+                    source: None,
+                    from: 0,
+                    from_stride: 0,
+                });
             }
-            let StridedCopy { source, from, from_stride, .. } = *segment;
-            columns.push(Column { start: at, source: Some(source), from, from_stride });
+            let StridedCopy {
+                source,
+                from,
+                from_stride,
+                ..
+            } = *segment;
+            columns.push(Column {
+                start: at,
+                source: Some(source),
+                from,
+                from_stride,
+            });
             end = at + segment.run;
         }
         if end < stride {
-            columns.push(Column { start: end, source: None, from: 0, from_stride: 0 });
+            columns.push(Column {
+                start: end,
+                source: None,
+                from: 0,
+                from_stride: 0,
+            });
         }
-        Self { start, stride, rows: first.rows, columns }
+        Self {
+            start,
+            stride,
+            rows: first.rows,
+            columns,
+        }
     }
 }
 
@@ -78,7 +117,11 @@ impl Band {
 /// # Panics
 /// If rows of segments interleave and are not of equal number and distance, as those of a layout are.
 pub(super) fn bands(copies: &CopyPlan, offsets: &[usize], total: usize) -> Vec<Band> {
-    let segments = copies.segments.iter().copied().sorted_by_key(|segment| (offsets[segment.target], segment.to));
+    let segments = copies
+        .segments
+        .iter()
+        .copied()
+        .sorted_by_key(|segment| (offsets[segment.target], segment.to));
     let by_target = segments.chunk_by(|segment| segment.target);
     let mut bands: Vec<Band> = Vec::new();
     for (target, segments) in &by_target {
@@ -87,7 +130,10 @@ pub(super) fn bands(copies: &CopyPlan, offsets: &[usize], total: usize) -> Vec<B
     let mut covered = Vec::with_capacity(2 * bands.len() + 1);
     let mut end = 0;
     for band in bands {
-        assert!(band.start >= end, "rows interleave only with rows of equal number and distance");
+        assert!(
+            band.start >= end,
+            "rows interleave only with rows of equal number and distance"
+        );
         if band.start > end {
             covered.push(Band::zeros(end, band.start));
         }
@@ -107,7 +153,9 @@ fn side_by_side(segments: &[StridedCopy], offset: usize, bands: &mut Vec<Band>) 
     while let Some(first) = rest.first() {
         let row = first.to + first.to_stride;
         let other = |segment: &StridedCopy| {
-            segment.rows == first.rows && segment.to_stride == first.to_stride && segment.to + segment.run <= row
+            segment.rows == first.rows
+                && segment.to_stride == first.to_stride
+                && segment.to + segment.run <= row
         };
         let count = match first.rows {
             1 => 1,
@@ -150,8 +198,15 @@ pub(super) fn ranges(bands: &[Band], lanes: usize, limit: usize) -> Result<Vec<R
             return Err(read.len());
         }
         let inside = rest.iter().take_while(|band| band.start < stop * lanes);
-        let sources = inside.flat_map(Band::sources).collect::<BTreeSet<_>>().into_iter().collect();
-        ranges.push(Range { vectors: begin..stop, sources });
+        let sources = inside
+            .flat_map(Band::sources)
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect();
+        ranges.push(Range {
+            vectors: begin..stop,
+            sources,
+        });
         begin = stop;
     }
     Ok(ranges)
@@ -180,13 +235,34 @@ mod tests {
         let copies = CopyPlan::new(
             vec![Shape::new([9]), Shape::new([6])],
             vec![Shape::new([3, 5]), Shape::new([2])],
-            vec![part(1, 3, 2), part(0, 0, 3), StridedCopy::run(0, 1, 4, 0, 2)],
+            vec![
+                part(1, 3, 2),
+                part(0, 0, 3),
+                StridedCopy::run(0, 1, 4, 0, 2),
+            ],
         );
-        let column = |start, source, from, from_stride| Column { start, source, from, from_stride };
-        let first =
-            Band { start: 0, stride: 5, rows: 3, columns: vec![column(0, Some(0), 0, 3), column(3, Some(1), 0, 2)] };
-        let second = Band { start: 16, stride: 2, rows: 1, columns: vec![column(0, Some(0), 4, 2)] };
-        assert_eq!(bands(&copies, &[0, 16], 20), [first, Band::zeros(15, 16), second, Band::zeros(18, 20)]);
+        let column = |start, source, from, from_stride| Column {
+            start,
+            source,
+            from,
+            from_stride,
+        };
+        let first = Band {
+            start: 0,
+            stride: 5,
+            rows: 3,
+            columns: vec![column(0, Some(0), 0, 3), column(3, Some(1), 0, 2)],
+        };
+        let second = Band {
+            start: 16,
+            stride: 2,
+            rows: 1,
+            columns: vec![column(0, Some(0), 4, 2)],
+        };
+        assert_eq!(
+            bands(&copies, &[0, 16], 20),
+            [first, Band::zeros(15, 16), second, Band::zeros(18, 20)]
+        );
     }
 
     /// Returns the minimum number of ranges, by trying every end.
@@ -195,7 +271,9 @@ mod tests {
         let mut best = vec![Some(0)];
         for end in 1..=vectors {
             let from = |begin: usize| {
-                let inside = bands.iter().filter(|band| band.start < end * lanes && band.end() > begin * lanes);
+                let inside = bands
+                    .iter()
+                    .filter(|band| band.start < end * lanes && band.end() > begin * lanes);
                 let read = inside.flat_map(Band::sources).unique().count();
                 (read <= limit).then_some(best[begin]? + 1)
             };
@@ -211,7 +289,10 @@ mod tests {
         for _ in 0..300 {
             let mut end = 0;
             let band = |source: usize| {
-                let band = Band::of(end, &[StridedCopy::run(source, 0, 0, 0, rng.random_range(1..9))]);
+                let band = Band::of(
+                    end,
+                    &[StridedCopy::run(source, 0, 0, 0, rng.random_range(1..9))],
+                );
                 end = band.end();
                 band
             };
@@ -219,14 +300,27 @@ mod tests {
             let (lanes, limit) = (rng.random_range(1..5), rng.random_range(1..5));
             let found = ranges(&all, lanes, limit).ok();
             errors += usize::from(found.is_none());
-            assert_eq!(found.as_ref().map(Vec::len), fewest(&all, lanes, limit), "{lanes} {limit} {all:?}");
+            assert_eq!(
+                found.as_ref().map(Vec::len),
+                fewest(&all, lanes, limit),
+                "{lanes} {limit} {all:?}"
+            );
             for range in found.into_iter().flatten() {
-                let inside =
-                    |band: &&Band| band.start < range.vectors.end * lanes && band.end() > range.vectors.start * lanes;
-                let read = all.iter().filter(inside).flat_map(Band::sources).collect_vec();
+                let inside = |band: &&Band| {
+                    band.start < range.vectors.end * lanes
+                        && band.end() > range.vectors.start * lanes
+                };
+                let read = all
+                    .iter()
+                    .filter(inside)
+                    .flat_map(Band::sources)
+                    .collect_vec();
                 assert_eq!(range.sources, read);
             }
         }
-        assert!((10..150).contains(&errors), "{errors} of 300 have a vector of too many sources");
+        assert!(
+            (10..150).contains(&errors),
+            "{errors} of 300 have a vector of too many sources"
+        );
     }
 }

@@ -28,7 +28,12 @@ impl BlockLayout {
             offset
         };
         let offsets = shapes.iter().map(offset).collect();
-        Self { shapes: shapes.to_vec(), dtype, offsets, size: size.max(align) }
+        Self {
+            shapes: shapes.to_vec(),
+            dtype,
+            offsets,
+            size: size.max(align),
+        }
     }
 
     /// Allocates uninitialized memory for the tensors.
@@ -36,7 +41,13 @@ impl BlockLayout {
         let memory = client.empty(self.size);
         let view = |(shape, offset): (&Shape, &usize)| {
             let handle = view(&memory, *offset, shape.num_elements() * self.dtype.size());
-            CubeTensor::new_contiguous(client.clone(), device.clone(), shape.clone(), handle, self.dtype)
+            CubeTensor::new_contiguous(
+                client.clone(),
+                device.clone(),
+                shape.clone(),
+                handle,
+                self.dtype,
+            )
         };
         let tensors = self.shapes.iter().zip(&self.offsets).map(view).collect();
         SharedAllocation { memory, tensors }
@@ -66,7 +77,11 @@ pub(crate) fn view(memory: &Handle, offset: usize, len: usize) -> Handle {
 /// accesses. It is never so long that a view could begin inside one.
 pub(crate) fn vector_lanes(client: &Client, bytes: usize) -> usize {
     let aligned = |lanes: &usize| alignment(client).is_multiple_of(lanes * bytes);
-    client.properties().io_optimized_vector_sizes(bytes).find(aligned).unwrap_or(1)
+    client
+        .properties()
+        .io_optimized_vector_sizes(bytes)
+        .find(aligned)
+        .unwrap_or(1)
 }
 
 /// Returns memory as an argument of a kernel that accesses complete vectors of `bytes` bytes. The last vector may
@@ -76,7 +91,11 @@ pub(crate) fn vectors(memory: &Handle, bytes: usize) -> BufferArg {
     let used = memory.size_in_used();
     let past = used.next_multiple_of(bytes as u64) - used;
     let spare = memory.offset_end.unwrap_or(0);
-    memory.offset_end = Some(spare.checked_sub(past).expect("allocations are multiples of a vector"));
+    memory.offset_end = Some(
+        spare
+            .checked_sub(past)
+            .expect("allocations are multiples of a vector"),
+    );
     // SAFETY: the handle bounds all accesses, and is inside its allocation by the line above.
     unsafe { BufferArg::from_raw_parts(memory, (used + past) as usize / bytes) }
 }

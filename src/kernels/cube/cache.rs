@@ -48,11 +48,19 @@ static PLANS: LazyLock<Mutex<Plans>> = LazyLock::new(|| Mutex::new(LruCache::new
 ///
 /// # Errors
 /// The reason why kernels cannot copy on the device. Errors are cached too.
-pub(crate) fn plan(device: &CubeDevice, layout: &FlatLayout, side: CopySide, dtype: DType) -> PlanResult {
+pub(crate) fn plan(
+    device: &CubeDevice,
+    layout: &FlatLayout,
+    side: CopySide,
+    dtype: DType,
+) -> PlanResult {
     let mut plans = PLANS.lock();
     let of_layout = plans.get_or_insert_mut_ref(layout, HashMap::new);
     let make = || CubePlan::new(device, &side.copies(layout), dtype).map(Arc::new);
-    of_layout.entry((device.clone(), side, dtype)).or_insert_with(make).clone()
+    of_layout
+        .entry((device.clone(), side, dtype))
+        .or_insert_with(make)
+        .clone()
 }
 
 #[cfg(all(test, feature = "cube"))]
@@ -67,7 +75,11 @@ mod tests {
     fn layout(len: usize) -> FlatLayout {
         FlatLayout::new(
             2,
-            vec![ShardedTensorSpec { shape: Shape::new([len]), dim: 0, sizes: ShardSizes::Chunked(len) }],
+            vec![ShardedTensorSpec {
+                shape: Shape::new([len]),
+                dim: 0,
+                sizes: ShardSizes::Chunked(len),
+            }],
             8,
         )
     }
@@ -76,7 +88,10 @@ mod tests {
     fn a_layouts_plans_are_made_once_for_each_side_and_dtype() {
         let made = |layout: &FlatLayout, side, dtype| plan(&device(), layout, side, dtype).unwrap();
         let first = made(&layout(6), CopySide::PackParts(0), DType::F32);
-        assert!(Arc::ptr_eq(&first, &made(&layout(6), CopySide::PackParts(0), DType::F32)));
+        assert!(Arc::ptr_eq(
+            &first,
+            &made(&layout(6), CopySide::PackParts(0), DType::F32)
+        ));
         for other in [
             made(&layout(7), CopySide::PackParts(0), DType::F32),
             made(&layout(6), CopySide::PackParts(1), DType::F32),
@@ -93,7 +108,13 @@ mod tests {
             }
         }
         assert_eq!(PLANS.lock().len(), LAYOUTS.get());
-        assert!(Arc::ptr_eq(&first, &made(&layout(6), CopySide::PackParts(0), DType::F32)));
-        assert!(!PLANS.lock().contains(&layout(7)), "it was used least recently");
+        assert!(Arc::ptr_eq(
+            &first,
+            &made(&layout(6), CopySide::PackParts(0), DType::F32)
+        ));
+        assert!(
+            !PLANS.lock().contains(&layout(7)),
+            "it was used least recently"
+        );
     }
 }

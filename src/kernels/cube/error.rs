@@ -36,7 +36,9 @@ pub(crate) enum CubeError {
         most: u64,
     },
     /// A buffer is too large, because kernels count elements in 32 bits.
-    #[error("{len} elements are more than a kernel can count in 32 bits. Copy fewer tensors at once")]
+    #[error(
+        "{len} elements are more than a kernel can count in 32 bits. Copy fewer tensors at once"
+    )]
     TooLarge {
         /// Number of elements of the largest buffer.
         len: usize,

@@ -62,13 +62,25 @@ fn gather<E: Numeric, N: Size>(
     let mut value = Vector::<E, N>::new(E::from_int(0));
     if place.left >= lanes && (place.source == ZEROS || place.lane.is_multiple_of(lanes)) {
         if place.source != ZEROS {
-            value = load::<E, N>(sources, place.source, place.lane / lanes, 0usize, sources.len());
+            value = load::<E, N>(
+                sources,
+                place.source,
+                place.lane / lanes,
+                0usize,
+                sources.len(),
+            );
         }
     } else {
         for lane in 0..lanes {
             let place = locate(table, at * lanes + lane, low, high);
             if place.source != ZEROS {
-                let vector = load::<E, N>(sources, place.source, place.lane / lanes, 0usize, sources.len());
+                let vector = load::<E, N>(
+                    sources,
+                    place.source,
+                    place.lane / lanes,
+                    0usize,
+                    sources.len(),
+                );
                 value.insert_dynamic(lane, vector.extract_dynamic(place.lane % lanes));
             }
         }
@@ -135,7 +147,13 @@ fn load<E: Numeric, N: Size>(
         if source < comptime!((first + half) as u32) {
             load::<E, N>(sources, source, at, first, half)
         } else {
-            load::<E, N>(sources, source, at, comptime!(first + half), comptime!(count - half))
+            load::<E, N>(
+                sources,
+                source,
+                at,
+                comptime!(first + half),
+                comptime!(count - half),
+            )
         }
     }
 }

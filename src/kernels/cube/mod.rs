@@ -24,7 +24,10 @@ mod bands;
 mod block;
 mod cache;
 mod error;
-#[expect(clippy::manual_div_ceil, reason = "the kernel language has no `div_ceil`")]
+#[expect(
+    clippy::manual_div_ceil,
+    reason = "the kernel language has no `div_ceil`"
+)]
 mod kernel;
 mod plan;
 mod table;

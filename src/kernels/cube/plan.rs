@@ -62,7 +62,10 @@ impl DeviceLimits {
     /// Returns the limits of the device.
     fn of(client: &Client) -> Self {
         let hardware = &client.properties().hardware;
-        Self { bindings: hardware.max_bindings as usize, cubes: hardware.max_cube_count.0 as usize }
+        Self {
+            bindings: hardware.max_bindings as usize,
+            cubes: hardware.max_cube_count.0 as usize,
+        }
     }
 }
 
@@ -90,24 +93,65 @@ impl CubePlan {
         }
         let (lane, counted) = lane(&client, copies, dtype)?;
         let total = layout.size / lane.1;
-        let longest = counted.sources.iter().map(|shape| shape.num_elements()).fold(total, usize::max);
+        let longest = counted
+            .sources
+            .iter()
+            .map(|shape| shape.num_elements())
+            .fold(total, usize::max);
         if longest >= u32::MAX as usize {
             return Err(CubeError::TooLarge { len: longest });
         }
-        let offsets: Vec<_> = layout.offsets.iter().map(|offset| offset / lane.1).collect();
+        let offsets: Vec<_> = layout
+            .offsets
+            .iter()
+            .map(|offset| offset / lane.1)
+            .collect();
         let bands = bands(&counted, &offsets, total);
-        let (width, limit) = (vector_lanes(&client, lane.1), limits.bindings.saturating_sub(OTHERS).max(1));
-        let ranges = ranges(&bands, width, limit).map_err(|needed| CubeError::Bindings { needed, limit })?;
+        let (width, limit) = (
+            vector_lanes(&client, lane.1),
+            limits.bindings.saturating_sub(OTHERS).max(1),
+        );
+        let ranges =
+            ranges(&bands, width, limit).map_err(|needed| CubeError::Bindings { needed, limit })?;
         let launch = |range| {
             let (words, tasks) = table(&bands, &range, width);
             let table = client.create_from_slice(bytemuck::cast_slice(&words));
-            KernelLaunch { sources: range.sources, table, words: words.len(), tasks }
+            KernelLaunch {
+                sources: range.sources,
+                table,
+                words: words.len(),
+                tasks,
+            }
         };
         let launches = ranges.into_iter().map(launch).collect();
         let copied = copies.copied();
-        let padding = copies.targets.iter().map(|shape| shape.num_elements()).sum::<usize>() - copied;
-        let (device, lens) = (device.clone(), copies.sources.iter().map(|shape| shape.num_elements()).collect());
-        Ok(Self { client, device, dtype, lens, layout, lane, width, limits, launches, copied, padding })
+        let padding = copies
+            .targets
+            .iter()
+            .map(|shape| shape.num_elements())
+            .sum::<usize>()
+            - copied;
+        let (device, lens) = (
+            device.clone(),
+            copies
+                .sources
+                .iter()
+                .map(|shape| shape.num_elements())
+                .collect(),
+        );
+        Ok(Self {
+            client,
+            device,
+            dtype,
+            lens,
+            layout,
+            lane,
+            width,
+            limits,
+            launches,
+            copied,
+            padding,
+        })
     }
 
     /// Returns the number of kernels that a run launches.
@@ -131,8 +175,16 @@ impl CubePlan {
     /// If the sources do not match the copies.
     pub fn run(&self, sources: &[CubeTensor]) -> SharedAllocation {
         let lens = sources.iter().map(|source| source.meta.num_elements());
-        assert!(lens.eq(self.lens.iter().copied()), "the plan's sources have {:?} elements", self.lens);
-        assert!(sources.iter().all(|source| source.dtype == self.dtype), "the plan's sources are {:?}", self.dtype);
+        assert!(
+            lens.eq(self.lens.iter().copied()),
+            "the plan's sources have {:?} elements",
+            self.lens
+        );
+        assert!(
+            sources.iter().all(|source| source.dtype == self.dtype),
+            "the plan's sources are {:?}",
+            self.dtype
+        );
         let block = self.layout.allocate(&self.client, &self.device);
         for launch in &self.launches {
             self.launch(launch, sources, &block);
@@ -172,12 +224,20 @@ const WORD: usize = 4;
 ///
 /// # Errors
 /// A [`CubeError`] if the device does not support the type.
-fn lane(client: &Client, copies: &CopyPlan, dtype: DType) -> Result<((ElemType, usize), CopyPlan), CubeError> {
+fn lane(
+    client: &Client,
+    copies: &CopyPlan,
+    dtype: DType,
+) -> Result<((ElemType, usize), CopyPlan), CubeError> {
     if let Some(words) = in_words(copies, dtype.size()) {
         return Ok(((dtype_to_storage_type(DType::U32), WORD), words));
     }
     let lane = dtype_to_storage_type(dtype);
-    if !client.properties().type_usage(lane).is_superset(TypeUsage::Buffer | TypeUsage::Conversion) {
+    if !client
+        .properties()
+        .type_usage(lane)
+        .is_superset(TypeUsage::Buffer | TypeUsage::Conversion)
+    {
         return Err(CubeError::Dtype { dtype });
     }
     Ok(((lane, dtype.size()), copies.clone()))
@@ -185,16 +245,42 @@ fn lane(client: &Client, copies: &CopyPlan, dtype: DType) -> Result<((ElemType, 
 
 /// Returns the copies counted in words, or `None` if a word contains elements of two runs.
 fn in_words(copies: &CopyPlan, bytes: usize) -> Option<CopyPlan> {
-    let words = |elements: usize| (elements * bytes).is_multiple_of(WORD).then_some(elements * bytes / WORD);
+    let words = |elements: usize| {
+        (elements * bytes)
+            .is_multiple_of(WORD)
+            .then_some(elements * bytes / WORD)
+    };
     let segment = |segment: &StridedCopy| {
-        let StridedCopy { source, target, from, to, rows, run, from_stride, to_stride } = *segment;
+        let StridedCopy {
+            source,
+            target,
+            from,
+            to,
+            rows,
+            run,
+            from_stride,
+            to_stride,
+        } = *segment;
         let stride = |stride| if rows == 1 { Some(0) } else { words(stride) };
         let (from, to, run) = (words(from)?, words(to)?, words(run)?);
         let (from_stride, to_stride) = (stride(from_stride)?, stride(to_stride)?);
-        Some(StridedCopy { source, target, from, to, rows, run, from_stride, to_stride })
+        Some(StridedCopy {
+            source,
+            target,
+            from,
+            to,
+            rows,
+            run,
+            from_stride,
+            to_stride,
+        })
     };
     let shape = |shape: &Shape| Shape::new([(shape.num_elements() * bytes).div_ceil(WORD)]);
     let shapes = |shapes: &[Shape]| shapes.iter().map(shape).collect();
     let segments = copies.segments.iter().map(segment).collect::<Option<_>>()?;
-    Some(CopyPlan::new(shapes(&copies.sources), shapes(&copies.targets), segments))
+    Some(CopyPlan::new(
+        shapes(&copies.sources),
+        shapes(&copies.targets),
+        segments,
+    ))
 }

@@ -27,9 +27,16 @@ pub(super) fn table(bands: &[Band], range: &Range, lanes: usize) -> (Vec<u32>, u
     let mut words: Vec<u32> = words.into_iter().map(word).collect();
     for column in used.iter().flat_map(|band| &band.columns) {
         // A band that extends into the next range may have sources that this range does not read.
-        let local = column.source.and_then(|source| range.sources.binary_search(&source).ok());
+        let local = column
+            .source
+            .and_then(|source| range.sources.binary_search(&source).ok());
         let source = local.map_or(ZEROS, word);
-        words.extend([word(column.start), source, word(column.from), word(column.from_stride)]);
+        words.extend([
+            word(column.start),
+            source,
+            word(column.from),
+            word(column.from_stride),
+        ]);
     }
     (words, tasks)
 }

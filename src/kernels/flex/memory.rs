@@ -21,14 +21,20 @@ impl OutputBuffers {
         shapes: impl IntoIterator<Item = &'a Shape>,
         size: usize,
     ) -> Self {
-        Self(shapes.into_iter().map(|shape| UninitBytes::at(home, size, shape.num_elements())).collect())
+        Self(
+            shapes
+                .into_iter()
+                .map(|shape| UninitBytes::at(home, size, shape.num_elements()))
+                .collect(),
+        )
     }
 
     /// Allocates memory for the targets of `copies`, and sets their gaps to zero.
     pub fn of(home: Option<&Arc<HostMemoryPool>>, copies: &CopyPlan, size: usize) -> Self {
         let mut targets = Self::new(home, &copies.targets, size);
         for gap in &copies.gaps {
-            targets.0[gap.target].bytes()[gap.at * size..(gap.at + gap.len) * size].fill(MaybeUninit::zeroed());
+            targets.0[gap.target].bytes()[gap.at * size..(gap.at + gap.len) * size]
+                .fill(MaybeUninit::zeroed());
         }
         targets
     }
@@ -36,7 +42,12 @@ impl OutputBuffers {
     /// Returns the start of each tensor. Until everything is written, `self` must not move, and only
     /// [`finish`](Self::finish) may be called on it afterwards.
     pub fn ptrs(&mut self) -> OutputPtrs {
-        OutputPtrs(self.0.iter_mut().map(|memory| memory.bytes().as_mut_ptr().cast()).collect())
+        OutputPtrs(
+            self.0
+                .iter_mut()
+                .map(|memory| memory.bytes().as_mut_ptr().cast())
+                .collect(),
+        )
     }
 
     /// Returns the tensors.

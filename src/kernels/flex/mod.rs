@@ -53,7 +53,11 @@ pub(crate) fn run(copies: &CopyPlan, sources: &Sources) -> Vec<FlexTensor> {
 fn check(copies: &CopyPlan, sources: &Sources, size: usize) {
     assert_eq!(sources.len(), copies.sources.len(), "one tensor per source");
     for (bytes, shape) in sources.bytes().iter().zip(&copies.sources) {
-        assert_eq!(bytes.len(), shape.num_elements() * size, "a source of shape {shape:?}");
+        assert_eq!(
+            bytes.len(),
+            shape.num_elements() * size,
+            "a source of shape {shape:?}"
+        );
     }
 }
 
@@ -64,7 +68,9 @@ fn check(copies: &CopyPlan, sources: &Sources, size: usize) {
 /// that memory.
 unsafe fn segments(segments: &[StridedCopy], sources: &Sources, to: &OutputPtrs, size: usize) {
     // SAFETY: guaranteed by the caller.
-    share::each(segments, size, |segments| unsafe { copy_segments(segments, sources, to, size) });
+    share::each(segments, size, |segments| unsafe {
+        copy_segments(segments, sources, to, size)
+    });
 }
 
 /// Like [`segments`], on the calling thread.
@@ -77,7 +83,10 @@ unsafe fn copy_segments(segments: &[StridedCopy], sources: &Sources, to: &Output
         let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
         // SAFETY: guaranteed by the caller.
         unsafe {
-            let start = (source.add(segment.from * size), target.add(segment.to * size));
+            let start = (
+                source.add(segment.from * size),
+                target.add(segment.to * size),
+            );
             StridedRows::of(segment, size).copy(start);
         }
     }

@@ -24,8 +24,19 @@ pub(super) type RowStart = (*const u8, *mut u8);
 impl StridedRows {
     /// Returns the runs of `segment` with elements of `size` bytes.
     pub fn of(segment: &StridedCopy, size: usize) -> Self {
-        let StridedCopy { rows, run, from_stride, to_stride, .. } = *segment;
-        Self { rows, run: run * size, from_stride: from_stride * size, to_stride: to_stride * size }
+        let StridedCopy {
+            rows,
+            run,
+            from_stride,
+            to_stride,
+            ..
+        } = *segment;
+        Self {
+            rows,
+            run: run * size,
+            from_stride: from_stride * size,
+            to_stride: to_stride * size,
+        }
     }
 
     /// Copies the runs: short ones in a loop that is specialized for their length, others by `memcpy`.
@@ -70,7 +81,8 @@ impl StridedRows {
         // SAFETY: guaranteed by the caller.
         self.each(start, |from, to| unsafe {
             for block in 0..COUNT - 1 {
-                from.add(block * SIZE).copy_to_nonoverlapping(to.add(block * SIZE), SIZE);
+                from.add(block * SIZE)
+                    .copy_to_nonoverlapping(to.add(block * SIZE), SIZE);
             }
             from.add(last).copy_to_nonoverlapping(to.add(last), SIZE);
         })
@@ -83,7 +95,10 @@ impl StridedRows {
         for _ in 0..self.rows {
             copy(from, to);
             // The addresses after the last run are not used, and may be invalid.
-            (from, to) = (from.wrapping_add(self.from_stride), to.wrapping_add(self.to_stride));
+            (from, to) = (
+                from.wrapping_add(self.from_stride),
+                to.wrapping_add(self.to_stride),
+            );
         }
     }
 }
@@ -95,9 +110,15 @@ mod tests {
     /// Checks that the runs of `rows`, which begin at these bytes of source and target, are copied, and nothing else
     /// is written.
     fn assert_copied(rows: StridedRows, (from, to): (usize, usize)) {
-        let StridedRows { run, from_stride, to_stride, .. } = rows;
-        let source: Vec<u8> =
-            (0..from + rows.rows * from_stride + run).map(|at| (at * 7 + at / 251) as u8 | 1).collect();
+        let StridedRows {
+            run,
+            from_stride,
+            to_stride,
+            ..
+        } = rows;
+        let source: Vec<u8> = (0..from + rows.rows * from_stride + run)
+            .map(|at| (at * 7 + at / 251) as u8 | 1)
+            .collect();
         let mut target = vec![0; to + rows.rows * to_stride + run];
         let mut expected = target.clone();
         for row in 0..rows.rows {
@@ -113,7 +134,15 @@ mod tests {
     fn runs_of_every_length_are_copied_completely_and_nothing_else() {
         for run in (0..=300).chain([1000, 5001, 65_536]) {
             for start in [(0, 0), (3, 1), (31, 32), (32, 31)] {
-                assert_copied(StridedRows { rows: 3, run, from_stride: run + 5, to_stride: run + 1 }, start);
+                assert_copied(
+                    StridedRows {
+                        rows: 3,
+                        run,
+                        from_stride: run + 5,
+                        to_stride: run + 1,
+                    },
+                    start,
+                );
             }
         }
     }

@@ -33,14 +33,24 @@ impl Sources {
     /// If a tensor is not row-major, two tensors have different dtypes, or the memory of a tensor is not
     /// [persistent](is_lasting).
     pub fn of<'a>(tensors: impl IntoIterator<Item = &'a FlexTensor>) -> Self {
-        let mut sources = Self { bytes: Few::new(), dtype: None, _memory: Few::new() };
+        let mut sources = Self {
+            bytes: Few::new(),
+            dtype: None,
+            _memory: Few::new(),
+        };
         for tensor in tensors {
             assert!(is_lasting(tensor), "sources are in persistent memory");
-            assert_eq!(tensor.dtype(), *sources.dtype.get_or_insert(tensor.dtype()), "sources have one dtype");
+            assert_eq!(
+                tensor.dtype(),
+                *sources.dtype.get_or_insert(tensor.dtype()),
+                "sources have one dtype"
+            );
             let elements = elements(tensor).expect("sources are row-major");
             // SAFETY: `_memory` has a handle to the memory of each slice. That memory does not move or change while a
             // handle exists. The handles live as long as the slices, which are only returned as borrows of `self`.
-            sources.bytes.push(unsafe { slice::from_raw_parts(elements.as_ptr(), elements.len()) });
+            sources
+                .bytes
+                .push(unsafe { slice::from_raw_parts(elements.as_ptr(), elements.len()) });
             sources._memory.push(tensor.data_arc());
         }
         sources
@@ -62,6 +72,12 @@ impl Sources {
     /// Returns the elements of each source as `E`, which must have the size of the dtype.
     pub fn elements<E: Pod>(&self) -> impl Iterator<Item = &[E]> {
         // An empty slice need not be aligned.
-        self.bytes().iter().map(|bytes| if bytes.is_empty() { &[] } else { bytemuck::cast_slice(bytes) })
+        self.bytes().iter().map(|bytes| {
+            if bytes.is_empty() {
+                &[]
+            } else {
+                bytemuck::cast_slice(bytes)
+            }
+        })
     }
 }

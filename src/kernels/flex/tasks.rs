@@ -23,8 +23,11 @@ impl CopyTasks {
         let total = copies.segments.iter().map(StridedCopy::len).sum();
         assert!(total > 0, "a copy without elements has no tasks");
         let most = most * rayon::current_num_threads();
-        let places =
-            split_points(&copies.segments, total, (total * size / HostTuning::get().task_bytes).clamp(1, most));
+        let places = split_points(
+            &copies.segments,
+            total,
+            (total * size / HostTuning::get().task_bytes).clamp(1, most),
+        );
         Self { places, size }
     }
 
@@ -38,11 +41,16 @@ impl CopyTasks {
     /// `copies` and `sources` are those with which `self` was created, and `to` is where the targets of `copies`
     /// begin. While this runs, no other thread reads the targets or executes this task.
     pub unsafe fn copy(&self, index: usize, copies: &CopyPlan, sources: &Sources, to: &OutputPtrs) {
-        for_range(&copies.segments, self.places[index], self.places[index + 1], |part| {
-            // SAFETY: a segment is inside its source, which was checked. It is inside its target, where no other
-            // segment writes its elements (invariants 1 and 2 of `CopyPlan`). The same holds for sections of
-            // segments, and tasks do not overlap.
-            unsafe { copy_segments(part, sources, to, self.size) }
-        });
+        for_range(
+            &copies.segments,
+            self.places[index],
+            self.places[index + 1],
+            |part| {
+                // SAFETY: a segment is inside its source, which was checked. It is inside its target, where no other
+                // segment writes its elements (invariants 1 and 2 of `CopyPlan`). The same holds for sections of
+                // segments, and tasks do not overlap.
+                unsafe { copy_segments(part, sources, to, self.size) }
+            },
+        );
     }
 }

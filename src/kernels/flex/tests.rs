@@ -19,8 +19,14 @@ type Origins = Vec<Vec<Option<(usize, usize)>>>;
 
 /// Returns random copies, and the origins of their elements.
 fn draw(rng: &mut StdRng, longest: usize) -> (CopyPlan, Origins) {
-    let copies = if rng.random() { of_blocks(rng, longest) } else { of_layout(rng) };
-    let named = |(source, shape): (usize, &Shape)| (0..shape.num_elements()).map(|at| (source, at)).collect();
+    let copies = if rng.random() {
+        of_blocks(rng, longest)
+    } else {
+        of_layout(rng)
+    };
+    let named = |(source, shape): (usize, &Shape)| {
+        (0..shape.num_elements()).map(|at| (source, at)).collect()
+    };
     let names: Vec<Vec<(usize, usize)>> = copies.sources().iter().enumerate().map(named).collect();
     let origins = run_by_element(&copies, &names);
     (copies, origins)
@@ -43,7 +49,10 @@ fn of_blocks(rng: &mut StdRng, longest: usize) -> CopyPlan {
         let width: usize = widths.iter().sum();
         for run in widths {
             let source = rng.random_range(0..lens.len());
-            let (from, from_stride) = (rng.random_range(0..5), run + [0, 0, 1, 5][rng.random_range(0..4)]);
+            let (from, from_stride) = (
+                rng.random_range(0..5),
+                run + [0, 0, 1, 5][rng.random_range(0..4)],
+            );
             if rng.random_range(0..4) > 0 {
                 segments.push(StridedCopy {
                     source,
@@ -64,7 +73,11 @@ fn of_blocks(rng: &mut StdRng, longest: usize) -> CopyPlan {
     for place in (1..segments.len()).rev() {
         segments.swap(place, rng.random_range(0..=place));
     }
-    CopyPlan::new(lens.iter().map(|len| Shape::new([*len])).collect(), targets, segments)
+    CopyPlan::new(
+        lens.iter().map(|len| Shape::new([*len])).collect(),
+        targets,
+        segments,
+    )
 }
 
 /// Returns one of the copies of a random layout. With many ranks, runs are single elements.
@@ -73,9 +86,17 @@ fn of_layout(rng: &mut StdRng) -> CopyPlan {
     let tensors = (0..rng.random_range(1..4)).map(|_| {
         let each = [rng.random_range(0..3), 1, rng.random_range(0..9)][rng.random_range(0..3)];
         let dim = rng.random_range(0..3);
-        let mut shape = [rng.random_range(1..40), rng.random_range(1..40), rng.random_range(1..3)];
+        let mut shape = [
+            rng.random_range(1..40),
+            rng.random_range(1..40),
+            rng.random_range(1..3),
+        ];
         shape[dim] = ranks * each + rng.random_range(0..2);
-        ShardedTensorSpec { shape: Shape::new(shape), dim, sizes: ShardSizes::Chunked(shape[dim]) }
+        ShardedTensorSpec {
+            shape: Shape::new(shape),
+            dim,
+            sizes: ShardSizes::Chunked(shape[dim]),
+        }
     });
     let layout = FlatLayout::new(ranks, tensors.collect(), [1, 4][rng.random_range(0..2)]);
     let rank = rng.random_range(0..ranks);
@@ -93,17 +114,28 @@ fn of_layout(rng: &mut StdRng) -> CopyPlan {
 fn view<E: Pod + Send + Sync>(values: &[E], before: usize, dtype: DType) -> FlexTensor {
     let memory = [&vec![E::zeroed(); before][..], values].concat();
     let len = memory.len();
-    let full = FlexTensor::new(Bytes::from_elems(memory), Layout::contiguous(Shape::new([len])), dtype);
+    let full = FlexTensor::new(
+        Bytes::from_elems(memory),
+        Layout::contiguous(Shape::new([len])),
+        dtype,
+    );
     full.narrow(0, before, values.len())
 }
 
 /// Calls `test` in a pool of one thread and in one of three, each time with its own seed.
 fn on_one_thread_and_three(test: impl Fn(&mut StdRng, usize) + Sync) {
     for threads in [1, 3] {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .unwrap();
         pool.install(|| {
             // `LONG_TESTS` runs more and longer ones.
-            let (seeds, long) = if std::env::var_os("LONG_TESTS").is_some() { (48, 30_000) } else { (32, 12_000) };
+            let (seeds, long) = if std::env::var_os("LONG_TESTS").is_some() {
+                (48, 30_000)
+            } else {
+                (32, 12_000)
+            };
             for seed in 0..seeds {
                 // A few are long enough to be divided among the threads.
                 let longest = if seed % 8 == 0 { long } else { 200 };
@@ -114,11 +146,22 @@ fn on_one_thread_and_three(test: impl Fn(&mut StdRng, usize) + Sync) {
 }
 
 fn filled<E>(rng: &mut StdRng, copies: &CopyPlan, value: impl Fn(&mut StdRng) -> E) -> Vec<Vec<E>> {
-    copies.sources().iter().map(|shape| (0..shape.num_elements()).map(|_| value(rng)).collect()).collect()
+    copies
+        .sources()
+        .iter()
+        .map(|shape| (0..shape.num_elements()).map(|_| value(rng)).collect())
+        .collect()
 }
 
-fn views<E: Pod + Send + Sync>(rng: &mut StdRng, values: &[Vec<E>], dtype: DType) -> Vec<FlexTensor> {
-    values.iter().map(|values| view(values, rng.random_range(0..6), dtype)).collect()
+fn views<E: Pod + Send + Sync>(
+    rng: &mut StdRng,
+    values: &[Vec<E>],
+    dtype: DType,
+) -> Vec<FlexTensor> {
+    values
+        .iter()
+        .map(|values| view(values, rng.random_range(0..6), dtype))
+        .collect()
 }
 
 /// Checks that each element of `targets` is bitwise equal to the value that `expected` returns.
@@ -131,13 +174,19 @@ fn assert_targets<E: Pod + Debug>(
 ) {
     assert_eq!(targets.len(), origins.len());
     for (target, tensor) in targets.iter().enumerate() {
-        assert_eq!((tensor.dtype(), tensor.layout().shape()), (dtype, &copies.targets()[target]));
+        assert_eq!(
+            (tensor.dtype(), tensor.layout().shape()),
+            (dtype, &copies.targets()[target])
+        );
         let copied = elements::<E>(tensor);
         assert_eq!(copied.len(), origins[target].len());
         for (at, (copied, origin)) in copied.iter().zip(&origins[target]).enumerate() {
             let expected = expected(target, at, *origin);
             let same = bytemuck::bytes_of(copied) == bytemuck::bytes_of(&expected);
-            assert!(same, "element {at} of target {target} is {copied:?}, not {expected:?}: {copies:?}");
+            assert!(
+                same,
+                "element {at} of target {target} is {copied:?}, not {expected:?}: {copies:?}"
+            );
         }
     }
 }
@@ -145,19 +194,30 @@ fn assert_targets<E: Pod + Debug>(
 fn elements<E: Pod>(tensor: &FlexTensor) -> &[E] {
     let bytes = crate::memory::flex::elements(tensor).expect("targets are row-major");
     // An empty slice need not be aligned.
-    if bytes.is_empty() { &[] } else { bytemuck::cast_slice(bytes) }
+    if bytes.is_empty() {
+        &[]
+    } else {
+        bytemuck::cast_slice(bytes)
+    }
 }
 
-fn copies_elements<E: Pod + Send + Sync + Debug>(dtype: DType, value: impl Fn(&mut StdRng) -> E + Sync) {
+fn copies_elements<E: Pod + Send + Sync + Debug>(
+    dtype: DType,
+    value: impl Fn(&mut StdRng) -> E + Sync,
+) {
     on_one_thread_and_three(|rng, longest| {
         let (copies, origins) = draw(rng, longest);
         let values = filled(rng, &copies, &value);
         let sources = views(rng, &values, dtype);
         let targets = run(&copies, &Sources::of(&sources));
-        let expected =
-            |_, _, origin: Option<(usize, usize)>| origin.map_or(E::zeroed(), |(source, at)| values[source][at]);
+        let expected = |_, _, origin: Option<(usize, usize)>| {
+            origin.map_or(E::zeroed(), |(source, at)| values[source][at])
+        };
         assert_targets(&targets, &copies, &origins, dtype, expected);
-        assert!(targets.iter().all(FlexTensor::is_unique), "each in separate memory");
+        assert!(
+            targets.iter().all(FlexTensor::is_unique),
+            "each in separate memory"
+        );
     });
 }
 
@@ -170,7 +230,9 @@ fn elements_of_every_dtype_arrive_where_the_segments_lead() {
     copies_elements(DType::I64, |rng| rng.random::<i64>());
     copies_elements(DType::I32, |rng| rng.random::<i32>());
     copies_elements(DType::U8, |rng| rng.random::<u8>());
-    copies_elements(DType::Bool(BoolStore::Native), |rng| rng.random_range(0..2_u8));
+    copies_elements(DType::Bool(BoolStore::Native), |rng| {
+        rng.random_range(0..2_u8)
+    });
 }
 
 #[test]
@@ -178,15 +240,32 @@ fn full_tensors_sharded_along_columns_are_packed_and_unpacked() {
     // Single elements, short runs, and long ones.
     for (rows, each, ranks) in [(9001, 1, 8), (2003, 25, 3), (701, 600, 2)] {
         let shape = Shape::new([rows, each * ranks]);
-        let full: Vec<u16> = (0..shape.num_elements()).map(|at| (at * 7 + at / 65_521) as u16).collect();
-        let tensor = ShardedTensorSpec { shape: shape.clone(), dim: 1, sizes: ShardSizes::Chunked(each * ranks) };
+        let full: Vec<u16> = (0..shape.num_elements())
+            .map(|at| (at * 7 + at / 65_521) as u16)
+            .collect();
+        let tensor = ShardedTensorSpec {
+            shape: shape.clone(),
+            dim: 1,
+            sizes: ShardSizes::Chunked(each * ranks),
+        };
         let layout = FlatLayout::new(ranks, vec![tensor], 1);
 
         let source = view(&full, 3, DType::F16).reshape(shape);
         let packed = run(&layout.pack_full(), &Sources::of([&source])).remove(0);
-        let part = |rank: usize| full.chunks(each * ranks).flat_map(move |row| &row[rank * each..][..each]);
-        assert!(elements::<u16>(&packed).iter().eq((0..ranks).flat_map(part)), "{rows} rows of {each} x {ranks}");
+        let part = |rank: usize| {
+            full.chunks(each * ranks)
+                .flat_map(move |row| &row[rank * each..][..each])
+        };
+        assert!(
+            elements::<u16>(&packed)
+                .iter()
+                .eq((0..ranks).flat_map(part)),
+            "{rows} rows of {each} x {ranks}"
+        );
         let unpacked = run(&layout.unpack_full(), &Sources::of([&packed])).remove(0);
-        assert!(elements::<u16>(&unpacked) == full, "{rows} rows of {each} x {ranks}");
+        assert!(
+            elements::<u16>(&unpacked) == full,
+            "{rows} rows of {each} x {ranks}"
+        );
     }
 }

@@ -23,18 +23,33 @@ impl DTensorForward<(DTensor<3>, Option<DTensor<3>>)> for BiRnn {
     type Output = (DTensor<3>, DTensor<3>);
 
     fn forward_dtensor(&self, (x, state): (DTensor<3>, Option<DTensor<3>>)) -> Self::Output {
-        let layer = |reverse| if reverse { &self.reverse } else { &self.forward };
+        let layer = |reverse| {
+            if reverse {
+                &self.reverse
+            } else {
+                &self.forward
+            }
+        };
         batch_first(x, self.batch_first, |x| {
-            both_ways(x, state, |reverse, x, state| run(layer(reverse), x, state, reverse))
+            both_ways(x, state, |reverse, x, state| {
+                run(layer(reverse), x, state, reverse)
+            })
         })
     }
 }
 
 #[track_caller]
-fn run(layer: &Rnn, x: DTensor<3>, state: Option<DTensor<2>>, reverse: bool) -> (DTensor<3>, DTensor<2>) {
+fn run(
+    layer: &Rnn,
+    x: DTensor<3>,
+    state: Option<DTensor<2>>,
+    reverse: bool,
+) -> (DTensor<3>, DTensor<2>) {
     let state = state.unwrap_or_else(|| zeros(&x, layer.d_hidden).or_unwind());
     over_time(x, reverse, state, |x, hidden| {
-        let hidden = layer.hidden_activation.forward_dtensor(gate(&layer.gate, x, hidden));
+        let hidden = layer
+            .hidden_activation
+            .forward_dtensor(gate(&layer.gate, x, hidden));
         let hidden = clamped(hidden, layer.clip);
         (hidden.clone(), hidden)
     })

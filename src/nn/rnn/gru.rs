@@ -23,18 +23,35 @@ impl DTensorForward<(DTensor<3>, Option<DTensor<3>>)> for BiGru {
     type Output = (DTensor<3>, DTensor<3>);
 
     fn forward_dtensor(&self, (x, state): (DTensor<3>, Option<DTensor<3>>)) -> Self::Output {
-        let layer = |reverse| if reverse { &self.reverse } else { &self.forward };
+        let layer = |reverse| {
+            if reverse {
+                &self.reverse
+            } else {
+                &self.forward
+            }
+        };
         batch_first(x, self.batch_first, |x| {
-            both_ways(x, state, |reverse, x, state| run(layer(reverse), x, state, reverse))
+            both_ways(x, state, |reverse, x, state| {
+                run(layer(reverse), x, state, reverse)
+            })
         })
     }
 }
 
 #[track_caller]
-fn run(layer: &Gru, x: DTensor<3>, state: Option<DTensor<2>>, reverse: bool) -> (DTensor<3>, DTensor<2>) {
+fn run(
+    layer: &Gru,
+    x: DTensor<3>,
+    state: Option<DTensor<2>>,
+    reverse: bool,
+) -> (DTensor<3>, DTensor<2>) {
     let state = state.unwrap_or_else(|| zeros(&x, layer.d_hidden).or_unwind());
     over_time(x, reverse, state, |x, hidden| {
-        let activated = |controller| layer.gate_activation.forward_dtensor(gate(controller, x.clone(), hidden.clone()));
+        let activated = |controller| {
+            layer
+                .gate_activation
+                .forward_dtensor(gate(controller, x.clone(), hidden.clone()))
+        };
         let (update, reset) = (activated(&layer.update_gate), activated(&layer.reset_gate));
         let new = &layer.new_gate;
         let candidate = match layer.reset_after {

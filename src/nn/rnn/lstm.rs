@@ -36,21 +36,37 @@ impl DTensorForward<(DTensor<3>, Option<LstmState<3>>)> for BiLstm {
         batch_first(x, self.batch_first, |x| {
             let (cells, hidden) = state.map(|state| (state.cell, state.hidden)).unzip();
             let both = directions(cells).into_iter().zip(directions(hidden));
-            let mut states = both.map(|(cell, hidden)| Some(LstmState { cell: cell?, hidden: hidden? }));
+            let mut states = both.map(|(cell, hidden)| {
+                Some(LstmState {
+                    cell: cell?,
+                    hidden: hidden?,
+                })
+            });
             let (deferred, last) = run(&self.forward, x.clone(), states.next().flatten(), false);
             let (back, first) = run(&self.reverse, x, states.next().flatten(), true);
             let cell = DTensor::stack(vec![last.cell, first.cell], 0);
             let hidden = DTensor::stack(vec![last.hidden, first.hidden], 0);
-            (DTensor::cat(vec![deferred, back], 2), LstmState { cell, hidden })
+            (
+                DTensor::cat(vec![deferred, back], 2),
+                LstmState { cell, hidden },
+            )
         })
     }
 }
 
 #[track_caller]
-fn run(layer: &Lstm, x: DTensor<3>, state: Option<LstmState<2>>, reverse: bool) -> (DTensor<3>, LstmState<2>) {
+fn run(
+    layer: &Lstm,
+    x: DTensor<3>,
+    state: Option<LstmState<2>>,
+    reverse: bool,
+) -> (DTensor<3>, LstmState<2>) {
     let state = state.unwrap_or_else(|| {
         let hidden = zeros(&x, layer.d_hidden).or_unwind();
-        LstmState { cell: hidden.clone(), hidden }
+        LstmState {
+            cell: hidden.clone(),
+            hidden,
+        }
     });
     over_time(x, reverse, state, |x, LstmState { cell, hidden }| {
         let product = |controller| gate(controller, x.clone(), hidden.clone());
@@ -62,7 +78,9 @@ fn run(layer: &Lstm, x: DTensor<3>, state: Option<LstmState<2>>, reverse: bool) 
             _ => input.clone().neg() + 1.0,
         };
         let output = activated(&layer.output_gate);
-        let candidate = layer.cell_activation.forward_dtensor(product(&layer.cell_gate));
+        let candidate = layer
+            .cell_activation
+            .forward_dtensor(product(&layer.cell_gate));
         let cell = clamped(forget * cell + input * candidate, layer.clip);
         let hidden = output * layer.hidden_activation.forward_dtensor(cell.clone());
         (hidden.clone(), LstmState { cell, hidden })

@@ -26,7 +26,12 @@ type Masks = (Option<DTensor<2, Bool>>, Option<DTensor<3, Bool>>);
 impl TransformerDecoderInput {
     /// Creates an input whose target `[batch, seq_1, d_model]` attends to a memory `[batch, seq_2, d_model]`.
     pub fn new(target: DTensor<3>, memory: DTensor<3>) -> Self {
-        Self { target, target_masks: (None, None), memory, memory_masks: (None, None) }
+        Self {
+            target,
+            target_masks: (None, None),
+            memory,
+            memory_masks: (None, None),
+        }
     }
 
     /// Sets the padding mask of the target, `[batch, seq_1]`, which is true for tokens to ignore.
@@ -65,12 +70,26 @@ impl DTensorForward<TransformerDecoderInput> for TransformerDecoder {
     type Output = DTensor<3>;
 
     fn forward_dtensor(&self, input: TransformerDecoderInput) -> DTensor<3> {
-        let TransformerDecoderInput { target, target_masks, memory, memory_masks } = input;
+        let TransformerDecoderInput {
+            target,
+            target_masks,
+            memory,
+            memory_masks,
+        } = input;
         self.layers.iter().fold(target, |target, layer| {
-            unit(layer, (target, memory.clone()), |layer, (target, memory)| {
-                let (target_masks, memory_masks) = (target_masks.clone(), memory_masks.clone());
-                layer.forward_dtensor(TransformerDecoderInput { target, target_masks, memory, memory_masks })
-            })
+            unit(
+                layer,
+                (target, memory.clone()),
+                |layer, (target, memory)| {
+                    let (target_masks, memory_masks) = (target_masks.clone(), memory_masks.clone());
+                    layer.forward_dtensor(TransformerDecoderInput {
+                        target,
+                        target_masks,
+                        memory,
+                        memory_masks,
+                    })
+                },
+            )
         })
     }
 }
@@ -80,14 +99,22 @@ impl DTensorForward<TransformerDecoderInput> for TransformerDecoderLayer {
     type Output = DTensor<3>;
 
     fn forward_dtensor(&self, input: TransformerDecoderInput) -> DTensor<3> {
-        let TransformerDecoderInput { target: x, target_masks, memory, memory_masks } = input;
+        let TransformerDecoderInput {
+            target: x,
+            target_masks,
+            memory,
+            memory_masks,
+        } = input;
         let attend = |x| {
             let input = MhaInput::self_attn(x).with_masks(target_masks.0, target_masks.1);
-            self.dropout.forward_dtensor(self.self_attn.forward_dtensor(input).context)
+            self.dropout
+                .forward_dtensor(self.self_attn.forward_dtensor(input).context)
         };
         let remember = |x| {
-            let input = MhaInput::new(x, memory.clone(), memory).with_masks(memory_masks.0, memory_masks.1);
-            self.dropout.forward_dtensor(self.cross_attn.forward_dtensor(input).context)
+            let input =
+                MhaInput::new(x, memory.clone(), memory).with_masks(memory_masks.0, memory_masks.1);
+            self.dropout
+                .forward_dtensor(self.cross_attn.forward_dtensor(input).context)
         };
         let feed = |x| self.dropout.forward_dtensor(self.pwff.forward_dtensor(x));
         if self.norm_first {

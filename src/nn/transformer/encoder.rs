@@ -22,7 +22,11 @@ crate::tensor_tree! {
 impl TransformerEncoderInput {
     /// Creates an input of shape `[batch, seq, d_model]` without masks.
     pub fn new(tensor: DTensor<3>) -> Self {
-        Self { tensor, mask_pad: None, mask_attn: None }
+        Self {
+            tensor,
+            mask_pad: None,
+            mask_attn: None,
+        }
     }
 
     /// Sets the padding mask `[batch, seq]`, which is true for tokens to ignore.
@@ -45,11 +49,19 @@ impl DTensorForward<TransformerEncoderInput> for TransformerEncoder {
     type Output = DTensor<3>;
 
     fn forward_dtensor(&self, input: TransformerEncoderInput) -> DTensor<3> {
-        let TransformerEncoderInput { tensor, mask_pad, mask_attn } = input;
+        let TransformerEncoderInput {
+            tensor,
+            mask_pad,
+            mask_attn,
+        } = input;
         self.layers.iter().fold(tensor, |x, layer| {
             unit(layer, x, |layer, tensor| {
                 let (mask_pad, mask_attn) = (mask_pad.clone(), mask_attn.clone());
-                layer.forward_dtensor(TransformerEncoderInput { tensor, mask_pad, mask_attn })
+                layer.forward_dtensor(TransformerEncoderInput {
+                    tensor,
+                    mask_pad,
+                    mask_attn,
+                })
             })
         })
     }
@@ -59,10 +71,15 @@ impl DTensorForward<TransformerEncoderInput> for TransformerEncoderLayer {
     type Output = DTensor<3>;
 
     fn forward_dtensor(&self, input: TransformerEncoderInput) -> DTensor<3> {
-        let TransformerEncoderInput { tensor: x, mask_pad, mask_attn } = input;
+        let TransformerEncoderInput {
+            tensor: x,
+            mask_pad,
+            mask_attn,
+        } = input;
         let attend = |x| {
             let input = MhaInput::self_attn(x).with_masks(mask_pad, mask_attn);
-            self.dropout.forward_dtensor(self.mha.forward_dtensor(input).context)
+            self.dropout
+                .forward_dtensor(self.mha.forward_dtensor(input).context)
         };
         let feed = |x| self.dropout.forward_dtensor(self.pwff.forward_dtensor(x));
         if self.norm_first {

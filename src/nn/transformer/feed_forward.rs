@@ -11,7 +11,10 @@ impl<const D: usize> DTensorForward<DTensor<D>> for PositionWiseFeedForward {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        let hidden = self.activation.forward_dtensor(self.linear_inner.forward_dtensor(x));
-        self.linear_outer.forward_dtensor(self.dropout.forward_dtensor(hidden))
+        let hidden = self
+            .activation
+            .forward_dtensor(self.linear_inner.forward_dtensor(x));
+        self.linear_outer
+            .forward_dtensor(self.dropout.forward_dtensor(hidden))
     }
 }

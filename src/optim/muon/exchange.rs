@@ -37,7 +37,10 @@ pub(in crate::optim) type MuonUpdate = (ParamId, Tensor<2>);
 /// # Collective
 /// Every rank of the parameters' meshes must call it. Each round takes two all-to-alls along each mesh dimension
 /// that shards the matrices. Replicated matrices need no communication.
-pub(in crate::optim) fn orthogonalized(matrices: Vec<MuonMatrix>, units: &[Arc<Unit>]) -> Result<Vec<MuonUpdate>> {
+pub(in crate::optim) fn orthogonalized(
+    matrices: Vec<MuonMatrix>,
+    units: &[Arc<Unit>],
+) -> Result<Vec<MuonUpdate>> {
     let (mut routes, mut groups, mut steps) = (Vec::new(), Vec::new(), Vec::new());
     for matrix in matrices {
         let Some(spec) = matrix.spec.clone() else {
@@ -45,8 +48,9 @@ pub(in crate::optim) fn orthogonalized(matrices: Vec<MuonMatrix>, units: &[Arc<U
             continue;
         };
         let device = matrix.part.device();
-        let takes =
-            |(route, group): (&Route, &Vec<Owned>)| route.takes(&spec) && group[0].matrix.part.device() == device;
+        let takes = |(route, group): (&Route, &Vec<Owned>)| {
+            route.takes(&spec) && group[0].matrix.part.device() == device
+        };
         let route = match routes.iter().zip(&groups).position(takes) {
             Some(known) => known,
             None => {
@@ -55,18 +59,37 @@ pub(in crate::optim) fn orthogonalized(matrices: Vec<MuonMatrix>, units: &[Arc<U
                 routes.len() - 1
             }
         };
-        groups[route].push(Owned { matrix, spec, owner: Vec::new() });
+        groups[route].push(Owned {
+            matrix,
+            spec,
+            owner: Vec::new(),
+        });
     }
     for (route, matrices) in routes.iter().zip(groups) {
-        let shapes = matrices.iter().map(|owned| owned.spec.shape().dims()).collect_vec();
+        let shapes = matrices
+            .iter()
+            .map(|owned| owned.spec.shape().dims())
+            .collect_vec();
         let mut matrices = matrices.into_iter().map(Some).collect_vec();
         for round in rounds(&shapes, route.ranks()) {
             let owned = |(matrix, owner): (usize, usize)| {
-                let owned = matrices[matrix].take().expect("each matrix is in one round");
-                Owned { owner: route.place(owner), ..owned }
+                let owned = matrices[matrix]
+                    .take()
+                    .expect("each matrix is in one round");
+                Owned {
+                    owner: route.place(owner),
+                    ..owned
+                }
             };
             let matrices = round.into_iter().map(owned).collect_vec();
-            steps.extend(MuonRound { route, matrices: &matrices, units }.run()?);
+            steps.extend(
+                MuonRound {
+                    route,
+                    matrices: &matrices,
+                    units,
+                }
+                .run()?,
+            );
         }
     }
     Ok(steps)
@@ -76,7 +99,8 @@ impl MuonMatrix {
     /// Returns the update that burn's Muon adds to the full parameter, computed from the full matrix.
     fn step(&self, full: Tensor<2>) -> Tensor<2> {
         // Steps an expanded zero, which takes no memory, so that the result is the update itself.
-        let nothing = Tensor::<2>::zeros([1, 1], (&full.device(), full.dtype())).expand(full.dims());
+        let nothing =
+            Tensor::<2>::zeros([1, 1], (&full.device(), full.dtype())).expand(full.dims());
         self.muon.step(self.lr, nothing, full, None).0
     }
 }
@@ -100,19 +124,31 @@ type HeldShards<'a> = (&'a Owned, Vec<Tensor<1>>);
 
 impl<'a> MuonRound<'a> {
     fn run(&self) -> Result<Vec<MuonUpdate>> {
-        let mut held: Vec<HeldShards> =
-            self.matrices.iter().map(|owned| (owned, vec![flat(&owned.matrix.part)])).collect();
+        let mut held: Vec<HeldShards> = self
+            .matrices
+            .iter()
+            .map(|owned| (owned, vec![flat(&owned.matrix.part)]))
+            .collect();
         for axis in 0..self.route.axes() {
             held = self.to_owners(axis, held)?;
         }
-        held = held.into_iter().map(|(owned, parts)| (owned, self.step(owned, parts))).collect();
+        held = held
+            .into_iter()
+            .map(|(owned, parts)| (owned, self.step(owned, parts)))
+            .collect();
         for axis in (0..self.route.axes()).rev() {
             held = self.back(axis, held)?;
         }
         let part = |(owned, mut parts): HeldShards| {
-            let part = shaped(parts.pop().expect("each rank gets one shard back"), owned.spec.local_shape().dims());
+            let part = shaped(
+                parts.pop().expect("each rank gets one shard back"),
+                owned.spec.local_shape().dims(),
+            );
             // A view would keep the memory of the full matrix alive.
-            (owned.matrix.id, Tensor::from_dispatch(own(part.into_dispatch())))
+            (
+                owned.matrix.id,
+                Tensor::from_dispatch(own(part.into_dispatch())),
+            )
         };
         Ok(held.into_iter().map(part).collect())
     }
@@ -120,7 +156,9 @@ impl<'a> MuonRound<'a> {
     /// Computes a matrix's update on its owner and splits it into shards.
     fn step(&self, owned: &Owned, parts: Vec<Tensor<1>>) -> Vec<Tensor<1>> {
         let regions = self.route.regions(&owned.spec);
-        let step = owned.matrix.step(joined(regions.iter().cloned().zip(parts)));
+        let step = owned
+            .matrix
+            .step(joined(regions.iter().cloned().zip(parts)));
         let part = |region: Vec<Range<usize>>| {
             let [rows, columns] = region.try_into().expect("a matrix has two dimensions");
             flat(&step.clone().slice([rows, columns]))
@@ -137,11 +175,23 @@ impl<'a> MuonRound<'a> {
             given[owned.owner[axis]].extend(parts);
             stay.extend((owned.owner[axis] == own).then_some(owned));
         }
-        let lengths = |from| stay.iter().flat_map(move |owned| self.lengths(owned, axis, from)).collect();
+        let lengths = |from| {
+            stay.iter()
+                .flat_map(move |owned| self.lengths(owned, axis, from))
+                .collect()
+        };
         let lengths = (0..given.len()).map(lengths).collect();
         let mut taken = self.exchange(axis, given, lengths)?;
         let each = self.route.sources_before(axis);
-        let from_all = |owned| (owned, taken.iter_mut().flat_map(|parts| parts.take(each)).collect());
+        let from_all = |owned| {
+            (
+                owned,
+                taken
+                    .iter_mut()
+                    .flat_map(|parts| parts.take(each))
+                    .collect(),
+            )
+        };
         Ok(stay.into_iter().map(from_all).collect())
     }
 
@@ -156,16 +206,26 @@ impl<'a> MuonRound<'a> {
             }
         }
         // Matrices whose shards this rank held before the move along this axis.
-        let here = self.matrices.iter().filter(|owned| (0..axis).all(|axis| owned.owner[axis] == self.route.own(axis)));
+        let here = self
+            .matrices
+            .iter()
+            .filter(|owned| (0..axis).all(|axis| owned.owner[axis] == self.route.own(axis)));
         let here = here.collect_vec();
         let own = self.route.own(axis);
         let lengths = |from| {
             let theirs = here.iter().filter(move |owned| owned.owner[axis] == from);
-            theirs.flat_map(|owned| self.lengths(owned, axis, own)).collect()
+            theirs
+                .flat_map(|owned| self.lengths(owned, axis, own))
+                .collect()
         };
         let lengths = (0..given.len()).map(lengths).collect();
         let mut taken = self.exchange(axis, given, lengths)?;
-        let from_owner = |owned: &'a Owned| (owned, taken[owned.owner[axis]].by_ref().take(each).collect());
+        let from_owner = |owned: &'a Owned| {
+            (
+                owned,
+                taken[owned.owner[axis]].by_ref().take(each).collect(),
+            )
+        };
         Ok(here.into_iter().map(from_owner).collect())
     }
 
@@ -173,7 +233,9 @@ impl<'a> MuonRound<'a> {
     /// before the move along that axis.
     fn lengths(&self, owned: &Owned, axis: usize, place: usize) -> Vec<usize> {
         let sources = self.route.sources(axis, place);
-        sources.map(|coordinate| owned.spec.local_shape_at(&coordinate).num_elements()).collect()
+        sources
+            .map(|coordinate| owned.spec.local_shape_at(&coordinate).num_elements())
+            .collect()
     }
 
     /// Sends the tensors `given[i]` to rank `i` along an axis, and receives from each rank tensors with the given
@@ -188,19 +250,39 @@ impl<'a> MuonRound<'a> {
         let dtype = self.route.dtype();
         let meta = |lengths: &Vec<usize>| {
             let len = lengths.iter().sum::<usize>();
-            (len > 0).then(|| TensorMeta { shape: [len].into(), dtype })
+            (len > 0).then(|| TensorMeta {
+                shape: [len].into(),
+                dtype,
+            })
         };
         let metas = lengths.iter().map(meta).collect();
-        let given = given.into_iter().map(|parts| Some(together(parts)?.into_dispatch())).collect();
+        let given = given
+            .into_iter()
+            .map(|parts| Some(together(parts)?.into_dispatch()))
+            .collect();
         let communicator = self.route.communicator(axis);
         let model = Unit::model_over(self.units, communicator);
-        let call = Call { model, ..Call::new("muon").with_names(names) };
+        let call = Call {
+            model,
+            ..Call::new("muon").with_names(names)
+        };
         let work = communicator.all_to_all_list(call, given, metas);
         // Of a rank that gave nothing, they are on its own device, also if the matrices are in host memory.
         let device = self.device();
-        let moved = |taken: Tensor<1>| if taken.device() == device { taken } else { taken.to_device(&device) };
-        let taken = work.wait()?.into_iter().map(|taken| taken.map(|taken| moved(Tensor::from_dispatch(taken))));
-        let apart = |(taken, lengths): (Option<Tensor<1>>, Vec<usize>)| self.apart(taken, &lengths).into_iter();
+        let moved = |taken: Tensor<1>| {
+            if taken.device() == device {
+                taken
+            } else {
+                taken.to_device(&device)
+            }
+        };
+        let taken = work
+            .wait()?
+            .into_iter()
+            .map(|taken| taken.map(|taken| moved(Tensor::from_dispatch(taken))));
+        let apart = |(taken, lengths): (Option<Tensor<1>>, Vec<usize>)| {
+            self.apart(taken, &lengths).into_iter()
+        };
         Ok(taken.zip(lengths).map(apart).collect())
     }
 
@@ -232,7 +314,10 @@ fn flat(part: &Tensor<2>) -> Tensor<1> {
 
 /// Concatenates all tensors that have elements; `None` if none has.
 fn together(parts: Vec<Tensor<1>>) -> Option<Tensor<1>> {
-    let mut parts = parts.into_iter().filter(|part| part.dims() != [0]).collect_vec();
+    let mut parts = parts
+        .into_iter()
+        .filter(|part| part.dims() != [0])
+        .collect_vec();
     match parts.len() {
         0 | 1 => parts.pop(),
         _ => Some(Tensor::cat(parts, 0)),

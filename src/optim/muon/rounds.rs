@@ -23,7 +23,9 @@ pub(super) fn rounds(shapes: &[[usize; 2]], ranks: usize) -> Vec<RoundOwners> {
         let (mut round, mut busy, mut held) = (RoundOwners::new(), vec![0; ranks], vec![0; ranks]);
         waiting.retain(|matrix| {
             let fits = (0..ranks).filter(|&rank| held[rank] + elements(matrix) <= room);
-            let Some(owner) = fits.min_by_key(|&rank| busy[rank]) else { return true };
+            let Some(owner) = fits.min_by_key(|&rank| busy[rank]) else {
+                return true;
+            };
             busy[owner] += cost(shapes[*matrix]);
             held[owner] += elements(matrix);
             round.push((*matrix, owner));
@@ -48,8 +50,14 @@ mod tests {
     fn every_matrix_has_one_owner_and_no_rank_more_than_the_largest() {
         for ranks in 1..=5 {
             for count in 0..=9 {
-                let shapes: Vec<_> = (0..count).map(|at| [1 + (at * 7) % 5, 2 + (at * 3) % 4]).collect();
-                let largest = shapes.iter().map(|[rows, columns]| rows * columns).max().unwrap_or(0);
+                let shapes: Vec<_> = (0..count)
+                    .map(|at| [1 + (at * 7) % 5, 2 + (at * 3) % 4])
+                    .collect();
+                let largest = shapes
+                    .iter()
+                    .map(|[rows, columns]| rows * columns)
+                    .max()
+                    .unwrap_or(0);
                 let mut owned = vec![0; count];
                 for round in rounds(&shapes, ranks) {
                     let mut held = vec![0; ranks];
@@ -57,7 +65,10 @@ mod tests {
                         owned[matrix] += 1;
                         held[owner] += shapes[matrix][0] * shapes[matrix][1];
                     }
-                    assert!(held.iter().all(|&held| held <= largest), "{held:?} of {largest}");
+                    assert!(
+                        held.iter().all(|&held| held <= largest),
+                        "{held:?} of {largest}"
+                    );
                 }
                 assert_eq!(owned, vec![1; count]);
             }
@@ -67,7 +78,11 @@ mod tests {
     #[test]
     fn matrices_of_one_size_go_one_to_a_rank() {
         for (count, ranks) in [(8, 4), (7, 3), (1, 4), (6, 1)] {
-            assert_eq!(rounds(&vec![[4, 6]; count], ranks).len(), count.div_ceil(ranks), "{count} on {ranks}");
+            assert_eq!(
+                rounds(&vec![[4, 6]; count], ranks).len(),
+                count.div_ceil(ranks),
+                "{count} on {ranks}"
+            );
         }
     }
 
@@ -75,6 +90,9 @@ mod tests {
     #[test]
     fn small_matrices_share_a_rank() {
         let shapes = [40, 40, 20, 20, 20, 20].map(|side| [side, side]);
-        assert_eq!(rounds(&shapes, 3), [[(0, 0), (1, 1), (2, 2), (3, 2), (4, 2), (5, 2)]]);
+        assert_eq!(
+            rounds(&shapes, 3),
+            [[(0, 0), (1, 1), (2, 2), (3, 2), (4, 2), (5, 2)]]
+        );
     }
 }

@@ -29,12 +29,27 @@ struct OnShards {
 
 impl Stages {
     pub(in crate::optim) fn of(config: &MuonConfig) -> Self {
-        let on_shards = OnShards::load_binary(config.to_string().as_bytes()).expect("burn writes what it reads");
-        let none = MomentumConfig { momentum: 0.0, dampening: 0.0, nesterov: false };
+        let on_shards = OnShards::load_binary(config.to_string().as_bytes())
+            .expect("burn writes what it reads");
+        let none = MomentumConfig {
+            momentum: 0.0,
+            dampening: 0.0,
+            nesterov: false,
+        };
         Self {
             velocity: Realigned(Velocity(Momentum::new(&on_shards.momentum))),
-            orthogonal: Arc::new(config.clone().with_momentum(none).with_weight_decay(None).build()),
-            apply: Realigned(Apply { penalty: on_shards.weight_decay.map_or(0.0, |decay| f64::from(decay.penalty)) }),
+            orthogonal: Arc::new(
+                config
+                    .clone()
+                    .with_momentum(none)
+                    .with_weight_decay(None)
+                    .build(),
+            ),
+            apply: Realigned(Apply {
+                penalty: on_shards
+                    .weight_decay
+                    .map_or(0.0, |decay| f64::from(decay.penalty)),
+            }),
         }
     }
 }
@@ -79,7 +94,11 @@ impl Optimizer for Apply {
         step: Tensor<D>,
         _: Option<()>,
     ) -> (Tensor<D>, Option<()>) {
-        let param = if self.penalty == 0.0 { param } else { param.mul_scalar(1.0 - lr * self.penalty) };
+        let param = if self.penalty == 0.0 {
+            param
+        } else {
+            param.mul_scalar(1.0 - lr * self.penalty)
+        };
         (param + step, None)
     }
 

@@ -55,7 +55,13 @@ pub(crate) fn is_any() -> bool {
 
 /// Returns true if the innermost block is in its first run.
 pub(crate) fn is_first() -> bool {
-    thread(|thread| thread.block.borrow().as_ref().is_some_and(|block| block.again.is_none()))
+    thread(|thread| {
+        thread
+            .block
+            .borrow()
+            .as_ref()
+            .is_some_and(|block| block.again.is_none())
+    })
 }
 
 /// Returns a leaf of the private graph if the innermost block is being recomputed.
@@ -86,7 +92,9 @@ pub(crate) fn record(pass: &Arc<UnitPass>) {
 /// Returns the backward that the program called: that of the running recomputation, or `own` if no block is being
 /// recomputed. `own` is the backward to which the calling step belongs.
 pub(crate) fn backward(own: BackwardId) -> BackwardId {
-    current(|block| block.again.as_ref().map(|again| again.backward)).flatten().unwrap_or(own)
+    current(|block| block.again.as_ref().map(|again| again.backward))
+        .flatten()
+        .unwrap_or(own)
 }
 
 /// Keeps gradients for the enclosing graph if the innermost block is being recomputed. Otherwise returns them.
@@ -103,7 +111,13 @@ pub(crate) fn keep(reduced: Reduced) -> Option<Reduced> {
 
 /// Returns true if the innermost block is being recomputed and the pass was entered outside it.
 pub(crate) fn is_outside(pass: &Arc<UnitPass>) -> bool {
-    let is_inside = |block: &RecomputeContext| block.passes.borrow().iter().any(|inside| Arc::ptr_eq(inside, pass));
+    let is_inside = |block: &RecomputeContext| {
+        block
+            .passes
+            .borrow()
+            .iter()
+            .any(|inside| Arc::ptr_eq(inside, pass))
+    };
     current(|block| block.again.is_some() && !is_inside(block)).unwrap_or(false)
 }
 
@@ -112,7 +126,11 @@ impl RecomputeContext {
         let next = match (&self.again, &self.around) {
             (Some(again), _) => {
                 let at = again.entered.replace(again.entered.get() + 1);
-                return self.passes.borrow().get(at).map_or(Next::None, |pass| Next::Recorded(pass.clone()));
+                return self
+                    .passes
+                    .borrow()
+                    .get(at)
+                    .map_or(Next::None, |pass| Next::Recorded(pass.clone()));
             }
             (None, Some(around)) => around.next(),
             (None, None) => Next::New,
@@ -140,14 +158,24 @@ impl RecomputeGuard {
         backward: BackwardId,
         leaves: Leaves,
     ) -> Self {
-        let again = RecomputePass { entered: Cell::new(0), anchor, backward, reduced: RefCell::default() };
+        let again = RecomputePass {
+            entered: Cell::new(0),
+            anchor,
+            backward,
+            reduced: RefCell::default(),
+        };
         Self::new(passes, Some(again), leaves)
     }
 
     fn new(passes: Vec<Arc<UnitPass>>, again: Option<RecomputePass>, leaves: Leaves) -> Self {
         Self(thread(|thread| {
             let mut block = thread.block.borrow_mut();
-            let inside = RecomputeContext { passes: RefCell::new(passes), again, leaves, around: block.take() };
+            let inside = RecomputeContext {
+                passes: RefCell::new(passes),
+                again,
+                leaves,
+                around: block.take(),
+            };
             block.insert(Rc::new(inside)).clone()
         }))
     }
@@ -165,7 +193,11 @@ impl RecomputeGuard {
 
     /// Takes the gradients for leaves outside the block.
     pub(super) fn take_reduced(&self) -> Reduced {
-        self.0.again.as_ref().map(|again| mem::take(&mut *again.reduced.borrow_mut())).unwrap_or_default()
+        self.0
+            .again
+            .as_ref()
+            .map(|again| mem::take(&mut *again.reduced.borrow_mut()))
+            .unwrap_or_default()
     }
 }
 
@@ -181,14 +213,22 @@ pub(super) struct UntrackedBlock(());
 
 impl UntrackedBlock {
     pub(super) fn enter() -> Self {
-        thread(|thread| thread.untracked_blocks.set(thread.untracked_blocks.get() + 1));
+        thread(|thread| {
+            thread
+                .untracked_blocks
+                .set(thread.untracked_blocks.get() + 1)
+        });
         Self(())
     }
 }
 
 impl Drop for UntrackedBlock {
     fn drop(&mut self) {
-        thread(|thread| thread.untracked_blocks.set(thread.untracked_blocks.get() - 1));
+        thread(|thread| {
+            thread
+                .untracked_blocks
+                .set(thread.untracked_blocks.get() - 1)
+        });
     }
 }
 
@@ -215,5 +255,6 @@ pub(crate) fn node_id(base: &DispatchTensor) -> Option<NodeId> {
 
 fn leaf_of(copy: NodeId) -> Option<NodeId> {
     let innermost = thread(|thread| thread.block.borrow().clone());
-    iter::successors(innermost, |block| block.around.clone()).find_map(|block| block.leaves.get(&copy).copied())
+    iter::successors(innermost, |block| block.around.clone())
+        .find_map(|block| block.leaves.get(&copy).copied())
 }

@@ -24,7 +24,10 @@ use crate::param::distributed::copying;
 /// Returns an untracked tensor with the same memory and device.
 pub(super) fn untracked(tensor: DispatchTensor) -> DispatchTensor {
     let autodiff = tensor.autodiff;
-    DispatchTensor { autodiff, ..Dispatch::from_inner(Dispatch::inner(tensor)) }
+    DispatchTensor {
+        autodiff,
+        ..Dispatch::from_inner(Dispatch::inner(tensor))
+    }
 }
 
 /// Returns a tensor with the same memory and device that is a leaf.
@@ -77,14 +80,31 @@ impl DetachedModule {
     ///
     /// # Errors
     /// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited).
-    pub(super) fn with_leaves<M: Module>(&self, module: M) -> Result<(M, Vec<(NodeId, DispatchTensor)>)> {
-        let module = if self.untrained { copying(|| unshared(module))? } else { module };
+    pub(super) fn with_leaves<M: Module>(
+        &self,
+        module: M,
+    ) -> Result<(M, Vec<(NodeId, DispatchTensor)>)> {
+        let module = if self.untrained {
+            copying(|| unshared(module))?
+        } else {
+            module
+        };
         if self.leaves.len() == self.gathered.len() {
             return Ok((module, Vec::new()));
         }
-        let mut growing = Growing { detached: self, grown: HashMap::new() };
+        let mut growing = Growing {
+            detached: self,
+            grown: HashMap::new(),
+        };
         let module = copying(|| module.map(&mut growing));
-        Ok((module, growing.grown.into_iter().map(|(copy, leaf)| (self.leaves[&copy], leaf)).collect()))
+        Ok((
+            module,
+            growing
+                .grown
+                .into_iter()
+                .map(|(copy, leaf)| (self.leaves[&copy], leaf))
+                .collect(),
+        ))
     }
 
     /// Returns true if the node is a copy that no unit gathers.
@@ -108,7 +128,11 @@ impl ModuleMapper for DetachedModule {
             return param;
         };
         self.first.get_or_insert_with(|| base.clone());
-        let copy = self.by_leaf.entry(leaf).or_insert_with(|| untracked(base)).clone();
+        let copy = self
+            .by_leaf
+            .entry(leaf)
+            .or_insert_with(|| untracked(base))
+            .clone();
         let node = node_id(copy.clone()).expect("it is on a device with autodiff");
         Arc::make_mut(&mut self.leaves).insert(node, leaf);
         self.last = Some(node);

@@ -15,7 +15,9 @@ use std::any::type_name;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
+use burn::backend::{
+    AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMetadata,
+};
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
@@ -106,7 +108,11 @@ mod region;
 /// Like [`unit`](fn@super::unit); with [`ParamError::CapturedTrackedTensor`] in forward, and
 /// [`ParamError::NondeterministicRecompute`] in backward.
 #[track_caller]
-pub fn checkpoint_activations<M, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O + Send + 'static) -> O
+pub fn checkpoint_activations<M, I, O>(
+    module: &M,
+    input: I,
+    forward: impl Fn(&M, I) -> O + Send + 'static,
+) -> O
 where
     M: Module + 'static,
     I: TensorTree + Clone + Send + 'static,
@@ -115,7 +121,11 @@ where
     in_unit(module, input, |module, input, units| {
         let (input, given) = RegionInputs::of(module, input);
         let is_trained = given.trains || !given.tracked.is_empty();
-        let random = given.device.clone().filter(|_| is_trained || context::is_any()).map(SavedRngState::start);
+        let random = given
+            .device
+            .clone()
+            .filter(|_| is_trained || context::is_any())
+            .map(SavedRngState::start);
         let is_on = units.iter().all(|unit| unit.control.lock().checkpoint);
         // A block that runs for the first time has no graph that could keep activations, so a nested one need not
         // be checkpointed.
@@ -124,12 +134,25 @@ where
         }
         if !is_trained {
             // Whether the units are gathered for backward must not depend on what this rank tracks.
-            let units: Vec<_> = walk(module).distributed.into_iter().map(|visited| visited.param.unit).collect();
-            unit_stack::passes_of(&units).iter().for_each(|(pass, _)| pass.buffer.will_be_recomputed());
+            let units: Vec<_> = walk(module)
+                .distributed
+                .into_iter()
+                .map(|visited| visited.param.unit)
+                .collect();
+            unit_stack::passes_of(&units)
+                .iter()
+                .for_each(|(pass, _)| pass.buffer.will_be_recomputed());
             let _block = UntrackedBlock::enter();
             return forward(module, input);
         }
-        first(module, input, forward, given, random, units.first().map(|unit| unit.label()))
+        first(
+            module,
+            input,
+            forward,
+            given,
+            random,
+            units.first().map(|unit| unit.label()),
+        )
     })
 }
 
@@ -147,7 +170,12 @@ struct RegionInputs {
 
 impl RegionInputs {
     fn of<M: Module, I: TensorTree>(module: &M, input: I) -> (I, Self) {
-        let mut given = Self { device: None, trains: false, tracked: Vec::new(), is_tracked: Vec::new() };
+        let mut given = Self {
+            device: None,
+            trains: false,
+            tracked: Vec::new(),
+            is_tracked: Vec::new(),
+        };
         let input = input.map_floats(&mut |tensor| {
             given.see(&tensor);
             let is_tracked = Dispatch::is_tracked(&tensor);
@@ -158,7 +186,9 @@ impl RegionInputs {
         if given.device.is_none() {
             // Offloaded shards are in host memory, and the block computes on another device.
             let found = walk(module).distributed;
-            let offloaded = found.iter().find_map(|visited| visited.param.unit.offloaded());
+            let offloaded = found
+                .iter()
+                .find_map(|visited| visited.param.unit.offloaded());
             given.device = offloaded.map(|offloaded| offloaded.device().clone());
         }
         module.visit(&mut given);
@@ -166,7 +196,8 @@ impl RegionInputs {
     }
 
     fn see(&mut self, tensor: &DispatchTensor) {
-        self.device.get_or_insert_with(|| Device::new(tensor.device()).inner());
+        self.device
+            .get_or_insert_with(|| Device::new(tensor.device()).inner());
     }
 }
 
@@ -174,7 +205,8 @@ impl ModuleVisitor for RegionInputs {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if !param.is_initialized() {
             // Asking for the device does not initialize a lazy parameter.
-            self.device.get_or_insert_with(|| param.lazy_device().inner());
+            self.device
+                .get_or_insert_with(|| param.lazy_device().inner());
             self.trains |= param.is_require_grad() && param.lazy_device().is_autodiff();
             return;
         }
@@ -205,12 +237,22 @@ where
         DispatchAutodiffContext::Disabled => persistent_copy(tensor),
         DispatchAutodiffContext::Enabled(_) => persistent_copy(untracked(tensor)),
     });
-    let units: Vec<_> = walk(&module).distributed.into_iter().map(|visited| visited.param.unit).collect();
-    let around = unit_stack::passes_of(&units).into_iter().map(|(pass, shards)| {
-        pass.buffer.will_be_recomputed();
-        let bases = shards.bases.iter().map(|base| copies.copy_of(base)).collect();
-        (pass, LocalShards { bases, ..shards })
-    });
+    let units: Vec<_> = walk(&module)
+        .distributed
+        .into_iter()
+        .map(|visited| visited.param.unit)
+        .collect();
+    let around = unit_stack::passes_of(&units)
+        .into_iter()
+        .map(|(pass, shards)| {
+            pass.buffer.will_be_recomputed();
+            let bases = shards
+                .bases
+                .iter()
+                .map(|base| copies.copy_of(base))
+                .collect();
+            (pass, LocalShards { bases, ..shards })
+        });
     let around: Vec<_> = around.collect();
     let is_inside = context::is_any();
     let computing = RecomputeGuard::first(copies.leaves.clone());
@@ -223,20 +265,36 @@ where
     let mut values = Vec::new();
     let output = output.map_floats(&mut |tensor| {
         if Dispatch::is_tracked(&tensor) {
-            Error::from(ParamError::CapturedTrackedTensor { block: block.to_string() }).unwind();
+            Error::from(ParamError::CapturedTrackedTensor {
+                block: block.to_string(),
+            })
+            .unwind();
         }
         values.push(persistent_copy(plain(tensor.clone())));
         tensor
     });
-    let RegionInputs { tracked, is_tracked, device, .. } = given;
+    let RegionInputs {
+        tracked,
+        is_tracked,
+        device,
+        ..
+    } = given;
     let device = device.expect("at least one input or parameter is tracked");
     // Shards in host memory cannot be leaves of a graph on the device.
-    let leaf = copies.first.clone().map(|leaf| match Device::new(leaf.device()).inner() == device {
-        true => leaf,
-        false => autodiff::leaf(&device, &leaf, true),
-    });
+    let leaf =
+        copies
+            .first
+            .clone()
+            .map(|leaf| match Device::new(leaf.device()).inner() == device {
+                true => leaf,
+                false => autodiff::leaf(&device, &leaf, true),
+            });
     let leaf = leaf.or_else(context::anchor);
-    let like = tracked.first().or(leaf.as_ref()).expect("at least one input or parameter is tracked").clone();
+    let like = tracked
+        .first()
+        .or(leaf.as_ref())
+        .expect("at least one input or parameter is tracked")
+        .clone();
     let trains = passes.iter().any(|pass| pass.is_reduced());
     let again = RecomputeInputs {
         block,
@@ -259,7 +317,9 @@ where
     }
     let mut values = values.into_iter().enumerate();
     output.map_floats(&mut |tensor| {
-        let (index, value) = values.next().expect("the first traversal visited the same tensors");
+        let (index, value) = values
+            .next()
+            .expect("the first traversal visited the same tensors");
         match tensor.autodiff {
             DispatchAutodiffContext::Disabled => value,
             DispatchAutodiffContext::Enabled(_) => block.output(&gate, index, value),
@@ -269,7 +329,11 @@ where
 
 /// Runs `forward` with access to the units of modules inside. Also returns the last post-backward node that was
 /// created inside.
-fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (O, Option<DispatchTensor>) {
+fn run<M: Module, I, O>(
+    module: &M,
+    input: I,
+    forward: impl Fn(&M, I) -> O,
+) -> (O, Option<DispatchTensor>) {
     let Some(ModuleUnits { inside, .. }) = ModuleUnits::of(module).or_unwind() else {
         return (forward(module, input), None);
     };
@@ -279,8 +343,13 @@ fn run<M: Module, I, O>(module: &M, input: I, forward: impl Fn(&M, I) -> O) -> (
 }
 
 /// Returns scopes in which a block reads enclosing units: without a graph, or on the graph of `anchor`.
-fn scopes(around: &[(Arc<UnitPass>, LocalShards)], anchor: Option<&DispatchTensor>) -> Vec<Rc<ForwardScope>> {
-    let scope = |(pass, shards): &(_, LocalShards)| ForwardScope::around_block(pass, shards.clone(), anchor.cloned());
+fn scopes(
+    around: &[(Arc<UnitPass>, LocalShards)],
+    anchor: Option<&DispatchTensor>,
+) -> Vec<Rc<ForwardScope>> {
+    let scope = |(pass, shards): &(_, LocalShards)| {
+        ForwardScope::around_block(pass, shards.clone(), anchor.cloned())
+    };
     around.iter().map(scope).map(Rc::new).collect()
 }
 
@@ -317,11 +386,27 @@ where
         backward: BackwardId,
         scheduler: &BackwardScheduler,
     ) -> Recomputed {
-        let Self { block, module, copies, input, forward, random, is_tracked, like, around, passes, digests } = *self;
+        let Self {
+            block,
+            module,
+            copies,
+            input,
+            forward,
+            random,
+            is_tracked,
+            like,
+            around,
+            passes,
+            digests,
+        } = *self;
         let _random = random.map(SavedRngState::replay);
         let anchor = leaf(like);
-        let computing =
-            RecomputeGuard::again(passes, anchor.clone(), context::backward(backward), copies.leaves.clone());
+        let computing = RecomputeGuard::again(
+            passes,
+            anchor.clone(),
+            context::backward(backward),
+            copies.leaves.clone(),
+        );
         let _in_block = InBlock::again(scopes(&around, Some(&anchor)));
         let (module, grown) = copies.with_leaves(module).or_unwind();
         let mut inputs = Vec::new();
@@ -334,8 +419,13 @@ where
             _ => tensor,
         });
         let (output, last) = run(&module, input, forward);
-        let differs =
-            |differs| Error::from(ParamError::NondeterministicRecompute { block: block.to_string(), differs }).unwind();
+        let differs = |differs| {
+            Error::from(ParamError::NondeterministicRecompute {
+                block: block.to_string(),
+                differs,
+            })
+            .unwind()
+        };
         if !computing.has_entered_all() {
             differs("enters fewer units");
         }
@@ -349,17 +439,30 @@ where
             differs("computes other values");
         }
         drop((plain, module));
-        let with_grads = values.into_iter().zip(grads).filter(|(value, _)| Dispatch::is_tracked(value));
-        let outputs = with_grads.filter_map(|(value, grad)| Some((value, grad?))).collect();
+        let with_grads = values
+            .into_iter()
+            .zip(grads)
+            .filter(|(value, _)| Dispatch::is_tracked(value));
+        let outputs = with_grads
+            .filter_map(|(value, grad)| Some((value, grad?)))
+            .collect();
         let mut grads = backward_from(outputs, last, anchor);
         let is_reached = |leaf: &DispatchTensor| {
             autodiff::node_id(leaf.clone()).is_none_or(|node| scheduler.padding.is_reached(node))
         };
-        let mut grad =
-            |leaf: &DispatchTensor| Dispatch::grad_remove(leaf, grads.as_mut()?).filter(|_| is_reached(leaf));
+        let mut grad = |leaf: &DispatchTensor| {
+            Dispatch::grad_remove(leaf, grads.as_mut()?).filter(|_| is_reached(leaf))
+        };
         let inputs = inputs.iter().map(&mut grad).collect();
-        let leaves = grown.into_iter().filter_map(|(of, grown)| Some((of, grad(&grown)?))).collect();
-        Recomputed { inputs, leaves, reduced: computing.take_reduced() }
+        let leaves = grown
+            .into_iter()
+            .filter_map(|(of, grown)| Some((of, grad(&grown)?)))
+            .collect();
+        Recomputed {
+            inputs,
+            leaves,
+            reduced: computing.take_reduced(),
+        }
     }
 }
 
@@ -381,19 +484,38 @@ impl SavedRngState {
         let stream = ThreadRng::of_thread();
         let seed = next_seed(&device);
         device.seed(seed);
-        Self { stream, device, seed }
+        Self {
+            stream,
+            device,
+            seed,
+        }
     }
 
     /// Returns the state after the first run, whose operators may have begun the thread's stream.
     pub(super) fn with_begun(self) -> Self {
-        Self { stream: self.stream.with_begun(), ..self }
+        Self {
+            stream: self.stream.with_begun(),
+            ..self
+        }
     }
 
     /// Restores the saved state for the recomputation of the block. Dropping the returned guard ends the replay.
     pub(super) fn replay(self) -> Replayed {
-        let Self { stream, device, seed } = self;
-        let after = if is_host(&device) { next_seed(&device) } else { random::fold_in(seed, 1) };
-        let replayed = Replayed(Self { stream: ThreadRng::of_thread(), device: device.clone(), seed: after });
+        let Self {
+            stream,
+            device,
+            seed,
+        } = self;
+        let after = if is_host(&device) {
+            next_seed(&device)
+        } else {
+            random::fold_in(seed, 1)
+        };
+        let replayed = Replayed(Self {
+            stream: ThreadRng::of_thread(),
+            device: device.clone(),
+            seed: after,
+        });
         stream.restore();
         if !is_host(&device) {
             // The first run drew the block's seed from the stream, so the replay does too.

@@ -78,7 +78,8 @@ impl RecomputeRegion {
         passes: Vec<Arc<UnitPass>>,
         scheduler: Arc<BackwardScheduler>,
     ) -> Arc<Self> {
-        let input = |tensor: &DispatchTensor| Some((autodiff::node_id(tensor.clone())?, Like::of(tensor)));
+        let input =
+            |tensor: &DispatchTensor| Some((autodiff::node_id(tensor.clone())?, Like::of(tensor)));
         Arc::new(Self {
             recompute: Mutex::new(Some(recompute)),
             grads: Mutex::new(vec![None; outputs]),
@@ -98,16 +99,32 @@ impl RecomputeRegion {
         last: Option<DispatchTensor>,
         top: bool,
     ) -> DispatchTensor {
-        let reduced: SmallVec<_> = self.passes.iter().filter(|pass| pass.is_reduced()).cloned().collect();
+        let reduced: SmallVec<_> = self
+            .passes
+            .iter()
+            .filter(|pass| pass.is_reduced())
+            .cloned()
+            .collect();
         let first = match leaf {
             Some(leaf) if top && !reduced.is_empty() => {
                 let own = own_leaf(&leaf);
-                self.passes.iter().for_each(|pass| pass.passes.hang(&Arc::downgrade(pass), own.clone()));
-                Some(autodiff::binary(leaf, own, Arc::new(RootPostBackward(reduced))))
+                self.passes
+                    .iter()
+                    .for_each(|pass| pass.passes.hang(&Arc::downgrade(pass), own.clone()));
+                Some(autodiff::binary(
+                    leaf,
+                    own,
+                    Arc::new(RootPostBackward(reduced)),
+                ))
             }
             leaf => leaf,
         };
-        let like = first.iter().chain(&inputs).next().expect("at least one input or parameter is tracked").clone();
+        let like = first
+            .iter()
+            .chain(&inputs)
+            .next()
+            .expect("at least one input or parameter is tracked")
+            .clone();
         let mut parents: Vec<_> = first.into_iter().chain(inputs).chain(last).collect();
         parents.retain(|parent| one_graph(parent, &like));
         let lowest = parents.pop().expect("`like` is one of the parents");
@@ -130,7 +147,11 @@ impl RecomputeRegion {
         index: usize,
         value: DispatchTensor,
     ) -> DispatchTensor {
-        let output = RegionOutput { block: self.clone(), index, value: Mutex::new(Some(value)) };
+        let output = RegionOutput {
+            block: self.clone(),
+            index,
+            value: Mutex::new(Some(value)),
+        };
         autodiff::unary(gate.clone(), Arc::new(output))
     }
 
@@ -141,8 +162,14 @@ impl RecomputeRegion {
         let recompute = self.recompute.lock().take().expect("a node runs once");
         let mut inputs = match grads.iter().any(Option::is_some) {
             true => {
-                let Recomputed { inputs, leaves, reduced } = recompute.run(grads, step.backward(), &self.scheduler);
-                leaves.into_iter().for_each(|(leaf, grad)| step.give_to(leaf, grad));
+                let Recomputed {
+                    inputs,
+                    leaves,
+                    reduced,
+                } = recompute.run(grads, step.backward(), &self.scheduler);
+                leaves
+                    .into_iter()
+                    .for_each(|(leaf, grad)| step.give_to(leaf, grad));
                 give(reduced, step);
                 inputs
             }
@@ -175,7 +202,10 @@ impl RecomputeRegion {
 
     /// The gate no longer orders the backward.
     fn ended(&self) {
-        self.gate.get().into_iter().for_each(|gate| self.scheduler.padding.remove(*gate));
+        self.gate
+            .get()
+            .into_iter()
+            .for_each(|gate| self.scheduler.padding.remove(*gate));
     }
 }
 
@@ -247,8 +277,10 @@ pub(super) fn backward_from(
     if outputs.is_empty() && last.is_none() {
         return None;
     }
-    let root = outputs.into_iter().fold(last.unwrap_or(anchor), |root, (output, grad)| {
-        autodiff::binary(output, root, Arc::new(GradSeed(Mutex::new(Some(grad)))))
-    });
+    let root = outputs
+        .into_iter()
+        .fold(last.unwrap_or(anchor), |root, (output, grad)| {
+            autodiff::binary(output, root, Arc::new(GradSeed(Mutex::new(Some(grad)))))
+        });
     Some(Dispatch::backward(root))
 }

@@ -38,33 +38,54 @@ pub(crate) struct Trained {
 impl Trained {
     /// Selects the parameters of `source` that have a leaf.
     pub(crate) fn new(source: Arc<ShardGatherer>, leaves: &[Option<NodeId>]) -> Self {
-        let trained = leaves.iter().enumerate().filter_map(|(position, leaf)| Some((position, (*leaf)?)));
+        let trained = leaves
+            .iter()
+            .enumerate()
+            .filter_map(|(position, leaf)| Some((position, (*leaf)?)));
         let (positions, leaves): (Vec<_>, _) = trained.unzip();
-        let members = positions.iter().map(|&position| source.members[position]).collect();
-        Self { source, positions, members, leaves }
+        let members = positions
+            .iter()
+            .map(|&position| source.members[position])
+            .collect();
+        Self {
+            source,
+            positions,
+            members,
+            leaves,
+        }
     }
 
     /// Selects the gradients of these parameters from those of all weights of the source. `None` stands for a
     /// parameter that this rank has not used.
-    pub(crate) fn select(&self, mut grads: Vec<Option<DispatchTensor>>) -> Vec<Option<DispatchTensor>> {
-        self.positions.iter().map(|&position| grads[position].take()).collect()
+    pub(crate) fn select(
+        &self,
+        mut grads: Vec<Option<DispatchTensor>>,
+    ) -> Vec<Option<DispatchTensor>> {
+        self.positions
+            .iter()
+            .map(|&position| grads[position].take())
+            .collect()
     }
 
     /// Returns the element types of their shards.
     pub(crate) fn stored(&self) -> impl Iterator<Item = DType> + '_ {
-        self.positions.iter().map(|&position| self.source.shards[position].dtype())
+        self.positions
+            .iter()
+            .map(|&position| self.source.shards[position].dtype())
     }
 
     /// Returns a zero gradient of the unsharded parameter at index `at` of this list.
     pub(crate) fn zeros(&self, at: usize) -> DispatchTensor {
         let position = self.positions[at];
-        self.source.zeros(position, self.source.param(position).shape())
+        self.source
+            .zeros(position, self.source.param(position).shape())
     }
 
     /// Returns a zero gradient of this rank's shard of that parameter.
     pub(crate) fn zeros_of_shard(&self, at: usize) -> DispatchTensor {
         let position = self.positions[at];
-        self.source.zeros(position, self.source.shards[position].shape())
+        self.source
+            .zeros(position, self.source.shards[position].shape())
     }
 }
 
@@ -82,7 +103,10 @@ pub(crate) struct CollectedGrads {
 impl CollectedGrads {
     /// Creates an empty set of gradients for `n` parameters.
     pub(crate) fn new(n: usize) -> Self {
-        Self { grads: vec![None; n], partial: BTreeMap::new() }
+        Self {
+            grads: vec![None; n],
+            partial: BTreeMap::new(),
+        }
     }
 
     /// Adds `grad` to the gradient at `position`. A parameter that checkpointed blocks read has several gradients.
@@ -93,23 +117,35 @@ impl CollectedGrads {
 
     /// Records that the parameter at `position` was read for computations that differ along the mesh dimensions `dims`.
     pub(crate) fn expect_partial(&mut self, position: usize, dims: &[usize]) {
-        self.partial.entry(dims.into()).or_default().entry(position).or_default();
+        self.partial
+            .entry(dims.into())
+            .or_default()
+            .entry(position)
+            .or_default();
     }
 
     pub(crate) fn is_partial_expected(&self, position: usize) -> bool {
-        self.partial.values().any(|expected| expected.contains_key(&position))
+        self.partial
+            .values()
+            .any(|expected| expected.contains_key(&position))
     }
 
     /// Adds this rank's partial gradient of the parameter at `position`.
     pub(crate) fn add_partial(&mut self, position: usize, dims: &[usize], grad: DispatchTensor) {
-        let expected = self.partial.get_mut(dims).and_then(|expected| expected.get_mut(&position));
+        let expected = self
+            .partial
+            .get_mut(dims)
+            .and_then(|expected| expected.get_mut(&position));
         let sum = expected.expect("the node of a partial gradient records it as expected");
         *sum = self::sum(sum.take(), Some(grad));
     }
 
     #[cfg(feature = "testing")]
     pub(crate) fn is_any(&self) -> bool {
-        self.grads.iter().chain(self.partial.values().flat_map(BTreeMap::values)).any(Option::is_some)
+        self.grads
+            .iter()
+            .chain(self.partial.values().flat_map(BTreeMap::values))
+            .any(Option::is_some)
     }
 
     /// Takes the gradients by position, after summing the partial gradients of tensor-parallel ranks.
@@ -121,17 +157,28 @@ impl CollectedGrads {
     ///
     /// # Collective
     /// On the tensor-parallel ranks, if gradients are partial.
-    pub(crate) fn take(&mut self, source: &ShardGatherer) -> Result<Vec<Option<DispatchTensor>>, CommError> {
+    pub(crate) fn take(
+        &mut self,
+        source: &ShardGatherer,
+    ) -> Result<Vec<Option<DispatchTensor>>, CommError> {
         let Self { grads, partial } = mem::take(self);
-        let to_add = |(position, grad): (usize, Option<_>)| Some(cast(grad?, Some(source.added_in(position))));
+        let to_add = |(position, grad): (usize, Option<_>)| {
+            Some(cast(grad?, Some(source.added_in(position))))
+        };
         let mut grads: Vec<_> = grads.into_iter().enumerate().map(to_add).collect();
         for (dims, partial) in partial {
             let positions: Vec<_> = partial.keys().copied().collect();
             let own = FlaggedGrads::new(partial.into_iter().map(to_add).collect(), |at| {
                 source.zeros(positions[at], source.param(positions[at]).shape())
             });
-            let names = positions.iter().map(|&position| source.param(position).path.clone());
-            let group = source.unit.tensor.as_ref().expect("only parallelized parameters have partial gradients");
+            let names = positions
+                .iter()
+                .map(|&position| source.param(position).path.clone());
+            let group = source
+                .unit
+                .tensor
+                .as_ref()
+                .expect("only parallelized parameters have partial gradients");
             let sums = group.sum(&dims, source.call(Phase::Backward), names, own)?;
             for (position, partial) in positions.into_iter().zip(sums) {
                 grads[position] = sum(grads[position].take(), partial);
@@ -186,17 +233,33 @@ pub(crate) enum GradStage {
 
 impl AccumulatedGrads {
     /// Postpones the reduction of these gradients, and adds them to the accumulated ones.
-    pub(crate) fn add(&self, stage: GradStage, trained: &Trained, grads: Vec<Option<DispatchTensor>>) {
+    pub(crate) fn add(
+        &self,
+        stage: GradStage,
+        trained: &Trained,
+        grads: Vec<Option<DispatchTensor>>,
+    ) {
         let accumulated = &mut self.0.lock().stages[stage as usize];
         for (&member, &leaf, grad) in izip!(&trained.members, &trained.leaves, grads) {
             let before = accumulated.remove(&leaf).and_then(|before| before.grad);
-            accumulated.insert(leaf, AccumulatedGrad { member, grad: sum(before, grad) });
+            accumulated.insert(
+                leaf,
+                AccumulatedGrad {
+                    member,
+                    grad: sum(before, grad),
+                },
+            );
         }
     }
 
     /// Removes the accumulated gradients of these leaves, and adds them to `grads`. Returns, per leaf, true if there
     /// was one.
-    pub(crate) fn take(&self, stage: GradStage, leaves: &[NodeId], grads: &mut [Option<DispatchTensor>]) -> Vec<bool> {
+    pub(crate) fn take(
+        &self,
+        stage: GradStage,
+        leaves: &[NodeId],
+        grads: &mut [Option<DispatchTensor>],
+    ) -> Vec<bool> {
         let mut accumulated = self.0.lock();
         let of_stage = &mut accumulated.stages[stage as usize];
         let add = |(leaf, grad): (&NodeId, &mut Option<DispatchTensor>)| {
@@ -254,17 +317,31 @@ fn sum(a: Option<DispatchTensor>, b: Option<DispatchTensor>) -> Option<DispatchT
 ///
 /// # Errors
 /// [`ParamError::StepWithoutGradients`].
-pub(crate) fn check_reduced<M: Module>(model: &M, walk: &Walk, grads: &GradientsParams) -> Result<(), ParamError> {
-    let Some(pending) = walk.distributed.iter().find(|visited| visited.param.unit.accumulated.is_any()) else {
+pub(crate) fn check_reduced<M: Module>(
+    model: &M,
+    walk: &Walk,
+    grads: &GradientsParams,
+) -> Result<(), ParamError> {
+    let Some(pending) = walk
+        .distributed
+        .iter()
+        .find(|visited| visited.param.unit.accumulated.is_any())
+    else {
         return Ok(());
     };
     let distributed = walk.distributed.iter().map(|visited| visited.id).collect();
-    let mut search = GradSearch { distributed, grads, is_found: false };
+    let mut search = GradSearch {
+        distributed,
+        grads,
+        is_found: false,
+    };
     model.visit(&mut search);
     if search.is_found {
         return Ok(());
     }
-    Err(ParamError::StepWithoutGradients { unit: pending.param.unit.label().to_string() })
+    Err(ParamError::StepWithoutGradients {
+        unit: pending.param.unit.label().to_string(),
+    })
 }
 
 /// Visitor that searches for a gradient of one of these parameters.
@@ -276,6 +353,7 @@ struct GradSearch<'a> {
 
 impl ModuleVisitor for GradSearch<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.is_found |= self.distributed.contains(&param.id) && self.grads.get::<D>(param.id).is_some();
+        self.is_found |=
+            self.distributed.contains(&param.id) && self.grads.get::<D>(param.id).is_some();
     }
 }

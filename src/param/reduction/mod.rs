@@ -117,12 +117,17 @@ impl GradReducer {
     ///
     /// # Panics
     /// Like [`advance`](Self::advance).
-    pub(super) fn reduce_postponed(&self, backward: BackwardId, owner: &OwnedReductions) -> Reduced {
+    pub(super) fn reduce_postponed(
+        &self,
+        backward: BackwardId,
+        owner: &OwnedReductions,
+    ) -> Reduced {
         let mut reduced = Reduced::new();
         let models = mem::take(&mut self.0.lock().models);
         let is_due = |postponed: &Postponed| {
             let model = postponed.trained.source.unit.model_root();
-            postponed.is_due() && model.is_some_and(|model| models.iter().any(|known| Arc::ptr_eq(known, &model)))
+            postponed.is_due()
+                && model.is_some_and(|model| models.iter().any(|known| Arc::ptr_eq(known, &model)))
         };
         while self.0.lock().postponed.iter().any(is_due) {
             // A reduction in flight may include postponed gradients.
@@ -130,11 +135,16 @@ impl GradReducer {
             let next = {
                 let postponed = &mut self.0.lock().postponed;
                 postponed.retain(Postponed::is_pending);
-                let first = |stage| postponed.iter().position(|other| other.stage == stage && is_due(other));
+                let first = |stage| {
+                    postponed
+                        .iter()
+                        .position(|other| other.stage == stage && is_due(other))
+                };
                 let at = first(GradStage::Full).or_else(|| first(GradStage::Scattered));
                 at.map(|at| postponed.remove(at))
             };
-            next.into_iter().for_each(|next| self.add(next.issue(), backward, owner));
+            next.into_iter()
+                .for_each(|next| self.add(next.issue(), backward, owner));
         }
         reduced
     }
@@ -147,7 +157,10 @@ impl GradReducer {
     /// Records that the running backward trains `unit`.
     pub(super) fn trains(&self, unit: &Unit) {
         let models = &mut self.0.lock().models;
-        models.extend(unit.model_root().filter(|model| !models.iter().any(|known| Arc::ptr_eq(known, model))));
+        models.extend(
+            unit.model_root()
+                .filter(|model| !models.iter().any(|known| Arc::ptr_eq(known, model))),
+        );
     }
 
     /// Drops the reductions in flight of a backward that was abandoned.
@@ -159,7 +172,10 @@ impl GradReducer {
         match progress {
             ReduceProgress::InFlight(reduction) => {
                 let reduction = Arc::new(Mutex::new(Some(reduction)));
-                self.0.lock().in_flight.push_back((backward, Arc::downgrade(&reduction)));
+                self.0
+                    .lock()
+                    .in_flight
+                    .push_back((backward, Arc::downgrade(&reduction)));
                 owner.0.lock().push(reduction);
             }
             ReduceProgress::Postponed(postponed) => self.postpone(postponed),
@@ -171,27 +187,38 @@ impl GradReducer {
     fn postpone(&self, new: Postponed) {
         let includes = |leaf: &NodeId| new.trained.leaves.contains(leaf);
         let postponed = &mut self.0.lock().postponed;
-        postponed
-            .retain(|old| old.is_pending() && (old.stage != new.stage || !old.trained.leaves.iter().all(includes)));
+        postponed.retain(|old| {
+            old.is_pending() && (old.stage != new.stage || !old.trained.leaves.iter().all(includes))
+        });
         postponed.push(new);
     }
 
     /// Removes the reductions of `backward` from the queue and returns them. Drops those whose graph is gone.
     fn of(&self, backward: BackwardId) -> Vec<Weak<InFlightReduction>> {
         let in_flight = &mut self.0.lock().in_flight;
-        let alive = mem::take(in_flight).into_iter().filter(|(_, reduction)| reduction.strong_count() > 0);
+        let alive = mem::take(in_flight)
+            .into_iter()
+            .filter(|(_, reduction)| reduction.strong_count() > 0);
         let (own, others): (Vec<_>, Vec<_>) = alive.partition(|(of, _)| *of == backward);
         *in_flight = others.into();
         own.into_iter().map(|(_, reduction)| reduction).collect()
     }
 
     /// Advances these reductions. Those that are not complete return to the front of the queue.
-    fn advance_all(&self, reductions: Vec<Weak<InFlightReduction>>, backward: BackwardId) -> Reduced {
+    fn advance_all(
+        &self,
+        reductions: Vec<Weak<InFlightReduction>>,
+        backward: BackwardId,
+    ) -> Reduced {
         let mut reduced = Reduced::new();
         let mut left = VecDeque::new();
         for weak in reductions {
-            let Some(in_flight) = weak.upgrade() else { continue };
-            let Some(reduction) = in_flight.lock().take() else { continue };
+            let Some(in_flight) = weak.upgrade() else {
+                continue;
+            };
+            let Some(reduction) = in_flight.lock().take() else {
+                continue;
+            };
             match reduction.advance().or_unwind() {
                 ReduceProgress::Done(grads) => reduced.extend(grads),
                 ReduceProgress::Postponed(postponed) => self.postpone(postponed),
@@ -225,7 +252,11 @@ struct Postponed {
 impl Postponed {
     /// Returns true if no other reduction has included its gradients, and the program has not dropped them.
     fn is_pending(&self) -> bool {
-        self.trained.source.unit.accumulated.has(self.stage, &self.trained.leaves)
+        self.trained
+            .source
+            .unit
+            .accumulated
+            .has(self.stage, &self.trained.leaves)
     }
 
     /// Returns true if a backward must issue it now.
@@ -244,7 +275,9 @@ impl Postponed {
                 let none = vec![None; self.trained.leaves.len()];
                 GradReduction::issue(self.trained, none)
             }
-            GradStage::Scattered => ReduceProgress::InFlight(GradReduction::issue_scattered(self.trained).into()),
+            GradStage::Scattered => {
+                ReduceProgress::InFlight(GradReduction::issue_scattered(self.trained).into())
+            }
         }
     }
 }
@@ -275,7 +308,10 @@ enum ReduceStage {
     Local(Vec<Option<DispatchTensor>>),
     /// The reduction over the ranks that shard: a reduce-scatter of sharded parameters and an all-reduce of
     /// replicated ones. The flags are the last tensor of the first collective that is present.
-    Scattering { sharded: Option<Work<Vec<DispatchTensor>>>, replicated: Option<Work<Vec<DispatchTensor>>> },
+    Scattering {
+        sharded: Option<Work<Vec<DispatchTensor>>>,
+        replicated: Option<Work<Vec<DispatchTensor>>>,
+    },
     /// The all-reduce of all gradients and the flags over the replicas.
     Replicating(Work<Vec<DispatchTensor>>),
     /// The collectives are complete. The gradients are being copied to host memory, for leaves with these element
@@ -291,8 +327,19 @@ impl GradReduction {
             (control.all_reduce, control.hook.clone())
         };
         let call = trained.source.call(Phase::Backward);
-        let (used, due, replicate, stage) = (Vec::new(), None, Vec::new(), ReduceStage::Local(Vec::new()));
-        Self { trained, call, scale, all_reduce, hook, used, due, replicate, stage }
+        let (used, due, replicate, stage) =
+            (Vec::new(), None, Vec::new(), ReduceStage::Local(Vec::new()));
+        Self {
+            trained,
+            call,
+            scale,
+            all_reduce,
+            hook,
+            used,
+            due,
+            replicate,
+            stage,
+        }
     }
 
     /// Starts a reduction, or accumulates the gradients: see [`GradReducer::submit`].
@@ -309,14 +356,27 @@ impl GradReduction {
     /// Starts the first stage: the reduction over the ranks that shard, which also compares the digests of the
     /// replica check.
     fn scatter(trained: Trained, grads: Vec<Option<DispatchTensor>>) -> Self {
-        let PendingDigests { due, shard, replicate } = trained.source.carried();
-        let reduction = Self { due, replicate, ..Self::new(trained) };
+        let PendingDigests {
+            due,
+            shard,
+            replicate,
+        } = trained.source.carried();
+        let reduction = Self {
+            due,
+            replicate,
+            ..Self::new(trained)
+        };
         let own = |grads| FlaggedGrads::new(grads, |at| reduction.trained.zeros(at));
-        let data = reduction.unit().data.as_ref().filter(|data| !grads.is_empty() && data.ranks() > 1);
+        let data = reduction
+            .unit()
+            .data
+            .as_ref()
+            .filter(|data| !grads.is_empty() && data.ranks() > 1);
         let (used, stage) = match data {
-            None if reduction.hook.is_some() => {
-                (Vec::new(), ReduceStage::Local(own(grads).grads.into_iter().map(Some).collect()))
-            }
+            None if reduction.hook.is_some() => (
+                Vec::new(),
+                ReduceStage::Local(own(grads).grads.into_iter().map(Some).collect()),
+            ),
             None => (Vec::new(), ReduceStage::Local(grads)),
             Some(data) => {
                 let own = own(grads);
@@ -324,28 +384,57 @@ impl GradReduction {
                 (own.used, stage)
             }
         };
-        Self { used, stage, ..reduction }
+        Self {
+            used,
+            stage,
+            ..reduction
+        }
     }
 
     /// Posts the reductions over the ranks that shard. The first of them also transfers the flags and the digests in
     /// `compared`.
-    fn post_scatter(&self, data: &DataParallelGroups, own: &FlaggedGrads, compared: Vec<Digests>) -> ReduceStage {
+    fn post_scatter(
+        &self,
+        data: &DataParallelGroups,
+        own: &FlaggedGrads,
+        compared: Vec<Digests>,
+    ) -> ReduceStage {
         let (unit, members) = (self.unit(), &self.trained.members);
-        let (op, first) = (unit.averaging().shard, self.call.clone().with_digests(compared));
-        let [mut sharded, mut replicated] = [true, false].map(|is| unit.select(is, members, own.grads.clone()));
+        let (op, first) = (
+            unit.averaging().shard,
+            self.call.clone().with_digests(compared),
+        );
+        let [mut sharded, mut replicated] =
+            [true, false].map(|is| unit.select(is, members, own.grads.clone()));
         let post = |kind, call, tensors| unit.exchange(kind, call, members, tensors);
         let (sharded, replicated) = if sharded.is_empty() {
             replicated.push(own.flags(1, op));
-            (None, Some(post(UnitCollectiveKind::ReplicatedGradients, first, replicated)))
+            (
+                None,
+                Some(post(
+                    UnitCollectiveKind::ReplicatedGradients,
+                    first,
+                    replicated,
+                )),
+            )
         } else {
             sharded.push(own.flags(data.reduce.group().size(), op));
             let sharded = post(UnitCollectiveKind::Gradients, first, sharded);
             let has_rest = !replicated.is_empty();
-            let rest = || post(UnitCollectiveKind::ReplicatedGradients, self.call.clone(), replicated);
+            let rest = || {
+                post(
+                    UnitCollectiveKind::ReplicatedGradients,
+                    self.call.clone(),
+                    replicated,
+                )
+            };
             (Some(sharded), has_rest.then(rest))
         };
         self.note(EventKind::Issued(scatter_op(sharded.as_ref())), None);
-        ReduceStage::Scattering { sharded, replicated }
+        ReduceStage::Scattering {
+            sharded,
+            replicated,
+        }
     }
 
     /// Starts the all-reduce over the replicas for gradients that are already reduced over the ranks that shard.
@@ -353,7 +442,12 @@ impl GradReduction {
         let mut reduction = Self::new(trained);
         let Self { trained, .. } = &reduction;
         let mut sums = vec![None; trained.leaves.len()];
-        let used = trained.source.unit.accumulated.take(GradStage::Scattered, &trained.leaves, &mut sums);
+        let used =
+            trained
+                .source
+                .unit
+                .accumulated
+                .take(GradStage::Scattered, &trained.leaves, &mut sums);
         let sum = |(at, sum): (usize, Option<_>)| sum.unwrap_or_else(|| trained.zeros_of_shard(at));
         let mut sums: Vec<_> = sums.into_iter().enumerate().map(sum).collect();
         sums.push(flags(&used, 1, 1.0, sums[0].device(), sums[0].dtype()));
@@ -364,8 +458,13 @@ impl GradReduction {
 
     /// Starts the all-reduce of gradients and flags over the replicas.
     fn replicate(&mut self, sums: Vec<DispatchTensor>) -> ReduceStage {
-        let call = self.call.clone().with_digests(mem::take(&mut self.replicate));
-        let work = self.unit().exchange(UnitCollectiveKind::All, call, &self.trained.members, sums);
+        let call = self
+            .call
+            .clone()
+            .with_digests(mem::take(&mut self.replicate));
+        let work = self
+            .unit()
+            .exchange(UnitCollectiveKind::All, call, &self.trained.members, sums);
         self.note(EventKind::Issued(Op::AllReduce), None);
         ReduceStage::Replicating(work)
     }
@@ -377,18 +476,28 @@ impl GradReduction {
     fn advance(mut self) -> Result<ReduceProgress> {
         match mem::replace(&mut self.stage, ReduceStage::Local(Vec::new())) {
             ReduceStage::Local(grads) => self.complete(grads),
-            ReduceStage::Scattering { sharded, replicated } => self.scattered(sharded, replicated),
+            ReduceStage::Scattering {
+                sharded,
+                replicated,
+            } => self.scattered(sharded, replicated),
             ReduceStage::Replicating(work) => {
                 let (mut reduced, timing) = work.wait_with_timing()?;
                 self.note(EventKind::Done(Op::AllReduce), timing);
                 let flags = reduced.pop().expect("the flags are the last tensor");
                 if let Some(step) = self.due {
-                    self.unit().compare_gradients(ComparedRanks::Replicate, step, &self.trained.members, &reduced);
+                    self.unit().compare_gradients(
+                        ComparedRanks::Replicate,
+                        step,
+                        &self.trained.members,
+                        &reduced,
+                    );
                 }
                 let grads = self.without_unused(reduced, flags);
                 self.complete(grads)
             }
-            ReduceStage::CopyingOut(copies, leaves) => Ok(ReduceProgress::Done(for_leaves(leaves, copies.wait()))),
+            ReduceStage::CopyingOut(copies, leaves) => {
+                Ok(ReduceProgress::Done(for_leaves(leaves, copies.wait())))
+            }
         }
     }
 
@@ -400,7 +509,10 @@ impl GradReduction {
     ) -> Result<ReduceProgress> {
         let (mut flags, mut first) = (None, None);
         let mut wait = |work: Option<Work<Vec<DispatchTensor>>>| -> Result<_, CommError> {
-            let (mut tensors, timing) = work.map(Work::wait_with_timing).transpose()?.unwrap_or_default();
+            let (mut tensors, timing) = work
+                .map(Work::wait_with_timing)
+                .transpose()?
+                .unwrap_or_default();
             first = first.or(timing);
             if !tensors.is_empty() && flags.is_none() {
                 flags = tensors.pop();
@@ -411,11 +523,23 @@ impl GradReduction {
         let (sharded, replicated) = (wait(sharded)?, wait(replicated)?);
         self.note(EventKind::Done(op), first);
         let mut flags = flags.expect("each parameter is sharded or replicated");
-        let mut reduced = self.unit().merge(&self.trained.members, sharded, replicated);
+        let mut reduced = self
+            .unit()
+            .merge(&self.trained.members, sharded, replicated);
         if let Some(step) = self.due {
-            self.unit().compare_gradients(ComparedRanks::Shard, step, &self.trained.members, &reduced);
+            self.unit().compare_gradients(
+                ComparedRanks::Shard,
+                step,
+                &self.trained.members,
+                &reduced,
+            );
         }
-        if self.unit().data.as_ref().is_none_or(|data| data.replicate.is_none()) {
+        if self
+            .unit()
+            .data
+            .as_ref()
+            .is_none_or(|data| data.replicate.is_none())
+        {
             let grads = self.without_unused(reduced, flags);
             return self.complete(grads);
         }
@@ -423,7 +547,10 @@ impl GradReduction {
         if !self.all_reduce {
             let grads = without_unused(reduced, flags, &self.used);
             accumulated.add(stage, &self.trained, grads);
-            return Ok(ReduceProgress::Postponed(Postponed { stage, trained: self.trained }));
+            return Ok(ReduceProgress::Postponed(Postponed {
+                stage,
+                trained: self.trained,
+            }));
         }
         let mut sums: Vec<_> = reduced.into_iter().map(Some).collect();
         let was_accumulated = accumulated.take(stage, &self.trained.leaves, &mut sums);
@@ -431,7 +558,10 @@ impl GradReduction {
         if was_accumulated.contains(&true) {
             let more = self::flags(&was_accumulated, 1, 1.0, flags.device(), flags.dtype());
             flags = Dispatch::float_add(flags, more);
-            self.used.iter_mut().zip(was_accumulated).for_each(|(used, before)| *used |= before);
+            self.used
+                .iter_mut()
+                .zip(was_accumulated)
+                .for_each(|(used, before)| *used |= before);
         }
         reduced.push(flags);
         self.stage = self.replicate(reduced);
@@ -451,12 +581,28 @@ impl GradReduction {
         };
         let mut grads: Vec<_> = grads.into_iter().map(|grad| grad.map(scaled)).collect();
         if let Some(hook) = &self.hook {
-            let params = self.trained.members.iter().map(|&member| self.unit().params[member].path.clone()).collect();
-            let made = hook.run(self.unit().label(), params, grads.into_iter().flatten().collect())?;
+            let params = self
+                .trained
+                .members
+                .iter()
+                .map(|&member| self.unit().params[member].path.clone())
+                .collect();
+            let made = hook.run(
+                self.unit().label(),
+                params,
+                grads.into_iter().flatten().collect(),
+            )?;
             grads = made.into_iter().map(Some).collect();
         }
-        let leaves = self.trained.leaves.iter().copied().zip(self.trained.stored());
-        let used = leaves.zip(grads).filter_map(|(leaf, grad)| Some((leaf, grad?)));
+        let leaves = self
+            .trained
+            .leaves
+            .iter()
+            .copied()
+            .zip(self.trained.stored());
+        let used = leaves
+            .zip(grads)
+            .filter_map(|(leaf, grad)| Some((leaf, grad?)));
         let (leaves, grads): (Vec<_>, Vec<_>) = used.unzip();
         let Some(offloaded) = self.trained.source.copied_out() else {
             return Ok(ReduceProgress::Done(for_leaves(leaves, grads)));
@@ -470,7 +616,11 @@ impl GradReduction {
     }
 
     /// Returns the gradients with `None` for each parameter that no rank used. A hook receives all of them.
-    fn without_unused(&self, reduced: Vec<DispatchTensor>, flags: DispatchTensor) -> Vec<Option<DispatchTensor>> {
+    fn without_unused(
+        &self,
+        reduced: Vec<DispatchTensor>,
+        flags: DispatchTensor,
+    ) -> Vec<Option<DispatchTensor>> {
         match &self.hook {
             Some(_) => reduced.into_iter().map(Some).collect(),
             None => without_unused(reduced, flags, &self.used),
@@ -479,19 +629,30 @@ impl GradReduction {
 
     fn note(&self, kind: EventKind, timing: Option<OpTiming>) {
         let (during, state) = (TrainingState::PostBackward, ShardedState::Sharded);
-        happened(|| Event { timing, ..Event::of(self.unit(), kind, during, state) });
+        happened(|| Event {
+            timing,
+            ..Event::of(self.unit(), kind, during, state)
+        });
     }
 }
 
 /// Returns the operation of the reduction over the ranks that shard: an all-reduce if all parameters are
 /// replicated.
 fn scatter_op(sharded: Option<&Work<Vec<DispatchTensor>>>) -> Op {
-    if sharded.is_some() { Op::ReduceScatter } else { Op::AllReduce }
+    if sharded.is_some() {
+        Op::ReduceScatter
+    } else {
+        Op::AllReduce
+    }
 }
 
 /// Casts gradients to the element types of their shards.
 fn for_leaves(leaves: Vec<(NodeId, DType)>, grads: Vec<DispatchTensor>) -> Reduced {
-    leaves.into_iter().zip(grads).map(|((leaf, stored), grad)| (leaf, cast(grad, Some(stored)))).collect()
+    leaves
+        .into_iter()
+        .zip(grads)
+        .map(|((leaf, stored), grad)| (leaf, cast(grad, Some(stored))))
+        .collect()
 }
 
 /// This rank's gradients of some of a unit's parameters. A parameter that the rank did not use has zeros.
@@ -507,7 +668,11 @@ struct FlaggedGrads {
 impl FlaggedGrads {
     fn new(grads: Vec<Option<DispatchTensor>>, zeros: impl Fn(usize) -> DispatchTensor) -> Self {
         let used = grads.iter().map(Option::is_some).collect();
-        let grads = grads.into_iter().enumerate().map(|(at, grad)| grad.unwrap_or_else(|| zeros(at))).collect();
+        let grads = grads
+            .into_iter()
+            .enumerate()
+            .map(|(at, grad)| grad.unwrap_or_else(|| zeros(at)))
+            .collect();
         Self { grads, used }
     }
 
@@ -519,7 +684,14 @@ impl FlaggedGrads {
             // The reduction multiplies flags by the factor, too. A flag of 1 could round to 0, for instance if the
             // factor is the reciprocal of a number of tokens. So the flag is the reciprocal of the factor. Neither
             // number needs to be in the range of f16.
-            ReduceOp::PremulSum(factor) => (1.0 / factor.value(), if dtype == DType::F16 { DType::F32 } else { dtype }),
+            ReduceOp::PremulSum(factor) => (
+                1.0 / factor.value(),
+                if dtype == DType::F16 {
+                    DType::F32
+                } else {
+                    dtype
+                },
+            ),
             _ => (1.0, dtype),
         };
         flags(&self.used, ranks, used, device, dtype)
@@ -529,20 +701,41 @@ impl FlaggedGrads {
 /// Returns `rows` equal rows of flags. Their element type is that of a gradient where that type can represent them,
 /// so that all tensors of the collective have one type. The flag is `one` for a parameter that this rank used, and 0
 /// otherwise. Each rank that used a parameter adds about 1 to its reduced flag, or its share of an average.
-fn flags(used: &[bool], rows: usize, one: f64, device: DispatchDevice, dtype: DType) -> DispatchTensor {
+fn flags(
+    used: &[bool],
+    rows: usize,
+    one: f64,
+    device: DispatchDevice,
+    dtype: DType,
+) -> DispatchTensor {
     let row = used.iter().map(|&used| if used { one } else { 0.0 });
-    let all: Vec<f64> = std::iter::repeat_with(|| row.clone()).take(rows).flatten().collect();
-    Tensor::<2>::from_data(TensorData::new(all, [rows, used.len()]), (&Device::new(device), dtype)).into_dispatch()
+    let all: Vec<f64> = std::iter::repeat_with(|| row.clone())
+        .take(rows)
+        .flatten()
+        .collect();
+    Tensor::<2>::from_data(
+        TensorData::new(all, [rows, used.len()]),
+        (&Device::new(device), dtype),
+    )
+    .into_dispatch()
 }
 
 /// Returns the reduced gradients, with `None` for each parameter that no rank used. `flags` is read only if this
 /// rank left a parameter unused, because reading waits for the device.
-fn without_unused(reduced: Vec<DispatchTensor>, flags: DispatchTensor, used: &[bool]) -> Vec<Option<DispatchTensor>> {
+fn without_unused(
+    reduced: Vec<DispatchTensor>,
+    flags: DispatchTensor,
+    used: &[bool],
+) -> Vec<Option<DispatchTensor>> {
     if used.iter().all(|&used| used) {
         return reduced.into_iter().map(Some).collect();
     }
     let flags = Tensor::<2>::from_dispatch(flags).into_data();
-    reduced.into_iter().zip(flags.iter::<f32>()).map(|(grad, flag)| (flag > 0.0).then_some(grad)).collect()
+    reduced
+        .into_iter()
+        .zip(flags.iter::<f32>())
+        .map(|(grad, flag)| (flag > 0.0).then_some(grad))
+        .collect()
 }
 
 /// Name of the duplicated communicators on which backward issues its reductions. Their collectives are ordered
@@ -565,12 +758,16 @@ impl PartialGradGroups {
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), and a failure of the world.
     pub(super) fn of(mesh: &DeviceMesh) -> Result<Self> {
-        let over = |dims: &[usize]| -> Result<_> { Ok(mesh.communicator_over(dims)?.duplicate_private(REDUCE)) };
+        let over = |dims: &[usize]| -> Result<_> {
+            Ok(mesh.communicator_over(dims)?.duplicate_private(REDUCE))
+        };
         let longer = (0..mesh.ndim()).filter(|&dim| mesh.size_of(dim) > 1);
         let along = longer.powerset().filter(|dims| !dims.is_empty());
         Ok(Self {
             all: over(&(0..mesh.ndim()).collect::<Vec<_>>())?,
-            along: along.map(|dims| Ok((MeshDims::from_slice(&dims), over(&dims)?))).collect::<Result<_>>()?,
+            along: along
+                .map(|dims| Ok((MeshDims::from_slice(&dims), over(&dims)?)))
+                .collect::<Result<_>>()?,
         })
     }
 
@@ -582,7 +779,9 @@ impl PartialGradGroups {
     /// Returns the group of the ranks along `dims`, which must be in ascending order.
     pub(super) fn along(&self, dims: &[usize]) -> &Communicator {
         let known = self.along.iter().find(|(known, _)| **known == *dims);
-        &known.expect("partial gradients differ only along mesh dimensions that have several ranks").1
+        &known
+            .expect("partial gradients differ only along mesh dimensions that have several ranks")
+            .1
     }
 
     /// Sums this rank's partial gradients of these parameters over the ranks along the mesh dimensions `dims`.
@@ -597,8 +796,15 @@ impl PartialGradGroups {
         let mut sent = own.grads;
         sent.push(flags);
         // Model numbers are drawn on data-parallel groups and mean nothing on this one.
-        let call = Call { model: None, ..call }.with_names(names);
-        let mut sums = self.along(dims).all_reduce(call, sent, ReduceOp::Sum).wait()?;
+        let call = Call {
+            model: None,
+            ..call
+        }
+        .with_names(names);
+        let mut sums = self
+            .along(dims)
+            .all_reduce(call, sent, ReduceOp::Sum)
+            .wait()?;
         let flags = sums.pop().expect("the flags are the last tensor");
         Ok(without_unused(sums, flags, &own.used))
     }

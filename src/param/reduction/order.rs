@@ -59,7 +59,12 @@ pub(crate) enum OrderKey {
 
 impl<P> Default for ReductionOrder<P> {
     fn default() -> Self {
-        Self(Mutex::new(OrderedQueue { next: 0, tied: BTreeMap::new(), loose: BTreeMap::new(), last: None }))
+        Self(Mutex::new(OrderedQueue {
+            next: 0,
+            tied: BTreeMap::new(),
+            loose: BTreeMap::new(),
+            last: None,
+        }))
     }
 }
 
@@ -84,14 +89,21 @@ impl<P> ReductionOrder<P> {
         match place {
             OrderKey::Tied(place) => {
                 let before = places.tied.insert(place, Tied::Held(pass));
-                debug_assert!(matches!(before, Some(Tied::Open)), "rule 5: pass {place} is ready twice");
+                debug_assert!(
+                    matches!(before, Some(Tied::Open)),
+                    "rule 5: pass {place} is ready twice"
+                );
             }
             OrderKey::Loose(place) => {
                 places.loose.insert(place, pass);
             }
         }
         let mut due = Vec::new();
-        while let Some(last) = places.tied.last_entry().filter(|last| matches!(last.get(), Tied::Held(_))) {
+        while let Some(last) = places
+            .tied
+            .last_entry()
+            .filter(|last| matches!(last.get(), Tied::Held(_)))
+        {
             let (place, tied) = last.remove_entry();
             due.extend(tied.into_pass());
             places.reduced(OrderKey::Tied(place));
@@ -102,7 +114,11 @@ impl<P> ReductionOrder<P> {
     /// Ends the backward. Returns the passes that are still held, in order.
     pub(crate) fn flush(&self) -> Vec<P> {
         let mut places = self.0.lock();
-        let held = places.tied.iter().rev().filter(|(_, tied)| matches!(tied, Tied::Held(_)));
+        let held = places
+            .tied
+            .iter()
+            .rev()
+            .filter(|(_, tied)| matches!(tied, Tied::Held(_)));
         let held: Vec<_> = held.map(|(&place, _)| place).collect();
         let mut due = Vec::new();
         for place in held {
@@ -121,11 +137,18 @@ impl<P> ReductionOrder<P> {
     pub(crate) fn leave(&self, place: OrderKey) {
         let mut places = self.0.lock();
         match place {
-            OrderKey::Tied(place) => places.tied.entry(place).and_modify(|tied| *tied = Tied::Gone),
+            OrderKey::Tied(place) => places
+                .tied
+                .entry(place)
+                .and_modify(|tied| *tied = Tied::Gone),
             OrderKey::Loose(place) => return drop(places.loose.remove(&place)),
         };
         // A dropped pass without an earlier one holds nothing.
-        while let Some(first) = places.tied.first_entry().filter(|first| matches!(first.get(), Tied::Gone)) {
+        while let Some(first) = places
+            .tied
+            .first_entry()
+            .filter(|first| matches!(first.get(), Tied::Gone))
+        {
             first.remove();
         }
     }
@@ -135,7 +158,10 @@ impl<P> OrderedQueue<P> {
     /// Checks in debug builds that the pass at `place` may be reduced next.
     fn reduced(&mut self, place: OrderKey) {
         let last = self.last.replace(place);
-        debug_assert!(last.is_none_or(|last| last.is_before(place)), "rule 5: {place:?} is reduced after {last:?}");
+        debug_assert!(
+            last.is_none_or(|last| last.is_before(place)),
+            "rule 5: {place:?} is reduced after {last:?}"
+        );
     }
 }
 
@@ -183,7 +209,11 @@ mod tests {
         for pass in [3, 2, 1] {
             assert_eq!(order.ready(places[pass], pass), [pass], "no pass is held");
         }
-        assert_eq!(order.ready(places[0], 0), [0; 0], "the root is reduced at the end");
+        assert_eq!(
+            order.ready(places[0], 0),
+            [0; 0],
+            "the root is reduced at the end"
+        );
         assert_eq!(order.flush(), [0]);
         assert_eq!(order.flush(), [0; 0]);
     }
@@ -216,14 +246,20 @@ mod tests {
         assert_eq!(order.flush(), [1, 0]);
         order.leave(places[0]);
         order.leave(places[1]);
-        assert!(order.0.lock().tied.is_empty(), "dropped passes that hold nothing are removed");
+        assert!(
+            order.0.lock().tied.is_empty(),
+            "dropped passes that hold nothing are removed"
+        );
     }
 
     #[test]
     fn what_a_backward_held_when_it_was_given_up_is_never_reduced() {
         let order = ReductionOrder::default();
         let places = entered(&order, [false, true, true]);
-        assert_eq!([order.ready(places[1], 1), order.ready(places[0], 0)], [[0; 0]; 2]);
+        assert_eq!(
+            [order.ready(places[1], 1), order.ready(places[0], 0)],
+            [[0; 0]; 2]
+        );
         // The graph is dropped, and all passes with it.
         places.into_iter().for_each(|place| order.leave(place));
         assert_eq!(order.flush(), [0; 0]);

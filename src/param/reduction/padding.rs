@@ -83,7 +83,10 @@ impl ZeroPadding {
     /// Drops what is known of a backward that has ended.
     pub(crate) fn forget(&self) {
         let mut graphs = self.0.lock();
-        *graphs = PaddedGraphs { ordering: mem::take(&mut graphs.ordering), ..PaddedGraphs::default() };
+        *graphs = PaddedGraphs {
+            ordering: mem::take(&mut graphs.ordering),
+            ..PaddedGraphs::default()
+        };
     }
 }
 
@@ -91,7 +94,10 @@ impl PaddedGraphs {
     /// Adds the graph of a backward. Its root is the node that is a parent of none.
     fn add(&mut self, edges: GraphEdges) {
         let mut roots: HashSet<_> = edges.keys().copied().collect();
-        edges.values().flatten().for_each(|parent| _ = roots.remove(parent));
+        edges
+            .values()
+            .flatten()
+            .for_each(|parent| _ = roots.remove(parent));
         self.edges.extend(edges);
         self.reach(roots.into_iter().collect());
     }
@@ -118,7 +124,9 @@ mod tests {
     }
 
     fn reached(graphs: &PaddedGraphs, nodes: std::ops::Range<u64>) -> Vec<u64> {
-        nodes.filter(|&value| graphs.reached.contains(&node(value))).collect()
+        nodes
+            .filter(|&value| graphs.reached.contains(&node(value)))
+            .collect()
     }
 
     /// ```text
@@ -127,9 +135,20 @@ mod tests {
     /// ```
     #[test]
     fn a_gradient_does_not_pass_through_a_node_that_only_orders() {
-        let edges = [(7, vec![4, 5]), (5, vec![3]), (4, vec![2]), (3, vec![1]), (2, vec![]), (1, vec![])];
-        let edges = edges.map(|(child, parents)| (node(child), parents.into_iter().map(node).collect()));
-        let mut graphs = PaddedGraphs { ordering: HashSet::from([node(5)]), ..PaddedGraphs::default() };
+        let edges = [
+            (7, vec![4, 5]),
+            (5, vec![3]),
+            (4, vec![2]),
+            (3, vec![1]),
+            (2, vec![]),
+            (1, vec![]),
+        ];
+        let edges =
+            edges.map(|(child, parents)| (node(child), parents.into_iter().map(node).collect()));
+        let mut graphs = PaddedGraphs {
+            ordering: HashSet::from([node(5)]),
+            ..PaddedGraphs::default()
+        };
         graphs.add(GraphEdges::from(edges));
         assert_eq!(reached(&graphs, 1..8), [2, 4, 7]);
         // A checkpointed block passes a gradient to an input.
@@ -137,7 +156,10 @@ mod tests {
         assert_eq!(reached(&graphs, 1..8), [1, 2, 3, 4, 7]);
         let padding = ZeroPadding(Mutex::new(graphs));
         assert!(!padding.is_reached(node(5)) && padding.is_reached(node(4)));
-        assert!(padding.is_reached(node(9)), "it is in no graph that was given zeros");
+        assert!(
+            padding.is_reached(node(9)),
+            "it is in no graph that was given zeros"
+        );
         padding.forget();
         assert!(padding.is_reached(node(5)) && padding.0.lock().ordering.contains(&node(5)));
     }

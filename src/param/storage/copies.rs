@@ -52,7 +52,11 @@ impl UnshardedCopy {
         shards: Arc<LocalShardsId>,
         state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
     ) -> Arc<Self> {
-        Arc::new(Self { shards, state, gatherer: Mutex::default() })
+        Arc::new(Self {
+            shards,
+            state,
+            gatherer: Mutex::default(),
+        })
     }
 
     /// Counts a pass that begins.
@@ -71,7 +75,8 @@ impl UnshardedCopy {
     /// Releases the unit if no pass uses the copy. A view that outlives its passes still needs the gatherer.
     pub(super) fn release_gatherer(&self) {
         let mut own = self.gatherer.lock();
-        let is_held_by_unit = self.state.is_idle() && (self.origin().is_some() || self.state.is_open());
+        let is_held_by_unit =
+            self.state.is_idle() && (self.origin().is_some() || self.state.is_open());
         let released = if is_held_by_unit { own.take() } else { None };
         // Dropped outside the lock: it may be the last reference to the unit.
         drop(own);
@@ -80,8 +85,13 @@ impl UnshardedCopy {
 
     /// Waits for the all-gather for backward, if one was posted. Later calls return at once.
     pub(crate) fn fill(&self) {
-        let Some(gatherer) = self.gatherer.lock().clone() else { return };
-        self.state.refill(|gathering, is_started| gatherer.wait_again(gathering, is_started), Storage::fill);
+        let Some(gatherer) = self.gatherer.lock().clone() else {
+            return;
+        };
+        self.state.refill(
+            |gathering, is_started| gatherer.wait_again(gathering, is_started),
+            Storage::fill,
+        );
     }
 
     /// Returns the weight at `position` for backward: see [`UnshardState::again`].
@@ -121,7 +131,10 @@ impl UnshardedCopy {
 impl fmt::Debug for UnshardedCopy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { shards, state, .. } = self;
-        f.debug_struct("UnshardedCopy").field("shards", shards).field("state", state).finish_non_exhaustive()
+        f.debug_struct("UnshardedCopy")
+            .field("shards", shards)
+            .field("state", state)
+            .finish_non_exhaustive()
     }
 }
 
@@ -171,7 +184,11 @@ pub(super) struct KeptId(u64);
 
 impl CopyTables {
     fn open(&self, shards: &LocalShardsId) -> Option<&Arc<UnshardedCopy>> {
-        self.kept.iter().find(|kept| *kept.shards == *shards)?.open.as_ref()
+        self.kept
+            .iter()
+            .find(|kept| *kept.shards == *shards)?
+            .open
+            .as_ref()
     }
 
     fn next(&self, shards: &LocalShardsId) -> Option<&Arc<UnshardedCopy>> {
@@ -182,8 +199,13 @@ impl CopyTables {
     /// forward over replaced shards remain if they have been left since the last backward, so that two clones of a
     /// module may take turns.
     fn replace(&mut self, shards: &LocalShardsId) {
-        remove(&mut self.next, |copy| copy.origin() == Some(GatherOrigin::Retained) && shards.replaces(&copy.shards));
-        let last = self.kept.iter().rposition(|kept| shards.replaces(&kept.shards));
+        remove(&mut self.next, |copy| {
+            copy.origin() == Some(GatherOrigin::Retained) && shards.replaces(&copy.shards)
+        });
+        let last = self
+            .kept
+            .iter()
+            .rposition(|kept| shards.replaces(&kept.shards));
         let mut at = 0;
         self.kept.retain(|kept| {
             let stays = !shards.replaces(&kept.shards) || Some(at) == last && kept.recent > 0;
@@ -227,7 +249,10 @@ impl UnshardedCopies {
                 true => found = Some(open.clone()),
                 false => {
                     let values = |weights: &[StoredWeight<_, DispatchTensor>]| {
-                        weights.iter().map(|weight| persistent_copy(weight.value().clone())).collect()
+                        weights
+                            .iter()
+                            .map(|weight| persistent_copy(weight.value().clone()))
+                            .collect()
                     };
                     weights = open.state.weights(values);
                 }
@@ -240,7 +265,10 @@ impl UnshardedCopies {
     }
 
     /// Creates the copy of a pass that finds no other, and that no other finds.
-    pub(crate) fn private(shards: &LocalShards, gatherer: &Arc<ShardGatherer>) -> Arc<UnshardedCopy> {
+    pub(crate) fn private(
+        shards: &LocalShards,
+        gatherer: &Arc<ShardGatherer>,
+    ) -> Arc<UnshardedCopy> {
         let copy = UnshardedCopy::new(LocalShardsId::of(shards).into(), UnshardState::new());
         copy.begin_pass(gatherer);
         copy
@@ -250,7 +278,11 @@ impl UnshardedCopies {
     /// `source`. Returns the entry in which it is counted.
     pub(super) fn keep(&self, copy: &Arc<UnshardedCopy>, source: &ShardSource) -> KeptId {
         let mut tables = self.0.lock();
-        let mut kept = match tables.kept.iter().position(|kept| kept.shards == copy.shards) {
+        let mut kept = match tables
+            .kept
+            .iter()
+            .position(|kept| kept.shards == copy.shards)
+        {
             Some(at) => tables.kept.remove(at),
             None => {
                 tables.entries += 1;
@@ -268,7 +300,8 @@ impl UnshardedCopies {
         kept.waiting += 1;
         kept.recent += 1;
         kept.source.get_or_insert_with(|| source.clone());
-        kept.copies.retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), &**copy));
+        kept.copies
+            .retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), &**copy));
         kept.copies.push(Arc::downgrade(copy));
         if copy.state.is_open() && kept.open.is_none() {
             kept.open = Some(copy.clone());
@@ -288,7 +321,12 @@ impl UnshardedCopies {
             if Some(entry.id) == kept {
                 entry.waiting -= 1;
             }
-            if !stay && entry.open.as_ref().is_some_and(|open| Arc::ptr_eq(open, copy)) {
+            if !stay
+                && entry
+                    .open
+                    .as_ref()
+                    .is_some_and(|open| Arc::ptr_eq(open, copy))
+            {
                 entry.close();
             }
             if entry.waiting == 0 {
@@ -303,7 +341,10 @@ impl UnshardedCopies {
     /// [join](Self::next_joins) other passes.
     pub(super) fn retain(&self, copy: &Arc<UnshardedCopy>) {
         let mut tables = self.0.lock();
-        debug_assert!(tables.open(&copy.shards).is_none(), "the next forward uses the weights that passes share");
+        debug_assert!(
+            tables.open(&copy.shards).is_none(),
+            "the next forward uses the weights that passes share"
+        );
         remove(&mut tables.next, |other| other.shards == copy.shards);
         tables.next.push(copy.clone());
         drop(tables);
@@ -326,7 +367,10 @@ impl UnshardedCopies {
     /// all-gather that was only posted does not count.
     pub(crate) fn has(&self, shards: &LocalShards, posted: bool) -> bool {
         let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
-        tables.open(&shards).is_some() || tables.next(&shards).is_some_and(|copy| posted || !copy.is_posted())
+        tables.open(&shards).is_some()
+            || tables
+                .next(&shards)
+                .is_some_and(|copy| posted || !copy.is_posted())
     }
 
     /// Changes the origin of an all-gather that was posted for these shards. Returns true if it is
@@ -342,26 +386,39 @@ impl UnshardedCopies {
 
     /// Stores an all-gather for the next forward over these shards. It replaces those of other forwards, and what passes
     /// retained.
-    pub(crate) fn gather(&self, shards: &LocalShards, gathering: PendingAllGather, origin: GatherOrigin) {
+    pub(crate) fn gather(
+        &self,
+        shards: &LocalShards,
+        gathering: PendingAllGather,
+        origin: GatherOrigin,
+    ) {
         let shards = LocalShardsId::of(shards);
         let mut tables = self.0.lock();
         tables.replace(&shards);
         remove(&mut tables.next, |_| true);
-        tables.next.push(UnshardedCopy::new(shards.into(), UnshardState::starting(gathering, origin)));
+        tables.next.push(UnshardedCopy::new(
+            shards.into(),
+            UnshardState::starting(gathering, origin),
+        ));
     }
 
     /// Drops what the running forward has prefetched and not used.
     pub(crate) fn forget_prefetched(&self) {
-        let is_prefetched =
-            |copy: &UnshardedCopy| matches!(copy.origin(), Some(GatherOrigin::Prefetch | GatherOrigin::Posted));
+        let is_prefetched = |copy: &UnshardedCopy| {
+            matches!(
+                copy.origin(),
+                Some(GatherOrigin::Prefetch | GatherOrigin::Posted)
+            )
+        };
         remove(&mut self.0.lock().next, is_prefetched);
     }
 
     /// Returns true if the next forward would not wait for other ranks. Local: no collective depends on it.
     pub(crate) fn is_ready(&self) -> bool {
         let is_ready = |copy: &Arc<UnshardedCopy>| {
-            copy.state.gathering(|gathering, origin| *origin != GatherOrigin::Posted && gathering.is_complete())
-                == Some(true)
+            copy.state.gathering(|gathering, origin| {
+                *origin != GatherOrigin::Posted && gathering.is_complete()
+            }) == Some(true)
         };
         let tables = self.0.lock();
         tables.kept.iter().any(|kept| kept.open.is_some()) || tables.next.iter().any(is_ready)
@@ -371,8 +428,11 @@ impl UnshardedCopies {
     pub(crate) fn wait(&self) -> Result<(), CommError> {
         let copies = self.0.lock().next.clone();
         let is_waited_for = |copy: &&Arc<UnshardedCopy>| !copy.is_posted();
-        let waited =
-            |copy: &Arc<UnshardedCopy>| copy.state.gathering(|gathering, _| gathering.complete()).unwrap_or(Ok(()));
+        let waited = |copy: &Arc<UnshardedCopy>| {
+            copy.state
+                .gathering(|gathering, _| gathering.complete())
+                .unwrap_or(Ok(()))
+        };
         let result = copies.iter().filter(is_waited_for).try_for_each(waited);
         if result.is_err() {
             remove(&mut self.0.lock().next, |_| true);
@@ -412,9 +472,14 @@ impl UnshardedCopies {
     fn take_kept(&self) -> SmallVec<[KeptPasses; 1]> {
         let mut tables = self.0.lock();
         remove(&mut tables.next, |_| true);
-        let is_running = |kept: &KeptPasses| kept.open.as_ref().is_some_and(|copy| copy.state.is_in_forward());
-        let (running, mut kept): (SmallVec<_>, SmallVec<[_; 1]>) =
-            mem::take(&mut tables.kept).into_iter().partition(is_running);
+        let is_running = |kept: &KeptPasses| {
+            kept.open
+                .as_ref()
+                .is_some_and(|copy| copy.state.is_in_forward())
+        };
+        let (running, mut kept): (SmallVec<_>, SmallVec<[_; 1]>) = mem::take(&mut tables.kept)
+            .into_iter()
+            .partition(is_running);
         tables.kept = running;
         kept.iter_mut().for_each(KeptPasses::close);
         kept
@@ -426,12 +491,21 @@ impl UnshardedCopies {
         let next = match tables.next(&shards).and_then(|copy| copy.origin()) {
             Some(GatherOrigin::Retained) => "retained weights",
             // Who has posted it depends on the backend.
-            Some(GatherOrigin::Program | GatherOrigin::Prefetch | GatherOrigin::Posted) => "an all-gather",
+            Some(GatherOrigin::Program | GatherOrigin::Prefetch | GatherOrigin::Posted) => {
+                "an all-gather"
+            }
             None if tables.open(&shards).is_some() => "kept weights",
             None => "nothing",
         };
-        let kept = tables.kept.iter().map(|kept| format!("{}/{}", kept.waiting, kept.recent)).join(" ");
-        format!("finds {next}, {} in all, passes kept: [{kept}]", tables.next.len())
+        let kept = tables
+            .kept
+            .iter()
+            .map(|kept| format!("{}/{}", kept.waiting, kept.recent))
+            .join(" ");
+        format!(
+            "finds {next}, {} in all, passes kept: [{kept}]",
+            tables.next.len()
+        )
     }
 }
 
@@ -445,7 +519,10 @@ impl Drop for UnshardedCopies {
 }
 
 /// Removes copies that no pass uses, and breaks their cycles.
-fn remove(copies: &mut SmallVec<[Arc<UnshardedCopy>; 1]>, is_removed: impl Fn(&UnshardedCopy) -> bool) {
+fn remove(
+    copies: &mut SmallVec<[Arc<UnshardedCopy>; 1]>,
+    is_removed: impl Fn(&UnshardedCopy) -> bool,
+) {
     copies.retain(|copy| {
         let is_removed = is_removed(copy);
         if is_removed {

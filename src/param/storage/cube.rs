@@ -44,7 +44,11 @@ impl UnitAllocations {
             Some(slot) => slot.clone(),
             None => {
                 let (places, state) = (Mutex::default(), Mutex::new(StorageState::Full));
-                let slot = Arc::new(CubeStorage { memory: EvictableAllocation::new(weight)?, places, state });
+                let slot = Arc::new(CubeStorage {
+                    memory: EvictableAllocation::new(weight)?,
+                    places,
+                    state,
+                });
                 self.0.push(slot.clone());
                 slot
             }
@@ -74,10 +78,16 @@ impl Storage for CubeStorage {
         if *state != StorageState::Empty {
             return;
         }
-        let Some(cube) = primitive(&full) else { unreachable!("evictable storage holds Cube floats, not {full:?}") };
+        let Some(cube) = primitive(&full) else {
+            unreachable!("evictable storage holds Cube floats, not {full:?}")
+        };
         let places = self.places.lock();
         let is_as_it_was = |cube| places.contains(&AllocationOffset::of(cube));
-        let cube = if is_as_it_was(cube) || places.len() > 1 { cube.clone() } else { cube.copy() };
+        let cube = if is_as_it_was(cube) || places.len() > 1 {
+            cube.clone()
+        } else {
+            cube.copy()
+        };
         assert!(
             is_as_it_was(&cube),
             "the second gather of a unit uses the layout of the first, but {:?} is not in {places:?}",

@@ -4,7 +4,9 @@ use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use burn::backend::flex::{FlexTensor, Layout};
-use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, TensorMetadata};
+use burn::backend::{
+    BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, TensorMetadata,
+};
 use burn::tensor::{Bytes, DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
@@ -31,7 +33,10 @@ impl StorageMemory for Arc<Bytes> {
 
 impl std::fmt::Debug for FlexStorage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EvictableStorage").field("len", &self.layout.len).field("full", &self.is_full()).finish()
+        f.debug_struct("EvictableStorage")
+            .field("len", &self.layout.len)
+            .field("full", &self.is_full())
+            .finish()
     }
 }
 
@@ -55,7 +60,11 @@ impl FlexStorage {
     pub(super) fn place(tensor: DispatchTensor, source: Arc<dyn Refill>) -> Arc<Self> {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let bytes = bytes(tensor);
-        let full = WeightMeta { len: bytes.len(), shape, dtype };
+        let full = WeightMeta {
+            len: bytes.len(),
+            shape,
+            dtype,
+        };
         Self::new(bytes, full, source)
     }
 
@@ -76,8 +85,12 @@ impl FlexStorage {
 /// Returns the bytes of a gathered Flex tensor, without a copy if the tensor covers its allocation.
 fn bytes(tensor: DispatchTensor) -> Arc<Bytes> {
     match tensor.kind {
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) if memory::is_alone(&tensor) => tensor.data_arc(),
-        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => Arc::new(tensor.into_data().into_bytes()),
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) if memory::is_alone(&tensor) => {
+            tensor.data_arc()
+        }
+        DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {
+            Arc::new(tensor.into_data().into_bytes())
+        }
         other => unreachable!("evictable storage holds Flex floats, not {other:?}"),
     }
 }
@@ -119,8 +132,12 @@ impl AllocationController for FlexView {
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 
-    unsafe fn memory_mut(&mut self, policy: AccessPolicy) -> Result<&mut [MaybeUninit<u8>], AccessError> {
-        let own = Arc::get_mut(self.0.write(policy.copy_allowed())?).expect("the view's private copy is not shared");
+    unsafe fn memory_mut(
+        &mut self,
+        policy: AccessPolicy,
+    ) -> Result<&mut [MaybeUninit<u8>], AccessError> {
+        let own = Arc::get_mut(self.0.write(policy.copy_allowed())?)
+            .expect("the view's private copy is not shared");
         // SAFETY: the caller only writes initialized bytes, as this function's contract says.
         Ok(unsafe { std::slice::from_raw_parts_mut(own.as_mut_ptr().cast(), own.len()) })
     }
@@ -182,7 +199,10 @@ mod tests {
         assert!(slot.forward.read().is_none());
         assert_eq!(read(turned.clone() * 2.0), [2.0, 6.0, 4.0, 8.0]);
         assert_eq!(source.refills.load(SeqCst), 1, "the reader restored it");
-        assert_eq!((read(turned), source.refills.load(SeqCst)), (vec![1.0, 3.0, 2.0, 4.0], 1));
+        assert_eq!(
+            (read(turned), source.refills.load(SeqCst)),
+            (vec![1.0, 3.0, 2.0, 4.0], 1)
+        );
     }
 
     #[test]
@@ -210,7 +230,10 @@ mod tests {
         });
         let copy = copy.join().unwrap();
         slot.evict();
-        assert_eq!((read(copy), source.refills.load(SeqCst)), (vec![1.0, 2.0, 3.0, 4.0], 0));
+        assert_eq!(
+            (read(copy), source.refills.load(SeqCst)),
+            (vec![1.0, 2.0, 3.0, 4.0], 0)
+        );
         // Another thread cannot evict it.
         let (_, slot) = self::slot();
         thread::scope(|scope| scope.spawn(|| slot.evict()).join().unwrap());
@@ -221,8 +244,14 @@ mod tests {
     fn writing_to_a_view_leaves_the_slot_alone() {
         let (_, slot) = slot();
         // The view is the only handle, so burn adds in place.
-        assert_eq!(read(Tensor::<2>::from_dispatch(slot.view()) + 1.0), [2.0, 3.0, 4.0, 5.0]);
-        assert_eq!(read(Tensor::<2>::from_dispatch(slot.view())), [1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(
+            read(Tensor::<2>::from_dispatch(slot.view()) + 1.0),
+            [2.0, 3.0, 4.0, 5.0]
+        );
+        assert_eq!(
+            read(Tensor::<2>::from_dispatch(slot.view())),
+            [1.0, 2.0, 3.0, 4.0]
+        );
     }
 
     #[test]

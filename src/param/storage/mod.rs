@@ -139,7 +139,11 @@ pub(super) struct UnshardOptions {
 impl UnshardedParams {
     /// Begins a pass that uses the weights of `source`, which are gathered from `shards`. It uses the weights that were
     /// gathered or kept for these shards before, if there are any.
-    pub(super) fn new(source: Arc<ShardGatherer>, shards: &LocalShards, options: UnshardOptions) -> Self {
+    pub(super) fn new(
+        source: Arc<ShardGatherer>,
+        shards: &LocalShards,
+        options: UnshardOptions,
+    ) -> Self {
         let (phase, recomputed) = (Mutex::new(PassPhase::Forward), AtomicBool::new(false));
         // Memory that passes share must be freed only by an explicit `reshard`, which frees it for all of them.
         let joins = options.in_slots && options.kept == Kept::Full;
@@ -147,9 +151,19 @@ impl UnshardedParams {
             true => source.unit.copies.begin_pass(shards, joins, &source),
             false => (UnshardedCopies::private(shards, &source), None),
         };
-        let params = Self { source, copy, options, phase, kept: Mutex::default(), recomputed };
+        let params = Self {
+            source,
+            copy,
+            options,
+            phase,
+            kept: Mutex::default(),
+            recomputed,
+        };
         if let Some(values) = values {
-            let Ok(()) = params.copy.state.unshard(|_| Ok::<_, Infallible>(params.place(values)));
+            let Ok(()) = params
+                .copy
+                .state
+                .unshard(|_| Ok::<_, Infallible>(params.place(values)));
         }
         params
     }
@@ -175,8 +189,15 @@ impl UnshardedParams {
     /// The error of the all-gather.
     pub(super) fn gather(&self) -> Result<(), CommError> {
         self.copy.state.unshard(|started| {
-            if started.as_ref().is_none_or(|(_, origin)| *origin == GatherOrigin::Posted) {
-                self.source.happened(EventKind::Unshard, TrainingState::Forward, ShardedState::Unsharded);
+            if started
+                .as_ref()
+                .is_none_or(|(_, origin)| *origin == GatherOrigin::Posted)
+            {
+                self.source.happened(
+                    EventKind::Unshard,
+                    TrainingState::Forward,
+                    ShardedState::Unsharded,
+                );
             }
             let post = || self.source.post(self.source.call(Phase::Forward));
             let gathering = started.map_or_else(post, |(gathering, _)| gathering);
@@ -186,10 +207,11 @@ impl UnshardedParams {
 
     fn place(&self, unsharded: Vec<DispatchTensor>) -> Weights {
         let mut placing = StoragePlacer::new(self.copy.clone());
-        let place = |(position, full)| match self.options.in_slots && !self.source.is_shard(position) {
-            true => placing.place(full),
-            false => StoredWeight::Own(full),
-        };
+        let place =
+            |(position, full)| match self.options.in_slots && !self.source.is_shard(position) {
+                true => placing.place(full),
+                false => StoredWeight::Own(full),
+            };
         unsharded.into_iter().enumerate().map(place).collect()
     }
 
@@ -203,7 +225,10 @@ impl UnshardedParams {
         let is_empty = || self.source.param(position).shape().num_elements() == 0;
         self.options.kept == Kept::Full
             || self.source.is_shard(position)
-            || self.copy.state.weights(|weights| matches!(weights.get(position), Some(StoredWeight::InSlot(_))))
+            || self
+                .copy
+                .state
+                .weights(|weights| matches!(weights.get(position), Some(StoredWeight::InSlot(_))))
                 == Some(true)
             || self.options.in_slots && is_empty()
     }
@@ -217,7 +242,9 @@ impl UnshardedParams {
     /// forward gets the weight that was gathered for backward.
     pub(super) fn view(&self, position: usize) -> DispatchTensor {
         self.gather().or_unwind();
-        let weight = |weights: &[StoredWeight<_, DispatchTensor>]| Some(weights.get(position)?.value().clone());
+        let weight = |weights: &[StoredWeight<_, DispatchTensor>]| {
+            Some(weights.get(position)?.value().clone())
+        };
         match self.copy.state.weights(weight).flatten() {
             Some(weight) => weight,
             None if self.recomputed.load(Relaxed) => self.view_again(position, false),
@@ -230,35 +257,64 @@ impl UnshardedParams {
     pub(super) fn take_back(&self, backward: bool) {
         let (state, copies) = (&self.copy.state, &self.source.unit.copies);
         let (mut is_kept, mut is_retained) = (false, false);
-        let UnshardOptions { kept, in_slots, stays, .. } = self.options;
+        let UnshardOptions {
+            kept,
+            in_slots,
+            stays,
+            ..
+        } = self.options;
         // Lock order: the tables, then the state of a copy, which `leave` holds.
         let retains = !backward && stays && !copies.next_joins(&self.copy);
         let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
-            if let Some(due) = self.source.due.as_ref().filter(|_| backward && !weights.is_empty()) {
+            if let Some(due) = self
+                .source
+                .due
+                .as_ref()
+                .filter(|_| backward && !weights.is_empty())
+            {
                 let unsharded = weights.iter().map(StoredWeight::value);
-                self.source.unit.look_at_gathered(due, &self.source.members, unsharded);
+                self.source
+                    .unit
+                    .look_at_gathered(due, &self.source.members, unsharded);
             }
             if backward && kept == Kept::Full {
                 is_kept = true;
-                return After::Keep { share: stays && in_slots };
+                return After::Keep {
+                    share: stays && in_slots,
+                };
             }
-            let unsharded = || weights.iter().map(|weight| weight.value().clone()).collect::<Vec<_>>();
+            let unsharded = || {
+                weights
+                    .iter()
+                    .map(|weight| weight.value().clone())
+                    .collect::<Vec<_>>()
+            };
             if retains && !weights.is_empty() {
                 is_retained = true;
                 return After::Retain(self.retained(unsharded()));
             }
             let part = backward && kept == Kept::Part;
             if !weights.is_empty() {
-                let state = if part { ShardedState::ShardedPostForward } else { ShardedState::Sharded };
-                self.source.happened(EventKind::Reshard, TrainingState::Forward, state);
+                let state = if part {
+                    ShardedState::ShardedPostForward
+                } else {
+                    ShardedState::Sharded
+                };
+                self.source
+                    .happened(EventKind::Reshard, TrainingState::Forward, state);
             }
             if !backward {
                 return After::Free;
             }
             let split = || self.source.unit.split(&self.source.members, &unsharded());
             let parts = (part && !weights.is_empty()).then(split);
-            let unshard = self.recomputed.load(Relaxed) || self.source.unit.control.lock().unshard_in_backward;
-            if unshard { After::Again(self.source.post_all_gather(parts)) } else { After::Release }
+            let unshard = self.recomputed.load(Relaxed)
+                || self.source.unit.control.lock().unshard_in_backward;
+            if unshard {
+                After::Again(self.source.post_all_gather(parts))
+            } else {
+                After::Release
+            }
         };
         let had_ended = *self.phase.lock() == PassPhase::Ended;
         if had_ended {
@@ -266,7 +322,11 @@ impl UnshardedParams {
             state.begin_pass();
         }
         state.leave(after, Storage::release);
-        *self.phase.lock() = if is_retained { PassPhase::Ended } else { PassPhase::Left };
+        *self.phase.lock() = if is_retained {
+            PassPhase::Ended
+        } else {
+            PassPhase::Left
+        };
         if is_kept && !had_ended {
             *self.kept.lock() = Some(copies.keep(&self.copy, &self.source.source()));
         } else if is_retained {
@@ -282,7 +342,13 @@ impl UnshardedParams {
 
     /// Records an event of the unit.
     pub(super) fn happened(&self, kind: EventKind, during: TrainingState) {
-        let state = || if self.copy.state.is_unsharded() { ShardedState::Unsharded } else { ShardedState::Sharded };
+        let state = || {
+            if self.copy.state.is_unsharded() {
+                ShardedState::Unsharded
+            } else {
+                ShardedState::Sharded
+            }
+        };
         happened(|| Event::of(&self.source.unit, kind, during, state()));
     }
 
@@ -338,12 +404,17 @@ impl UnshardedParams {
         if stay && has_left && self.options.stays && !state.was_shared() {
             // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
             self.copy.fill();
-            if !unit.copies.next_joins(&self.copy) && state.retain(|weights| self.retained(weights)) {
+            if !unit.copies.next_joins(&self.copy) && state.retain(|weights| self.retained(weights))
+            {
                 *self.phase.lock() = PassPhase::Ended;
                 unit.copies.retain(&self.copy);
             }
         } else if !(stay && state.is_open()) {
-            self.source.happened(EventKind::Reshard, TrainingState::PostBackward, ShardedState::Sharded);
+            self.source.happened(
+                EventKind::Reshard,
+                TrainingState::PostBackward,
+                ShardedState::Sharded,
+            );
         }
         self.end();
     }

@@ -3,7 +3,9 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata};
+use burn::backend::{
+    AutodiffBackend, Dispatch, DispatchTensor, DispatchTensorKind, TensorMetadata,
+};
 
 #[cfg(feature = "cube")]
 use super::cube;
@@ -32,7 +34,10 @@ impl StoragePlacer {
 
     /// Moves `tensor` into evictable storage. An empty tensor stays as it is, and so does one of a backend without
     /// evictable storage.
-    pub(super) fn place(&mut self, tensor: DispatchTensor) -> StoredWeight<dyn Storage, DispatchTensor> {
+    pub(super) fn place(
+        &mut self,
+        tensor: DispatchTensor,
+    ) -> StoredWeight<dyn Storage, DispatchTensor> {
         if tensor.shape().num_elements() == 0 {
             return StoredWeight::Own(tensor);
         }
@@ -40,7 +45,10 @@ impl StoragePlacer {
             #[cfg(feature = "flex")]
             DispatchTensorKind::Flex(_) => {
                 let slot = flex::FlexStorage::place(tensor, self.source.clone());
-                StoredWeight::InSlot(InSlot { view: slot.view(), slot })
+                StoredWeight::InSlot(InSlot {
+                    view: slot.view(),
+                    slot,
+                })
             }
             #[cfg(feature = "cube")]
             DispatchTensorKind::Cube(_) => match self.blocks.slot(&tensor) {
@@ -57,7 +65,10 @@ pub(crate) fn persistent_copy(tensor: DispatchTensor) -> DispatchTensor {
     match &tensor.kind {
         DispatchTensorKind::Autodiff(_) if !Dispatch::is_tracked(&tensor) => {
             let autodiff = tensor.autodiff;
-            DispatchTensor { autodiff, ..Dispatch::from_inner(persistent_copy(Dispatch::inner(tensor))) }
+            DispatchTensor {
+                autodiff,
+                ..Dispatch::from_inner(persistent_copy(Dispatch::inner(tensor)))
+            }
         }
         _ if !is_persistent(&tensor) => own(tensor),
         _ => tensor,

@@ -31,7 +31,13 @@ impl<M, L> EvictableStorage<M, L> {
     /// Stores memory that forward gathered on the calling thread.
     pub fn new(memory: M, layout: L, source: Arc<dyn Refill>) -> Arc<Self> {
         let (forward, again) = (RwLock::new(Some(memory)), OnceLock::new());
-        Arc::new(Self { forward, again, layout, source, thread: thread::current().id() })
+        Arc::new(Self {
+            forward,
+            again,
+            layout,
+            source,
+            thread: thread::current().id(),
+        })
     }
 
     /// Frees the memory that forward gathered, under every view. On any thread other than that of
@@ -106,7 +112,10 @@ pub enum StorageReadError {
 
 impl<M: StorageMemory, L> StorageView<M, L> {
     pub fn new(slot: Arc<EvictableStorage<M, L>>) -> Self {
-        Self { slot, own: OnceLock::new() }
+        Self {
+            slot,
+            own: OnceLock::new(),
+        }
     }
 
     /// Returns a private copy of forward's memory, made at the first call.
@@ -121,7 +130,9 @@ impl<M: StorageMemory, L> StorageView<M, L> {
     /// Borrows forward's memory in place, if it is present.
     fn in_place(&self) -> Option<StorageRef<'_, M>> {
         let forward = self.slot.forward.read();
-        forward.is_some().then_some(StorageRef::Forward(Forward(forward)))
+        forward
+            .is_some()
+            .then_some(StorageRef::Forward(Forward(forward)))
     }
 
     /// Borrows the memory to read, and restores evicted storage first.

@@ -44,14 +44,29 @@ pub(super) struct ShardSource {
 impl ShardGatherer {
     /// Creates what gathers these shards of `unit` a second time.
     pub(super) fn new(unit: Arc<Unit>, source: ShardSource) -> Self {
-        let ShardSource { members, shards, call } = source;
-        Self { unit, members, shards, stored: false, call, due: None }
+        let ShardSource {
+            members,
+            shards,
+            call,
+        } = source;
+        Self {
+            unit,
+            members,
+            shards,
+            stored: false,
+            call,
+            due: None,
+        }
     }
 
     /// Returns the shards without the unit.
     pub(super) fn source(&self) -> ShardSource {
         debug_assert!(!self.stored, "no backward follows a read of stored values");
-        ShardSource { members: self.members.clone(), shards: self.shards.clone(), call: self.call.clone() }
+        ShardSource {
+            members: self.members.clone(),
+            shards: self.shards.clone(),
+            call: self.call.clone(),
+        }
     }
 
     /// Returns the parameter at `position`.
@@ -61,30 +76,46 @@ impl ShardGatherer {
 
     /// Returns the element type in which gradients of the weight at `position` are summed.
     pub(crate) fn added_in(&self, position: usize) -> DType {
-        self.unit.precision().reduce.unwrap_or_else(|| self.shards[position].dtype())
+        self.unit
+            .precision()
+            .reduce
+            .unwrap_or_else(|| self.shards[position].dtype())
     }
 
     /// Returns a zero gradient of this shape for the weight at `position`, or for a shard of it.
     pub(crate) fn zeros(&self, position: usize, shape: Shape) -> DispatchTensor {
-        Dispatch::float_zeros(shape, &self.device(position), self.added_in(position).into())
+        Dispatch::float_zeros(
+            shape,
+            &self.device(position),
+            self.added_in(position).into(),
+        )
     }
 
     /// Returns the digests that the reduction of the pass compares.
     pub(crate) fn carried(&self) -> PendingDigests {
-        self.unit.carried(self.due.as_ref(), &self.members, &self.shards)
+        self.unit
+            .carried(self.due.as_ref(), &self.members, &self.shards)
     }
 
     /// Returns the shards, converting either the sharded ones (if `sharding`) or the others to the element types of
     /// the weights.
     fn sent(&self, sharding: bool) -> Vec<DispatchTensor> {
         let shards = self.shards.to_vec();
-        if self.stored { shards } else { self.unit.computed(sharding, &self.members, shards) }
+        if self.stored {
+            shards
+        } else {
+            self.unit.computed(sharding, &self.members, shards)
+        }
     }
 
     /// Returns the element type of the weight at `position`.
     pub(super) fn dtype(&self, position: usize) -> DType {
         let shard = &self.shards[position];
-        if self.stored { shard.dtype() } else { self.unit.computed_dtype(self.members[position], shard) }
+        if self.stored {
+            shard.dtype()
+        } else {
+            self.unit.computed_dtype(self.members[position], shard)
+        }
     }
 
     /// Returns true if the weight at `position` is the stored shard itself, because every rank holds the full
@@ -105,13 +136,17 @@ impl ShardGatherer {
     /// model to another device, they are not.
     pub(crate) fn copied_out(&self) -> Option<CpuOffload> {
         let is_on_host = |shard: &DispatchTensor| memory::is_host(&Device::new(shard.device()));
-        self.offloaded().filter(|_| self.shards.iter().all(is_on_host)).cloned()
+        self.offloaded()
+            .filter(|_| self.shards.iter().all(is_on_host))
+            .cloned()
     }
 
     /// Returns the device on which the rank computes.
     pub(crate) fn device(&self, position: usize) -> DispatchDevice {
         let of_shard = || self.shards[position].device();
-        self.offloaded().map_or_else(of_shard, |offloaded| offloaded.device().as_dispatch().clone())
+        self.offloaded().map_or_else(of_shard, |offloaded| {
+            offloaded.device().as_dispatch().clone()
+        })
     }
 
     /// Returns true if the rank computes in host memory.
@@ -137,7 +172,13 @@ impl ShardGatherer {
 
     /// Posts an all-gather of the shards over all ranks.
     pub(super) fn post(&self, call: Call) -> PendingAllGather {
-        self.unit.all_gather(UnitCollectiveKind::Shards, call, &self.members, self.sent(true), self.offloaded())
+        self.unit.all_gather(
+            UnitCollectiveKind::Shards,
+            call,
+            &self.members,
+            self.sent(true),
+            self.offloaded(),
+        )
     }
 
     /// Waits for `gathering`, and assembles every weight of the pass from its result and the replicated parameters.
@@ -155,7 +196,10 @@ impl ShardGatherer {
         let unsharded = self.unit.merge(&self.members, gathered, replicated);
         if self.is_sharded() {
             let kind = EventKind::Done(Op::AllGather);
-            happened(|| Event { timing, ..Event::of(&self.unit, kind, during, ShardedState::Unsharded) });
+            happened(|| Event {
+                timing,
+                ..Event::of(&self.unit, kind, during, ShardedState::Unsharded)
+            });
         }
         Ok(unsharded)
     }
@@ -165,33 +209,52 @@ impl ShardGatherer {
     pub(super) fn post_all_gather(&self, parts: Option<Vec<DispatchTensor>>) -> PendingAllGather {
         let call = self.call(Phase::Backward).with_deferred();
         match parts {
-            Some(parts) => self.unit.all_gather(UnitCollectiveKind::Parts, call, &self.members, parts, None),
+            Some(parts) => {
+                self.unit
+                    .all_gather(UnitCollectiveKind::Parts, call, &self.members, parts, None)
+            }
             None => self.post(call),
         }
     }
 
     /// Records that the data transfer of the all-gather for backward starts.
     pub(super) fn note_start(&self) {
-        self.happened(EventKind::Unshard, TrainingState::PreBackward, ShardedState::Unsharded);
+        self.happened(
+            EventKind::Unshard,
+            TrainingState::PreBackward,
+            ShardedState::Unsharded,
+        );
     }
 
     /// Posts the all-gather for backward of parameters that are freed by hand.
     pub(super) fn post_again(&self) -> PendingAllGather {
-        self.happened(EventKind::Reshard, TrainingState::Idle, ShardedState::Sharded);
+        self.happened(
+            EventKind::Reshard,
+            TrainingState::Idle,
+            ShardedState::Sharded,
+        );
         self.post_all_gather(None)
     }
 
     /// Waits for the all-gather for backward, and returns every weight. `is_started` is true if its data transfer was
     /// started before.
-    pub(super) fn wait_again(&self, gathering: PendingAllGather, is_started: bool) -> Vec<DispatchTensor> {
+    pub(super) fn wait_again(
+        &self,
+        gathering: PendingAllGather,
+        is_started: bool,
+    ) -> Vec<DispatchTensor> {
         if !is_started {
             self.note_start();
         }
-        self.gathered_in(TrainingState::PreBackward, gathering).or_unwind()
+        self.gathered_in(TrainingState::PreBackward, gathering)
+            .or_unwind()
     }
 
     /// Unwinds with the error for a weight that backward does not gather.
     pub(super) fn refuse(&self) -> ! {
-        Error::from(ParamError::NotUnsharded { unit: self.unit.label().to_string() }).unwind()
+        Error::from(ParamError::NotUnsharded {
+            unit: self.unit.label().to_string(),
+        })
+        .unwind()
     }
 }

@@ -89,9 +89,17 @@ enum CopyState<G, S: ?Sized, T> {
     Sharded,
     Gathering(G, GatherOrigin),
     Unsharded(Vec<StoredWeight<S, T>>),
-    Resharded { gather: G, is_started: bool, views: Vec<Option<InSlot<S, T>>> },
+    Resharded {
+        gather: G,
+        is_started: bool,
+        views: Vec<Option<InSlot<S, T>>>,
+    },
     Regathered(Vec<BackwardWeight<T>>),
-    Detached { gather: G, is_started: bool, slots: Vec<Option<Weak<S>>> },
+    Detached {
+        gather: G,
+        is_started: bool,
+        slots: Vec<Option<Weak<S>>>,
+    },
     Released,
     Done,
 }
@@ -129,7 +137,10 @@ pub enum After<G> {
 pub enum StoredWeight<S: ?Sized, T> {
     /// In separate memory, or the stored shard of a parameter that every rank holds in full.
     Own(T),
-    #[cfg_attr(not(any(feature = "flex", feature = "cube")), allow(dead_code, reason = "no backend evicts memory"))]
+    #[cfg_attr(
+        not(any(feature = "flex", feature = "cube")),
+        allow(dead_code, reason = "no backend evicts memory")
+    )]
     InSlot(InSlot<S, T>),
 }
 
@@ -185,7 +196,12 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     }
 
     fn of(state: CopyState<G, S, T>) -> Self {
-        Self(Mutex::new(CountedCopy { state, passes: 0, in_forward: 0, sharing: Sharing::Private }))
+        Self(Mutex::new(CountedCopy {
+            state,
+            passes: 0,
+            in_forward: 0,
+            sharing: Sharing::Private,
+        }))
     }
 
     /// Counts a pass that begins, in forward.
@@ -257,14 +273,20 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
 
     /// Ends the forward of a pass. `after` decides what happens to the weights, and `release` evicts a storage. The
     /// lock is held throughout, so a reader that finds a storage evicted also finds the all-gather that restores it.
-    pub fn leave(&self, after: impl FnOnce(&[StoredWeight<S, T>]) -> After<G>, release: impl Fn(&S)) {
+    pub fn leave(
+        &self,
+        after: impl FnOnce(&[StoredWeight<S, T>]) -> After<G>,
+        release: impl Fn(&S),
+    ) {
         let mut copy = self.0.lock();
         copy.in_forward -= 1;
         let after = match &copy.state {
             CopyState::Unsharded(weights) => after(weights),
             _ => after(&[]),
         };
-        if matches!(after, After::Free | After::Release) && (copy.passes > 1 || copy.sharing == Sharing::Open) {
+        if matches!(after, After::Free | After::Release)
+            && (copy.passes > 1 || copy.sharing == Sharing::Open)
+        {
             return;
         }
         let weights = match mem::replace(&mut copy.state, CopyState::Done) {
@@ -286,7 +308,11 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
                 free(weights, release);
                 CopyState::Released
             }
-            After::Again(gather) => CopyState::Resharded { gather, is_started: false, views: free(weights, release) },
+            After::Again(gather) => CopyState::Resharded {
+                gather,
+                is_started: false,
+                views: free(weights, release),
+            },
             After::Retain(gather) => {
                 free(weights, release);
                 copy.passes -= 1;
@@ -304,7 +330,11 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     pub fn reshard(&self, gather: impl FnOnce() -> G, release: impl Fn(&S)) {
         let mut copy = self.0.lock();
         if let Some(weights) = copy.take_kept() {
-            copy.state = CopyState::Resharded { gather: gather(), is_started: false, views: free(weights, release) };
+            copy.state = CopyState::Resharded {
+                gather: gather(),
+                is_started: false,
+                views: free(weights, release),
+            };
         }
     }
 
@@ -321,9 +351,18 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     /// The pass no longer uses the copy. Returns false if not all weights are present.
     pub fn retain(&self, keep: impl FnOnce(Vec<T>) -> G) -> bool {
         let mut copy = self.0.lock();
-        debug_assert_eq!((copy.sharing, copy.passes), (Sharing::Private, 1), "no other pass uses a private copy");
+        debug_assert_eq!(
+            (copy.sharing, copy.passes),
+            (Sharing::Private, 1),
+            "no other pass uses a private copy"
+        );
         let weights: Option<Vec<T>> = match &copy.state {
-            CopyState::Unsharded(weights) => Some(weights.iter().map(|weight| weight.value().clone()).collect()),
+            CopyState::Unsharded(weights) => Some(
+                weights
+                    .iter()
+                    .map(|weight| weight.value().clone())
+                    .collect(),
+            ),
             CopyState::Regathered(weights) => weights.iter().map(BackwardWeight::value).collect(),
             _ => None,
         };
@@ -337,7 +376,9 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     /// starts now.
     pub fn start(&self, start: impl FnOnce(&mut G)) -> bool {
         match &mut self.0.lock().state {
-            CopyState::Resharded { gather, is_started, .. } if !*is_started => {
+            CopyState::Resharded {
+                gather, is_started, ..
+            } if !*is_started => {
                 start(gather);
                 *is_started = true;
                 true
@@ -348,13 +389,23 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
 
     /// Returns true if [`start`](Self::start) has something to start.
     pub fn is_to_start(&self) -> bool {
-        matches!(&self.0.lock().state, CopyState::Resharded { is_started: false, .. })
+        matches!(
+            &self.0.lock().state,
+            CopyState::Resharded {
+                is_started: false,
+                ..
+            }
+        )
     }
 
     /// Returns true if the all-gather for backward has started, is complete, and its result was not taken.
     pub fn is_started(&self, is_complete: impl FnOnce(&G) -> bool) -> bool {
         match &self.0.lock().state {
-            CopyState::Resharded { gather, is_started: true, .. } => is_complete(gather),
+            CopyState::Resharded {
+                gather,
+                is_started: true,
+                ..
+            } => is_complete(gather),
             _ => false,
         }
     }
@@ -380,7 +431,9 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         copy.state.refill(wait, fill);
         match &mut copy.state {
             // Kept for backward, or a backward inside the unit's own forward.
-            CopyState::Unsharded(weights) => weights.get(position).map(|weight| weight.value().clone()),
+            CopyState::Unsharded(weights) => {
+                weights.get(position).map(|weight| weight.value().clone())
+            }
             CopyState::Regathered(weights) => match &mut weights[position] {
                 BackwardWeight::Unsharded(full) if !shared => full.take(),
                 weight => weight.value(),
@@ -396,7 +449,10 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
 
     /// Returns true if the weights of forward or backward are present.
     pub fn is_unsharded(&self) -> bool {
-        matches!(&self.0.lock().state, CopyState::Unsharded(_) | CopyState::Regathered(_))
+        matches!(
+            &self.0.lock().state,
+            CopyState::Unsharded(_) | CopyState::Regathered(_)
+        )
     }
 
     /// Returns true if a weight that the copy holds is in memory.
@@ -404,10 +460,12 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     pub fn is_in_memory(&self, is_full: impl Fn(&S) -> bool) -> bool {
         match &self.0.lock().state {
             CopyState::Unsharded(_) => true,
-            CopyState::Resharded { views, .. } => views.iter().flatten().any(|in_slot| is_full(&in_slot.slot)),
-            CopyState::Regathered(weights) => {
-                weights.iter().any(|weight| !matches!(weight, BackwardWeight::Unsharded(None)))
+            CopyState::Resharded { views, .. } => {
+                views.iter().flatten().any(|in_slot| is_full(&in_slot.slot))
             }
+            CopyState::Regathered(weights) => weights
+                .iter()
+                .any(|weight| !matches!(weight, BackwardWeight::Unsharded(None))),
             _ => false,
         }
     }
@@ -422,12 +480,23 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
             return;
         }
         copy.state = match mem::replace(&mut copy.state, CopyState::Done) {
-            CopyState::Unsharded(weights) if copy.sharing == Sharing::Open => CopyState::Unsharded(weights),
+            CopyState::Unsharded(weights) if copy.sharing == Sharing::Open => {
+                CopyState::Unsharded(weights)
+            }
             CopyState::Unsharded(_) if in_forward => CopyState::Sharded,
             CopyState::Unsharded(_) | CopyState::Regathered(_) => CopyState::Done,
-            CopyState::Resharded { gather, is_started, views } => {
-                let slot = |view: Option<InSlot<S, T>>| view.map(|in_slot| Arc::downgrade(&in_slot.slot));
-                CopyState::Detached { gather, is_started, slots: views.into_iter().map(slot).collect() }
+            CopyState::Resharded {
+                gather,
+                is_started,
+                views,
+            } => {
+                let slot =
+                    |view: Option<InSlot<S, T>>| view.map(|in_slot| Arc::downgrade(&in_slot.slot));
+                CopyState::Detached {
+                    gather,
+                    is_started,
+                    slots: views.into_iter().map(slot).collect(),
+                }
             }
             other => other,
         };
@@ -436,7 +505,12 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     /// Drops the weights or the all-gather of a copy that no pass uses.
     pub fn clear(&self) {
         let mut copy = self.0.lock();
-        if copy.passes == 0 && matches!(copy.state, CopyState::Gathering(..) | CopyState::Unsharded(_)) {
+        if copy.passes == 0
+            && matches!(
+                copy.state,
+                CopyState::Gathering(..) | CopyState::Unsharded(_)
+            )
+        {
             copy.state = CopyState::Sharded;
         }
     }
@@ -445,7 +519,9 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
 impl<G, S: ?Sized, T> CountedCopy<G, S, T> {
     /// Takes the weights that are kept for backward, unless a pass is in forward, and lets no other pass join.
     fn take_kept(&mut self) -> Option<Vec<StoredWeight<S, T>>> {
-        let is_kept = self.in_forward == 0 && self.passes > 0 && matches!(self.state, CopyState::Unsharded(_));
+        let is_kept = self.in_forward == 0
+            && self.passes > 0
+            && matches!(self.state, CopyState::Unsharded(_));
         if !is_kept {
             return None;
         }
@@ -460,9 +536,15 @@ impl<G, S: ?Sized, T> CountedCopy<G, S, T> {
 }
 
 /// Evicts the storage of these weights, and drops the weights that are not in evictable storage.
-fn free<S: ?Sized, T: Clone>(weights: Vec<StoredWeight<S, T>>, release: impl Fn(&S)) -> Vec<Option<InSlot<S, T>>> {
+fn free<S: ?Sized, T: Clone>(
+    weights: Vec<StoredWeight<S, T>>,
+    release: impl Fn(&S),
+) -> Vec<Option<InSlot<S, T>>> {
     let in_slots: Vec<_> = weights.into_iter().map(StoredWeight::in_slot).collect();
-    in_slots.iter().flatten().for_each(|in_slot| release(&in_slot.slot));
+    in_slots
+        .iter()
+        .flatten()
+        .for_each(|in_slot| release(&in_slot.slot));
     in_slots
 }
 
@@ -470,18 +552,28 @@ impl<G, S: ?Sized, T> CopyState<G, S, T> {
     /// Restores all storage. A concurrent caller finds it restored.
     fn refill(&mut self, wait: impl FnOnce(G, bool) -> Vec<T>, fill: impl Fn(&S, T)) {
         *self = match mem::replace(self, Self::Done) {
-            Self::Resharded { gather, is_started, views } => {
+            Self::Resharded {
+                gather,
+                is_started,
+                views,
+            } => {
                 let views = views.into_iter().chain(std::iter::repeat_with(|| None));
-                let weights = wait(gather, is_started).into_iter().zip(views).map(|(full, view)| match view {
-                    None => BackwardWeight::Unsharded(Some(full)),
-                    Some(InSlot { view, slot }) => {
-                        fill(&slot, full);
-                        BackwardWeight::View(view)
-                    }
-                });
+                let weights = wait(gather, is_started).into_iter().zip(views).map(
+                    |(full, view)| match view {
+                        None => BackwardWeight::Unsharded(Some(full)),
+                        Some(InSlot { view, slot }) => {
+                            fill(&slot, full);
+                            BackwardWeight::View(view)
+                        }
+                    },
+                );
                 Self::Regathered(weights.collect())
             }
-            Self::Detached { gather, is_started, slots } => {
+            Self::Detached {
+                gather,
+                is_started,
+                slots,
+            } => {
                 for (full, slot) in wait(gather, is_started).into_iter().zip(slots) {
                     if let Some(slot) = slot.and_then(|slot| slot.upgrade()) {
                         fill(&slot, full);
@@ -508,7 +600,10 @@ mod tests {
 
     /// Two weights, the first in evictable storage.
     fn weights() -> Vec<StoredWeight<Slot, u32>> {
-        let in_slot = InSlot { view: 1, slot: Arc::new(Slot(AtomicBool::new(true))) };
+        let in_slot = InSlot {
+            view: 1,
+            slot: Arc::new(Slot(AtomicBool::new(true))),
+        };
         vec![StoredWeight::InSlot(in_slot), StoredWeight::Own(2)]
     }
 
@@ -521,7 +616,10 @@ mod tests {
     }
 
     /// Waits for an all-gather of this name, which was started before or not.
-    fn wait(expected: &'static str, was_started: bool) -> impl FnOnce(&'static str, bool) -> Vec<u32> {
+    fn wait(
+        expected: &'static str,
+        was_started: bool,
+    ) -> impl FnOnce(&'static str, bool) -> Vec<u32> {
         move |gather, is_started| {
             assert_eq!((gather, is_started), (expected, was_started));
             vec![1, 2]
@@ -580,7 +678,10 @@ mod tests {
     fn all() -> Vec<(&'static str, TestCopy)> {
         vec![
             ("Sharded", TestCopy::new()),
-            ("Gathering", TestCopy::starting("first", GatherOrigin::Prefetch)),
+            (
+                "Gathering",
+                TestCopy::starting("first", GatherOrigin::Prefetch),
+            ),
             ("Unsharded", in_forward()),
             ("Resharded", after(After::Again("again"))),
             ("Regathered", regathered()),
@@ -613,25 +714,35 @@ mod tests {
         for (before, copy) in all() {
             assert_eq!(name(&copy), before);
             operate(&copy);
-            let expected = changes.iter().find(|(from, _)| *from == before).map_or(before, |(_, to)| to);
+            let expected = changes
+                .iter()
+                .find(|(from, _)| *from == before)
+                .map_or(before, |(_, to)| to);
             assert_eq!(name(&copy), expected, "from {before}");
         }
     }
 
     #[test]
     fn operations_change_the_states_of_the_table_and_no_other() {
-        check(&[("Sharded", "Unsharded"), ("Gathering", "Unsharded")], |copy| {
-            let posted = copy.gathering(|gather, origin| (*gather, *origin));
-            copy.unshard(|started| {
-                assert_eq!(started, posted);
-                Ok::<_, ()>(weights())
-            })
-            .unwrap();
+        check(
+            &[("Sharded", "Unsharded"), ("Gathering", "Unsharded")],
+            |copy| {
+                let posted = copy.gathering(|gather, origin| (*gather, *origin));
+                copy.unshard(|started| {
+                    assert_eq!(started, posted);
+                    Ok::<_, ()>(weights())
+                })
+                .unwrap();
+            },
+        );
+        check(&[("Gathering", "Sharded")], |copy| {
+            _ = copy.unshard(|_| Err(()))
         });
-        check(&[("Gathering", "Sharded")], |copy| _ = copy.unshard(|_| Err(())));
         check(&[], |copy| copy.begin_pass());
         check(&[], |copy| _ = copy.start(|_| ()));
-        check(&[], |copy| copy.reshard(|| panic!("no pass waits for backward"), release));
+        check(&[], |copy| {
+            copy.reshard(|| panic!("no pass waits for backward"), release)
+        });
         check(&[("Unsharded", "Resharded")], |copy| {
             set_passes(copy, 1, 0);
             copy.reshard(|| "by hand", release);
@@ -641,18 +752,25 @@ mod tests {
             set_passes(copy, 1, 0);
             copy.abandon(release);
         });
-        check(&[("Resharded", "Regathered"), ("Detached", "Done")], |copy| copy.refill(|_, _| vec![1, 2], fill));
-        check(&[("Unsharded", "Gathering"), ("Regathered", "Gathering")], |copy| {
-            set_passes(copy, 1, 0);
-            let is_retained = copy.retain(|weights| {
-                assert_eq!(weights, [1, 2]);
-                "retained"
-            });
-            assert_eq!(
-                is_retained,
-                copy.gathering(|gather, origin| (*gather, *origin)) == Some(("retained", GatherOrigin::Retained))
-            );
-        });
+        check(
+            &[("Resharded", "Regathered"), ("Detached", "Done")],
+            |copy| copy.refill(|_, _| vec![1, 2], fill),
+        );
+        check(
+            &[("Unsharded", "Gathering"), ("Regathered", "Gathering")],
+            |copy| {
+                set_passes(copy, 1, 0);
+                let is_retained = copy.retain(|weights| {
+                    assert_eq!(weights, [1, 2]);
+                    "retained"
+                });
+                assert_eq!(
+                    is_retained,
+                    copy.gathering(|gather, origin| (*gather, *origin))
+                        == Some(("retained", GatherOrigin::Retained))
+                );
+            },
+        );
         check(&[("Gathering", "Sharded")], TestCopy::clear);
         for (policy, to) in POLICIES {
             let expected: Vec<_> = all().iter().map(|(from, _)| (*from, to)).collect();
@@ -662,15 +780,23 @@ mod tests {
             };
             check(&expected, |copy| leave(copy, 1));
             let is_freed = matches!(policy(), After::Free | After::Release);
-            check(if is_freed { &[] } else { &expected }, |copy| leave(copy, 2));
+            check(if is_freed { &[] } else { &expected }, |copy| {
+                leave(copy, 2)
+            });
         }
         let end_pass = |copy: &TestCopy, passes, in_forward| {
             set_passes(copy, passes, 1);
             copy.end_pass(in_forward);
         };
         let detached = [("Resharded", "Detached"), ("Regathered", "Done")];
-        check(&[&detached[..], &[("Unsharded", "Sharded")]].concat(), |copy| end_pass(copy, 1, true));
-        check(&[&detached[..], &[("Unsharded", "Done")]].concat(), |copy| end_pass(copy, 1, false));
+        check(
+            &[&detached[..], &[("Unsharded", "Sharded")]].concat(),
+            |copy| end_pass(copy, 1, true),
+        );
+        check(
+            &[&detached[..], &[("Unsharded", "Done")]].concat(),
+            |copy| end_pass(copy, 1, false),
+        );
         check(&[], |copy| end_pass(copy, 2, true));
     }
 
@@ -722,13 +848,23 @@ mod tests {
         copy.end_pass(false);
         assert_eq!((name(&copy), copy.is_idle()), ("Unsharded", false));
         copy.reshard(|| "by hand", release);
-        assert_eq!((name(&copy), copy.is_open(), copy.was_shared()), ("Resharded", false, true));
+        assert_eq!(
+            (name(&copy), copy.is_open(), copy.was_shared()),
+            ("Resharded", false, true)
+        );
         copy.begin_pass();
         let again = |shared| copy.again(1, shared, wait("by hand", false), fill);
-        assert_eq!([again(false), again(false)], [Some(2); 2], "two passes read it");
+        assert_eq!(
+            [again(false), again(false)],
+            [Some(2); 2],
+            "two passes read it"
+        );
         copy.end_pass(true);
         assert_eq!(
-            [copy.again(1, false, never, fill), copy.again(1, false, never, fill)],
+            [
+                copy.again(1, false, never, fill),
+                copy.again(1, false, never, fill)
+            ],
             [Some(2), None],
             "given away"
         );
@@ -757,8 +893,15 @@ mod tests {
         assert!(!copy.is_to_start() && copy.is_started(|_| true) && !copy.is_started(|_| false));
         assert_eq!(copy.again(0, false, wait("again", true), fill), Some(1));
         copy.refill(never, fill);
-        assert_eq!(copy.again(0, false, never, fill), Some(1), "a view is given out as often as it is asked for");
-        assert_eq!([true, false, false].map(|shared| copy.again(1, shared, never, fill)), [Some(2), Some(2), None]);
+        assert_eq!(
+            copy.again(0, false, never, fill),
+            Some(1),
+            "a view is given out as often as it is asked for"
+        );
+        assert_eq!(
+            [true, false, false].map(|shared| copy.again(1, shared, never, fill)),
+            [Some(2), Some(2), None]
+        );
         assert!(copy.is_unsharded());
     }
 

@@ -24,66 +24,140 @@ pub(super) fn bits(scope: &TestGroup) -> Result<()> {
             specials(scope, dtype, op)?;
         }
     }
-    let greatest = [(DType::I8, 127), (DType::U8, 255), (DType::I16, 32_767), (DType::U16, 65_535)];
-    greatest.into_iter().try_for_each(|(dtype, greatest)| averages(scope, dtype, greatest))
+    let greatest = [
+        (DType::I8, 127),
+        (DType::U8, 255),
+        (DType::I16, 32_767),
+        (DType::U16, 65_535),
+    ];
+    greatest
+        .into_iter()
+        .try_for_each(|(dtype, greatest)| averages(scope, dtype, greatest))
 }
 
 fn sums(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
     let (size, rank, len) = (scope.size(), scope.rank(), scope.length(LEN));
-    let term = |rank: usize| TensorData::new((0..len).map(|i| value(rank, i)).collect(), [len]).convert_dtype(dtype);
+    let term = |rank: usize| {
+        TensorData::new((0..len).map(|i| value(rank, i)).collect(), [len]).convert_dtype(dtype)
+    };
     let terms: Vec<Vec<f64>> = (0..size).map(|rank| term(rank).iter().collect()).collect();
-    let reduced = (0..len).map(|i| tree(terms.iter().map(|term| term[i]).collect(), op, dtype)).collect();
-    let expected: Vec<f64> = TensorData::new(reduced, [len]).convert_dtype(dtype).iter().collect();
+    let reduced = (0..len)
+        .map(|i| tree(terms.iter().map(|term| term[i]).collect(), op, dtype))
+        .collect();
+    let expected: Vec<f64> = TensorData::new(reduced, [len])
+        .convert_dtype(dtype)
+        .iter()
+        .collect();
 
-    let (tensor, sizes) = (Tensor::<1>::from_data(term(rank), (&scope.device, dtype)), ShardSizes::Chunked(len));
+    let (tensor, sizes) = (
+        Tensor::<1>::from_data(term(rank), (&scope.device, dtype)),
+        ShardSizes::Chunked(len),
+    );
     let part = expected[held(&sizes, size, rank)].to_vec();
-    let full = scope.comm.all_reduce(Call::default(), vec![tensor.clone().into_dispatch()], op).wait()?.remove(0);
-    scope.same(into_data(full).iter().collect(), expected, || format!("all_reduce, {dtype:?} {op:?}"));
-    let shard = ShardedTensor { tensor: tensor.into_dispatch(), dim: 0, sizes };
-    let own = scope.comm.reduce_scatter(Call::default(), vec![shard], op).wait()?.remove(0);
-    scope.same(into_data(own).iter().collect(), part, || format!("reduce_scatter, {dtype:?} {op:?}"));
+    let full = scope
+        .comm
+        .all_reduce(Call::default(), vec![tensor.clone().into_dispatch()], op)
+        .wait()?
+        .remove(0);
+    scope.same(into_data(full).iter().collect(), expected, || {
+        format!("all_reduce, {dtype:?} {op:?}")
+    });
+    let shard = ShardedTensor {
+        tensor: tensor.into_dispatch(),
+        dim: 0,
+        sizes,
+    };
+    let own = scope
+        .comm
+        .reduce_scatter(Call::default(), vec![shard], op)
+        .wait()?
+        .remove(0);
+    scope.same(into_data(own).iter().collect(), part, || {
+        format!("reduce_scatter, {dtype:?} {op:?}")
+    });
     Ok(())
 }
 
 /// Returns thirds of powers of two, of either sign.
 fn value(rank: usize, i: usize) -> f64 {
-    let sign = if (rank + i).is_multiple_of(3) { -1.0 } else { 1.0 };
+    let sign = if (rank + i).is_multiple_of(3) {
+        -1.0
+    } else {
+        1.0
+    };
     sign * f64::from(1_u32 << ((i * 7 + rank * 5) % 8)) / 3.0
 }
 
 /// Computes the expected reduction as a binary tree in which neighbours are added first. It rounds to `f32`, or to
 /// `f64` if `dtype` is that. Computing in 64 bits and rounding after each operation gives exactly that result.
 fn tree(terms: Vec<f64>, op: ReduceOp, dtype: DType) -> f64 {
-    let round = |value: f64| if dtype == DType::F64 { value } else { f64::from(value as f32) };
+    let round = |value: f64| {
+        if dtype == DType::F64 {
+            value
+        } else {
+            f64::from(value as f32)
+        }
+    };
     let (count, mut level) = (terms.len(), terms);
     if let ReduceOp::PremulSum(factor) = op {
-        level.iter_mut().for_each(|term| *term = round(round(factor.value()) * *term));
+        level
+            .iter_mut()
+            .for_each(|term| *term = round(round(factor.value()) * *term));
     }
     while level.len() > 1 {
-        level = level.chunks(2).map(|pair| round(pair.iter().sum())).collect();
+        level = level
+            .chunks(2)
+            .map(|pair| round(pair.iter().sum()))
+            .collect();
     }
-    if op == ReduceOp::Avg { round(level[0] / count as f64) } else { level[0] }
+    if op == ReduceOp::Avg {
+        round(level[0] / count as f64)
+    } else {
+        level[0]
+    }
 }
 
 /// Checks that a result is NaN if any rank has NaN, and that infinities are values like others.
 fn specials(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     let len = SPECIALS * size;
-    let term = |rank: usize| TensorData::new((0..len).map(|i| special(rank, size, i)).collect(), [len]);
-    let expected: Vec<_> =
-        (0..len).map(|i| limit((0..size).map(|rank| special(rank, size, i)).collect(), op)).collect();
+    let term =
+        |rank: usize| TensorData::new((0..len).map(|i| special(rank, size, i)).collect(), [len]);
+    let expected: Vec<_> = (0..len)
+        .map(|i| limit((0..size).map(|rank| special(rank, size, i)).collect(), op))
+        .collect();
     let known = |tensor: DispatchTensor| -> Vec<Option<f64>> {
-        into_data(tensor).iter::<f64>().map(|value| Some(value).filter(|value| !value.is_nan())).collect()
+        into_data(tensor)
+            .iter::<f64>()
+            .map(|value| Some(value).filter(|value| !value.is_nan()))
+            .collect()
     };
 
-    let tensor = Tensor::<1>::from_data(term(rank).convert_dtype(dtype), (&scope.device, dtype)).into_dispatch();
+    let tensor = Tensor::<1>::from_data(term(rank).convert_dtype(dtype), (&scope.device, dtype))
+        .into_dispatch();
     let sizes = ShardSizes::Chunked(len);
     let part = expected[held(&sizes, size, rank)].to_vec();
-    let full = scope.comm.all_reduce(Call::default(), vec![tensor.clone()], op).wait()?.remove(0);
-    scope.same(known(full), expected, || format!("all_reduce, NaN and infinities of {dtype:?} {op:?}"));
-    let shard = ShardedTensor { tensor, dim: 0, sizes };
-    let own = scope.comm.reduce_scatter(Call::default(), vec![shard], op).wait()?.remove(0);
-    scope.same(known(own), part, || format!("reduce_scatter, NaN and infinities of {dtype:?} {op:?}"));
+    let full = scope
+        .comm
+        .all_reduce(Call::default(), vec![tensor.clone()], op)
+        .wait()?
+        .remove(0);
+    scope.same(known(full), expected, || {
+        format!("all_reduce, NaN and infinities of {dtype:?} {op:?}")
+    });
+    let shard = ShardedTensor {
+        tensor,
+        dim: 0,
+        sizes,
+    };
+    let own = scope
+        .comm
+        .reduce_scatter(Call::default(), vec![shard], op)
+        .wait()?
+        .remove(0);
+    scope.same(known(own), part, || {
+        format!("reduce_scatter, NaN and infinities of {dtype:?} {op:?}")
+    });
     Ok(())
 }
 
@@ -115,7 +189,11 @@ fn limit(terms: Vec<f64>, op: ReduceOp) -> Option<f64> {
         ReduceOp::Max => terms.iter().copied().reduce(f64::max),
         // Each sum has an infinity.
         _ if has(f64::INFINITY) && has(f64::NEG_INFINITY) => None,
-        _ => Some(if has(f64::INFINITY) { f64::INFINITY } else { f64::NEG_INFINITY }),
+        _ => Some(if has(f64::INFINITY) {
+            f64::INFINITY
+        } else {
+            f64::NEG_INFINITY
+        }),
     }
 }
 
@@ -123,13 +201,31 @@ fn averages(scope: &TestGroup, dtype: DType, greatest: i64) -> Result<()> {
     let value = |rank: usize| greatest - rank as i64 % 3;
     let data = TensorData::new(vec![value(scope.rank()); 3], [3]).convert_dtype(dtype);
     let tensor = Tensor::<1, Int>::from_data(data, (&scope.device, dtype)).into_dispatch();
-    let average = scope.comm.all_reduce(Call::default(), vec![tensor.clone()], ReduceOp::Avg).wait()?.remove(0);
+    let average = scope
+        .comm
+        .all_reduce(Call::default(), vec![tensor.clone()], ReduceOp::Avg)
+        .wait()?
+        .remove(0);
     let expected = (0..scope.size()).map(value).sum::<i64>() / scope.size() as i64;
-    scope.same(into_data(average).iter().collect(), vec![expected; 3], || format!("all_reduce, average of {dtype:?}"));
-    let shard = ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(3) };
-    let own = scope.comm.reduce_scatter(Call::default(), vec![shard], ReduceOp::Avg).wait()?.remove(0);
+    scope.same(
+        into_data(average).iter().collect(),
+        vec![expected; 3],
+        || format!("all_reduce, average of {dtype:?}"),
+    );
+    let shard = ShardedTensor {
+        tensor,
+        dim: 0,
+        sizes: ShardSizes::Chunked(3),
+    };
+    let own = scope
+        .comm
+        .reduce_scatter(Call::default(), vec![shard], ReduceOp::Avg)
+        .wait()?
+        .remove(0);
     let own: Vec<i64> = into_data(own).iter().collect();
     let count = own.len();
-    scope.same(own, vec![expected; count], || format!("reduce_scatter, average of {dtype:?}"));
+    scope.same(own, vec![expected; count], || {
+        format!("reduce_scatter, average of {dtype:?}")
+    });
     Ok(())
 }

@@ -72,7 +72,9 @@ fn chunk(len: usize, parts: usize, index: usize) -> Range<usize> {
 /// Returns the shardings of a dimension that are tried: chunks, and uneven sizes where the first of several ranks
 /// is empty and the last has most elements.
 pub(super) fn shard_sizes(len: usize, ranks: usize) -> [ShardSizes; 2] {
-    let mut lengths: Vec<usize> = (0..ranks).map(|rank| usize::from(rank > 0 && rank <= len)).collect();
+    let mut lengths: Vec<usize> = (0..ranks)
+        .map(|rank| usize::from(rank > 0 && rank <= len))
+        .collect();
     lengths[ranks - 1] += len - lengths.iter().sum::<usize>();
     [ShardSizes::Chunked(len), ShardSizes::Uneven(lengths.into())]
 }
@@ -90,8 +92,17 @@ pub(super) fn held(sizes: &ShardSizes, parts: usize, index: usize) -> Range<usiz
 
 /// Returns the dtypes to try: all, or with few cases one of each kind.
 pub(super) fn dtypes(scope: &TestGroup) -> Vec<DType> {
-    let some = [DType::F32, DType::BF16, DType::I64, DType::Bool(BoolStore::Native)];
-    if scope.has_few() { some.into() } else { DTYPES.into() }
+    let some = [
+        DType::F32,
+        DType::BF16,
+        DType::I64,
+        DType::Bool(BoolStore::Native),
+    ];
+    if scope.has_few() {
+        some.into()
+    } else {
+        DTYPES.into()
+    }
 }
 
 /// Returns the shapes to try, which have even, uneven and empty chunks in groups of up to 8. With few cases there
@@ -103,7 +114,16 @@ pub(super) fn shapes(scope: &TestGroup) -> Vec<Vec<usize>> {
     if scope.has_few() {
         return vec![vec![300], vec![5, 3], vec![2, 130]];
     }
-    vec![vec![17], vec![1], vec![8, 6], vec![5, 3], vec![2, 70], vec![0, 3], vec![3, 4, 5], vec![4, 2, 9]]
+    vec![
+        vec![17],
+        vec![1],
+        vec![8, 6],
+        vec![5, 3],
+        vec![2, 70],
+        vec![0, 3],
+        vec![3, 4, 5],
+        vec![4, 2, 9],
+    ]
 }
 
 /// Returns every case: shape, sharded dimension and dtype.
@@ -113,7 +133,10 @@ pub(super) fn cases(scope: &TestGroup) -> impl Iterator<Item = (Vec<usize>, usiz
         let dtypes = dtypes.clone();
         (0..shape.len()).flat_map(move |dim| {
             let shape = shape.clone();
-            dtypes.clone().into_iter().map(move |dtype| (shape.clone(), dim, dtype))
+            dtypes
+                .clone()
+                .into_iter()
+                .map(move |dtype| (shape.clone(), dim, dtype))
         })
     })
 }
@@ -127,5 +150,9 @@ pub(super) fn shard(
     scope: &TestGroup,
 ) -> ShardedTensor {
     let range = held(&sizes, scope.size(), scope.rank());
-    ShardedTensor { tensor: full.narrow(dim, range).tensor(dtype, &scope.device), dim, sizes }
+    ShardedTensor {
+        tensor: full.narrow(dim, range).tensor(dtype, &scope.device),
+        dim,
+        sizes,
+    }
 }

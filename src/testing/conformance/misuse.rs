@@ -7,13 +7,18 @@ use burn::tensor::{DType, Int, Shape, Tensor};
 use serde::{Serialize, Serializer};
 
 use crate::comm::{
-    Call, CommError, Communicator, Digests, Launch, ReduceOp, ReplicatedValue, ShardedTensor, TensorMeta, World, launch,
+    Call, CommError, Communicator, Digests, Launch, ReduceOp, ReplicatedValue, ShardedTensor,
+    TensorMeta, World, launch,
 };
 use crate::placement::ShardSizes;
 use crate::{Error, Result};
 
 /// A misuse: its name, the program of a rank, and a text that the error contains.
-type Misuse = (&'static str, fn(&World, &Communicator) -> Result<()>, &'static str);
+type Misuse = (
+    &'static str,
+    fn(&World, &Communicator) -> Result<()>,
+    &'static str,
+);
 
 /// A value that serde cannot serialize.
 struct Unwritable;
@@ -33,7 +38,10 @@ fn ints(world: &World) -> DispatchTensor {
 }
 
 fn meta(len: usize) -> TensorMeta {
-    TensorMeta { shape: Shape::from([len]), dtype: DType::F32 }
+    TensorMeta {
+        shape: Shape::from([len]),
+        dtype: DType::F32,
+    }
 }
 
 fn call() -> Call {
@@ -43,7 +51,12 @@ fn call() -> Call {
 /// Returns a call of ranks that hold the same `a`, and this `b`.
 fn holding(step: u64, b: u64) -> Call {
     let (names, values) = (["a".into(), "b".into()].into(), [Some(0), Some(b)].into());
-    call().with_digests(vec![Digests { of: ReplicatedValue::Weight, step, names, values }])
+    call().with_digests(vec![Digests {
+        of: ReplicatedValue::Weight,
+        step,
+        names,
+        values,
+    }])
 }
 
 /// All misuses. Each runs in a world of at least two ranks, all of which make the mistake unless the program checks
@@ -51,17 +64,32 @@ fn holding(step: u64, b: u64) -> Call {
 const MISUSES: [Misuse; 55] = [
     (
         "a root outside the group",
-        |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(2)], 99).wait()),
+        |w, c| {
+            drop_of(
+                c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(2)], 99)
+                    .wait(),
+            )
+        },
         "root 99 is outside a group of",
     ),
     (
         "a root that is a global rank",
-        |w, c| drop_of(c.reduce(call(), vec![ones(w, 2)], ReduceOp::Sum, w.size()).wait()),
+        |w, c| {
+            drop_of(
+                c.reduce(call(), vec![ones(w, 2)], ReduceOp::Sum, w.size())
+                    .wait(),
+            )
+        },
         "Pass a group rank, not a global rank",
     ),
     (
         "roots that differ",
-        |w, c| drop_of(c.reduce(call(), vec![ones(w, 2)], ReduceOp::Sum, w.rank().min(1)).wait()),
+        |w, c| {
+            drop_of(
+                c.reduce(call(), vec![ones(w, 2)], ReduceOp::Sum, w.rank().min(1))
+                    .wait(),
+            )
+        },
         ": root ",
     ),
     (
@@ -71,12 +99,22 @@ const MISUSES: [Misuse; 55] = [
     ),
     (
         "other tensors than described",
-        |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 3)]), vec![meta(2)], 0).wait()),
+        |w, c| {
+            drop_of(
+                c.broadcast(call(), Some(vec![ones(w, 3)]), vec![meta(2)], 0)
+                    .wait(),
+            )
+        },
         "but `metas` describes [2] f32",
     ),
     (
         "fewer descriptions than tensors",
-        |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 3)]), vec![], 0).wait()),
+        |w, c| {
+            drop_of(
+                c.broadcast(call(), Some(vec![ones(w, 3)]), vec![], 0)
+                    .wait(),
+            )
+        },
         "1 tensors, but 0 `metas`",
     ),
     (
@@ -86,20 +124,36 @@ const MISUSES: [Misuse; 55] = [
     ),
     (
         "a gather whose others expect something",
-        |w, c| drop_of(c.gather(call(), ones(w, 2), Some(vec![meta(2); c.group().size()]), 0).wait()),
+        |w, c| {
+            drop_of(
+                c.gather(call(), ones(w, 2), Some(vec![meta(2); c.group().size()]), 0)
+                    .wait(),
+            )
+        },
         "passes metas, the root is 0",
     ),
     (
         "a gather of other shapes",
         |w, c| {
-            let metas = (w.rank() == 0).then(|| [vec![meta(2)], vec![meta(3); c.group().size() - 1]].concat());
+            let metas = (w.rank() == 0)
+                .then(|| [vec![meta(2)], vec![meta(3); c.group().size() - 1]].concat());
             drop_of(c.gather(call(), ones(w, 2), metas, 0).wait())
         },
         "tensor of group rank",
     ),
     (
         "a gather of too few",
-        |w, c| drop_of(c.gather(call(), ones(w, 2), (w.rank() == 0).then(|| vec![meta(2)]), 0).wait()),
+        |w, c| {
+            drop_of(
+                c.gather(
+                    call(),
+                    ones(w, 2),
+                    (w.rank() == 0).then(|| vec![meta(2)]),
+                    0,
+                )
+                .wait(),
+            )
+        },
         "Pass one of each per rank of the group",
     ),
     (
@@ -109,17 +163,37 @@ const MISUSES: [Misuse; 55] = [
     ),
     (
         "a scatter whose others have a list",
-        |w, c| drop_of(c.scatter_list(call(), Some(vec![ones(w, 2); c.group().size()]), meta(2), 0).wait()),
+        |w, c| {
+            drop_of(
+                c.scatter_list(call(), Some(vec![ones(w, 2); c.group().size()]), meta(2), 0)
+                    .wait(),
+            )
+        },
         "passes tensors, the root is 0",
     ),
     (
         "a scatter of too few",
-        |w, c| drop_of(c.scatter_list(call(), (w.rank() == 0).then(|| vec![ones(w, 2)]), meta(2), 0).wait()),
+        |w, c| {
+            drop_of(
+                c.scatter_list(
+                    call(),
+                    (w.rank() == 0).then(|| vec![ones(w, 2)]),
+                    meta(2),
+                    0,
+                )
+                .wait(),
+            )
+        },
         "1 tensors in a group of",
     ),
     (
         "shapes that differ",
-        |w, c| drop_of(c.all_reduce(call(), vec![ones(w, 2 + w.rank().min(1))], ReduceOp::Sum).wait()),
+        |w, c| {
+            drop_of(
+                c.all_reduce(call(), vec![ones(w, 2 + w.rank().min(1))], ReduceOp::Sum)
+                    .wait(),
+            )
+        },
         "tensor 0: shape [",
     ),
     (
@@ -132,20 +206,38 @@ const MISUSES: [Misuse; 55] = [
     ),
     (
         "numbers of tensors that differ",
-        |w, c| drop_of(c.all_reduce(call(), vec![ones(w, 2); 1 + w.rank().min(1)], ReduceOp::Sum).wait()),
+        |w, c| {
+            drop_of(
+                c.all_reduce(call(), vec![ones(w, 2); 1 + w.rank().min(1)], ReduceOp::Sum)
+                    .wait(),
+            )
+        },
         "number of tensors ",
     ),
     (
         "reductions that differ",
         |w, c| {
-            let op = if w.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
+            let op = if w.rank() == 0 {
+                ReduceOp::Sum
+            } else {
+                ReduceOp::Max
+            };
             drop_of(c.all_reduce(call(), vec![ones(w, 2)], op).wait())
         },
         "reduction ",
     ),
     (
         "factors that differ",
-        |w, c| drop_of(c.all_reduce(call(), vec![ones(w, 2)], ReduceOp::premul_sum(w.rank().min(1) as f64)).wait()),
+        |w, c| {
+            drop_of(
+                c.all_reduce(
+                    call(),
+                    vec![ones(w, 2)],
+                    ReduceOp::premul_sum(w.rank().min(1) as f64),
+                )
+                .wait(),
+            )
+        },
         "PremulSum(",
     ),
     (
@@ -160,7 +252,12 @@ const MISUSES: [Misuse; 55] = [
     ),
     (
         "labels that differ",
-        |w, c| drop_of(c.barrier(Call::new(format!("at {}", w.rank().min(1)))).wait()),
+        |w, c| {
+            drop_of(
+                c.barrier(Call::new(format!("at {}", w.rank().min(1))))
+                    .wait(),
+            )
+        },
         "label `at ",
     ),
     (
@@ -173,31 +270,53 @@ const MISUSES: [Misuse; 55] = [
     ),
     (
         "a call too few",
-        |w, c| if w.rank() == 0 { Ok(()) } else { drop_of(c.barrier(call()).wait()) },
+        |w, c| {
+            if w.rank() == 0 {
+                Ok(())
+            } else {
+                drop_of(c.barrier(call()).wait())
+            }
+        },
         "rank 0 has returned, but barrier",
     ),
     (
         "a bitwise reduction of floats",
-        |w, c| drop_of(c.all_reduce(call(), vec![ones(w, 2)], ReduceOp::BitXor).wait()),
+        |w, c| {
+            drop_of(
+                c.all_reduce(call(), vec![ones(w, 2)], ReduceOp::BitXor)
+                    .wait(),
+            )
+        },
         "tensor 0 is f32, which has no BitXor",
     ),
     (
         "a sum of bools",
         |w, c| {
-            let bools = Tensor::<1, Int>::ones([2], w.device()).bool().into_dispatch();
+            let bools = Tensor::<1, Int>::ones([2], w.device())
+                .bool()
+                .into_dispatch();
             drop_of(c.reduce(call(), vec![bools], ReduceOp::Sum, 0).wait())
         },
         "which has no Sum. Use Max (any), Min (all), or convert it to int",
     ),
     (
         "a factor for integers",
-        |w, c| drop_of(c.all_reduce(call(), vec![ints(w)], ReduceOp::premul_sum(0.5)).wait()),
+        |w, c| {
+            drop_of(
+                c.all_reduce(call(), vec![ints(w)], ReduceOp::premul_sum(0.5))
+                    .wait(),
+            )
+        },
         "which has no PremulSum(0.5)",
     ),
     (
         "a dimension out of range",
         |w, c| {
-            let shard = ShardedTensor { tensor: ones(w, 2), dim: 1, sizes: ShardSizes::Chunked(2 * w.size()) };
+            let shard = ShardedTensor {
+                tensor: ones(w, 2),
+                dim: 1,
+                sizes: ShardSizes::Chunked(2 * w.size()),
+            };
             drop_of(c.all_gather(call(), vec![shard]).wait())
         },
         "tensor 0 has 1 dimensions, so dimension 1 is out of range",
@@ -205,7 +324,11 @@ const MISUSES: [Misuse; 55] = [
     (
         "a shard of another length",
         |w, c| {
-            let shard = ShardedTensor { tensor: ones(w, 3), dim: 0, sizes: ShardSizes::Chunked(2 * w.size()) };
+            let shard = ShardedTensor {
+                tensor: ones(w, 3),
+                dim: 0,
+                sizes: ShardSizes::Chunked(2 * w.size()),
+            };
             drop_of(c.all_gather(call(), vec![shard]).wait())
         },
         "tensor 0 has length 3 in dimension 0",
@@ -213,21 +336,33 @@ const MISUSES: [Misuse; 55] = [
     (
         "shard sizes for other ranks",
         |w, c| {
-            let full = ShardedTensor { tensor: ones(w, 3), dim: 0, sizes: ShardSizes::Uneven([3].into()) };
+            let full = ShardedTensor {
+                tensor: ones(w, 3),
+                dim: 0,
+                sizes: ShardSizes::Uneven([3].into()),
+            };
             drop_of(c.reduce_scatter(call(), vec![full], ReduceOp::Sum).wait())
         },
         "Pass one shard size per rank of the group",
     ),
     (
         "parts for other ranks",
-        |w, c| drop_of(c.reduce_scatter_list(call(), vec![ones(w, 2)], ReduceOp::Sum).wait()),
+        |w, c| {
+            drop_of(
+                c.reduce_scatter_list(call(), vec![ones(w, 2)], ReduceOp::Sum)
+                    .wait(),
+            )
+        },
         "1 parts in a group of",
     ),
     (
         "splits that are not all rows",
         |w, c| {
             let splits = vec![1; c.group().size()];
-            drop_of(c.all_to_all_single(call(), ones(w, 99), &splits, &splits).wait())
+            drop_of(
+                c.all_to_all_single(call(), ones(w, 99), &splits, &splits)
+                    .wait(),
+            )
         },
         "but the tensor has 99 rows",
     ),
@@ -237,7 +372,10 @@ const MISUSES: [Misuse; 55] = [
             let (size, own) = (c.group().size(), c.group().rank());
             let (mut sent, received) = (vec![0; size], vec![0; size]);
             (sent[(own + 1) % size], sent[own]) = (usize::MAX, 3);
-            drop_of(c.all_to_all_single(call(), ones(w, 2), &sent, &received).wait())
+            drop_of(
+                c.all_to_all_single(call(), ones(w, 2), &sent, &received)
+                    .wait(),
+            )
         },
         "add up to more rows than memory can hold",
     ),
@@ -248,7 +386,10 @@ const MISUSES: [Misuse; 55] = [
             let (mut sent, mut received) = (vec![0; size], vec![0; size]);
             (sent[own], received[own]) = (2, 2);
             received[(own + 1) % size] = usize::MAX;
-            drop_of(c.all_to_all_single(call(), ones(w, 2), &sent, &received).wait())
+            drop_of(
+                c.all_to_all_single(call(), ones(w, 2), &sent, &received)
+                    .wait(),
+            )
         },
         "receive counts [",
     ),
@@ -258,7 +399,10 @@ const MISUSES: [Misuse; 55] = [
             let size = c.group().size();
             let mut received = vec![0; size];
             received[(c.group().rank() + 1) % size] = usize::MAX / 2;
-            drop_of(c.all_to_all_single(call(), ones(w, 0), &vec![0; size], &received).wait())
+            drop_of(
+                c.all_to_all_single(call(), ones(w, 0), &vec![0; size], &received)
+                    .wait(),
+            )
         },
         "add up to more rows than memory can hold",
     ),
@@ -267,14 +411,23 @@ const MISUSES: [Misuse; 55] = [
         |w, c| {
             let mut sizes = vec![2; c.group().size()];
             sizes[(c.group().rank() + 1) % c.group().size()] = usize::MAX;
-            let shard = ShardedTensor { tensor: ones(w, 2), dim: 0, sizes: ShardSizes::Uneven(sizes.into()) };
+            let shard = ShardedTensor {
+                tensor: ones(w, 2),
+                dim: 0,
+                sizes: ShardSizes::Uneven(sizes.into()),
+            };
             drop_of(c.all_gather(call(), vec![shard]).wait())
         },
         "whose sum overflows",
     ),
     (
         "a description of more than memory can hold",
-        |w, c| drop_of(c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(usize::MAX)], 0).wait()),
+        |w, c| {
+            drop_of(
+                c.broadcast(call(), Some(vec![ones(w, 2)]), vec![meta(usize::MAX)], 0)
+                    .wait(),
+            )
+        },
         "has more bytes than memory can hold",
     ),
     (
@@ -288,7 +441,10 @@ const MISUSES: [Misuse; 55] = [
     (
         "a receive of nine dimensions",
         |w, c| {
-            let meta = TensorMeta { shape: Shape::from([1; 9]), dtype: DType::F32 };
+            let meta = TensorMeta {
+                shape: Shape::from([1; 9]),
+                dtype: DType::F32,
+            };
             drop_of(c.receive(call(), Some(vec![meta]), w.rank(), 0).wait())
         },
         "tensor 0 has 9 dimensions",
@@ -298,16 +454,25 @@ const MISUSES: [Misuse; 55] = [
         |w, c| {
             let (given, mut taken) = (vec![1; c.group().size()], vec![1; c.group().size()]);
             taken[c.group().rank()] = 2;
-            drop_of(c.all_to_all_single(call(), ones(w, given.len()), &given, &taken).wait())
+            drop_of(
+                c.all_to_all_single(call(), ones(w, given.len()), &given, &taken)
+                    .wait(),
+            )
         },
         "this rank sends itself 1 rows but expects 2 from itself",
     ),
     (
         "splits that others do not expect",
         |w, c| {
-            let (given, mut taken) = (vec![2; c.group().size()], vec![2 + w.rank().min(1); c.group().size()]);
+            let (given, mut taken) = (
+                vec![2; c.group().size()],
+                vec![2 + w.rank().min(1); c.group().size()],
+            );
             taken[c.group().rank()] = 2;
-            drop_of(c.all_to_all_single(call(), ones(w, 2 * c.group().size()), &given, &taken).wait())
+            drop_of(
+                c.all_to_all_single(call(), ones(w, 2 * c.group().size()), &given, &taken)
+                    .wait(),
+            )
         },
         "tensor of group rank",
     ),
@@ -319,9 +484,8 @@ const MISUSES: [Misuse; 55] = [
     (
         "a message of another shape",
         |w, c| match w.rank() {
-            0 => {
-                drop_of(c.send(call(), vec![ones(w, 2)], 1, 0).wait()).and_then(|()| drop_of(c.barrier(call()).wait()))
-            }
+            0 => drop_of(c.send(call(), vec![ones(w, 2)], 1, 0).wait())
+                .and_then(|()| drop_of(c.barrier(call()).wait())),
             1 => drop_of(c.receive(call(), Some(vec![meta(3)]), 0, 0).wait()),
             _ => drop_of(c.barrier(call()).wait()),
         },
@@ -329,12 +493,24 @@ const MISUSES: [Misuse; 55] = [
     ),
     (
         "a message that is never sent",
-        |w, c| if w.rank() == 0 { drop_of(c.receive(call(), None, 1, 0).wait()) } else { Ok(()) },
+        |w, c| {
+            if w.rank() == 0 {
+                drop_of(c.receive(call(), None, 1, 0).wait())
+            } else {
+                Ok(())
+            }
+        },
         "rank 1 has returned, but receive",
     ),
     (
         "a message that no rank sends",
-        |w, c| if w.rank() == 0 { drop_of(c.receive(call(), None, None, 0).wait()) } else { Ok(()) },
+        |w, c| {
+            if w.rank() == 0 {
+                drop_of(c.receive(call(), None, None, 0).wait())
+            } else {
+                Ok(())
+            }
+        },
         "has returned, but receive",
     ),
     (
@@ -353,7 +529,8 @@ const MISUSES: [Misuse; 55] = [
     (
         "a message that is no object",
         |w, c| {
-            c.send(call(), vec![ones(w, 2), ones(w, 2)], w.rank(), 0).wait()?;
+            c.send(call(), vec![ones(w, 2), ones(w, 2)], w.rank(), 0)
+                .wait()?;
             drop_of(c.receive_object::<u8>(call(), w.rank(), 0))
         },
         "is not an object",
@@ -383,15 +560,28 @@ const MISUSES: [Misuse; 55] = [
     ),
     (
         "a plan for tensors of another shape",
-        |w, c| drop_of(c.execute_plan(call(), &c.plan_all_reduce(&[meta(2)], ReduceOp::Sum)?, vec![ones(w, 3)]).wait()),
+        |w, c| {
+            drop_of(
+                c.execute_plan(
+                    call(),
+                    &c.plan_all_reduce(&[meta(2)], ReduceOp::Sum)?,
+                    vec![ones(w, 3)],
+                )
+                .wait(),
+            )
+        },
         "tensor 0 is [3] f32, but the plan is for [2] f32",
     ),
     (
         "a plan for more tensors",
         |w, c| {
             drop_of(
-                c.execute_plan(call(), &c.plan_all_reduce(&[meta(2), meta(2)], ReduceOp::Sum)?, vec![ones(w, 2)])
-                    .wait(),
+                c.execute_plan(
+                    call(),
+                    &c.plan_all_reduce(&[meta(2), meta(2)], ReduceOp::Sum)?,
+                    vec![ones(w, 2)],
+                )
+                .wait(),
             )
         },
         "1 tensors, but a plan for 2",
@@ -400,7 +590,10 @@ const MISUSES: [Misuse; 55] = [
         "plans that differ",
         |w, c| {
             let len = 4 + 2 * w.rank().min(1);
-            let plan = c.plan_reduce_scatter(vec![(meta(len), 0, ShardSizes::Chunked(len))], ReduceOp::Sum)?;
+            let plan = c.plan_reduce_scatter(
+                vec![(meta(len), 0, ShardSizes::Chunked(len))],
+                ReduceOp::Sum,
+            )?;
             drop_of(c.execute_plan(call(), &plan, vec![ones(w, len)]).wait())
         },
         "tensor 0: shape [",
@@ -413,12 +606,18 @@ const MISUSES: [Misuse; 55] = [
     (
         "a plan of a group of another size",
         |w, c| {
-            let plan = w.group(&[w.rank()])?.plan_all_reduce(&[meta(2)], ReduceOp::Sum)?;
+            let plan = w
+                .group(&[w.rank()])?
+                .plan_all_reduce(&[meta(2)], ReduceOp::Sum)?;
             drop_of(c.execute_plan(call(), &plan, vec![ones(w, 2)]).wait())
         },
         "a plan for 1 ranks in a group of ",
     ),
-    ("a group with a rank twice", |w, _| drop_of(w.subgroup([vec![0, 1], vec![1]])), "Name each rank at most once"),
+    (
+        "a group with a rank twice",
+        |w, _| drop_of(w.subgroup([vec![0, 1], vec![1]])),
+        "Name each rank at most once",
+    ),
 ];
 
 fn drop_of<T, E: Into<crate::Error>>(result: Result<T, E>) -> Result<()> {
@@ -433,15 +632,26 @@ pub(super) fn all(config: impl Fn() -> Launch) -> usize {
             Err(error) => error,
         };
         let cause = error.cause.to_string();
-        assert!(cause.contains(text), "{name}: expected `{text}`, got `{error}`");
+        assert!(
+            cause.contains(text),
+            "{name}: expected `{text}`, got `{error}`"
+        );
         // Errors that a backend detects are joint: every rank that fails gets this error, not one about a failed rank.
         use CommError::{DeadlineExceeded, Diverged, Mismatch, RankReturned};
-        if let Error::Comm(Mismatch { .. } | Diverged { .. } | RankReturned { .. } | DeadlineExceeded { .. }) =
-            error.cause
+        if let Error::Comm(
+            Mismatch { .. } | Diverged { .. } | RankReturned { .. } | DeadlineExceeded { .. },
+        ) = error.cause
         {
             for other in &error.others {
-                let joint = other.error.as_ref().is_none_or(|error| error.to_string() == cause);
-                assert!(joint, "{name}: rank {} has another error: {error}", other.rank);
+                let joint = other
+                    .error
+                    .as_ref()
+                    .is_none_or(|error| error.to_string() == cause);
+                assert!(
+                    joint,
+                    "{name}: rank {} has another error: {error}",
+                    other.rank
+                );
             }
         }
     }

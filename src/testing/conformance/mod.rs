@@ -93,7 +93,12 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// Creates the suite. `launch` returns the configuration with which to launch a given number of ranks on the
     /// backend.
     pub fn of(launch: L) -> Self {
-        Self { launch, ranks: vec![2, 3, 4], deadline: Duration::from_secs(60), extent: TestExtent::default() }
+        Self {
+            launch,
+            ranks: vec![2, 3, 4],
+            deadline: Duration::from_secs(60),
+            extent: TestExtent::default(),
+        }
     }
 
     /// Sets the sizes of the worlds to try. Default: 2, 3 and 4.
@@ -127,10 +132,19 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// # Panics
     /// If there is no check with this name, or if a value is wrong.
     pub fn check(&self, name: &str) -> usize {
-        let (_, check) = CHECKS.into_iter().find(|(other, _)| *other == name).unwrap_or_else(|| {
-            panic!("there is no check `{name}`. The checks are {}", Conformance::names().collect::<Vec<_>>().join(", "))
-        });
-        self.ranks.iter().map(|ranks| self.on_world(name, *ranks, check)).sum()
+        let (_, check) = CHECKS
+            .into_iter()
+            .find(|(other, _)| *other == name)
+            .unwrap_or_else(|| {
+                panic!(
+                    "there is no check `{name}`. The checks are {}",
+                    Conformance::names().collect::<Vec<_>>().join(", ")
+                )
+            });
+        self.ranks
+            .iter()
+            .map(|ranks| self.on_world(name, *ranks, check))
+            .sum()
     }
 
     /// Runs programs with errors, each in a separate world, and checks that every rank gets the error that names
@@ -140,7 +154,9 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// If a program succeeds or fails with another error.
     pub fn misuse(&self) -> usize {
         let worlds = self.ranks.iter().filter(|ranks| **ranks > 1);
-        worlds.map(|ranks| misuse::all(|| (self.launch)(*ranks).with_deadline(self.deadline))).sum()
+        worlds
+            .map(|ranks| misuse::all(|| (self.launch)(*ranks).with_deadline(self.deadline)))
+            .sum()
     }
 
     /// Runs all checks.
@@ -148,13 +164,18 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     /// # Panics
     /// Like [`check`](Self::check) and [`misuse`](Self::misuse).
     pub fn run(&self) -> ConformanceReport {
-        let mut cases: Vec<_> = Conformance::names().map(|name| (name, self.check(name))).collect();
+        let mut cases: Vec<_> = Conformance::names()
+            .map(|name| (name, self.check(name)))
+            .collect();
         cases.push(("misuse", self.misuse()));
         ConformanceReport { cases }
     }
 
     fn on_world(&self, name: &str, ranks: usize, check: Check) -> usize {
-        let (config, extent) = ((self.launch)(ranks).with_deadline(self.deadline), self.extent);
+        let (config, extent) = (
+            (self.launch)(ranks).with_deadline(self.deadline),
+            self.extent,
+        );
         let returned = launch(config, |world| {
             let mut cases = 0;
             for scope in TestGroup::all(world, extent)? {

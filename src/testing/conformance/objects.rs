@@ -23,18 +23,31 @@ pub(super) fn objects(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let call = || Call::new("object");
     let all: Vec<_> = (0..size).map(|rank| object(scope, rank)).collect();
-    scope.same(comm.all_gather_object(call(), &all[rank])?, all.clone(), || "all_gather_object".into());
+    scope.same(
+        comm.all_gather_object(call(), &all[rank])?,
+        all.clone(),
+        || "all_gather_object".into(),
+    );
     for root in 0..size.min(9) {
         let own = comm.broadcast_object(call(), (rank == root).then_some(&all[root]), root)?;
-        scope.same(own, all[root].clone(), || format!("broadcast_object of {root}"));
+        scope.same(own, all[root].clone(), || {
+            format!("broadcast_object of {root}")
+        });
         let gathered = comm.gather_object(call(), &all[rank], root)?;
-        scope.same(gathered, (rank == root).then(|| all.clone()), || format!("gather_object on {root}"));
+        scope.same(gathered, (rank == root).then(|| all.clone()), || {
+            format!("gather_object on {root}")
+        });
         let own = comm.scatter_object(call(), (rank == root).then_some(&all[..]), root)?;
-        scope.same(own, all[rank].clone(), || format!("scatter_object of {root}"));
+        scope.same(own, all[rank].clone(), || {
+            format!("scatter_object of {root}")
+        });
     }
-    comm.send_object(call(), &all[rank], (rank + 1) % size, 3).wait()?;
+    comm.send_object(call(), &all[rank], (rank + 1) % size, 3)
+        .wait()?;
     let last = (rank + size - 1) % size;
     let (from, own) = comm.receive_object::<Object>(call(), last, 3)?;
-    scope.same((from, own), (last, all[last].clone()), || "receive_object".into());
+    scope.same((from, own), (last, all[last].clone()), || {
+        "receive_object".into()
+    });
     Ok(())
 }

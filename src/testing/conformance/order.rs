@@ -20,17 +20,24 @@ fn call() -> Call {
 
 /// Posts an all-reduce of the sum over the ranks of `value` plus the rank.
 fn sum(scope: &TestGroup, comm: &Communicator, value: usize) -> Work<usize> {
-    comm.all_reduce(call(), number(scope, value + scope.rank()), ReduceOp::Sum).then(read)
+    comm.all_reduce(call(), number(scope, value + scope.rank()), ReduceOp::Sum)
+        .then(read)
 }
 
 #[track_caller]
 fn is_sum(scope: &TestGroup, sum: usize, value: usize, case: &str) {
-    scope.same(sum, (0..scope.size()).map(|rank| value + rank).sum(), || case.into());
+    scope.same(
+        sum,
+        (0..scope.size()).map(|rank| value + rank).sum(),
+        || case.into(),
+    );
 }
 
 /// Every other rank waits for its calls in reverse order.
 fn waited_for_backwards(scope: &TestGroup) -> Result<()> {
-    let mut works: Vec<_> = (0..4).map(|value| (value, sum(scope, &scope.comm, value))).collect();
+    let mut works: Vec<_> = (0..4)
+        .map(|value| (value, sum(scope, &scope.comm, value)))
+        .collect();
     if !scope.rank().is_multiple_of(2) {
         works.reverse();
     }
@@ -44,19 +51,31 @@ fn waited_for_backwards(scope: &TestGroup) -> Result<()> {
 /// ranks in another order.
 fn posted_on_several_channels(scope: &TestGroup) -> Result<()> {
     let TestGroup { comm, reversed, .. } = scope;
-    let comms = [comm.duplicate("first"), comm.duplicate("second"), reversed.duplicate("first")];
+    let comms = [
+        comm.duplicate("first"),
+        comm.duplicate("second"),
+        reversed.duplicate("first"),
+    ];
     let mut works: Vec<_> = comms.iter().enumerate().collect();
     if !scope.rank().is_multiple_of(2) {
         works.reverse();
     }
-    let works: Vec<_> = works.into_iter().map(|(at, comm)| (at, sum(scope, comm, 10 * at))).collect();
+    let works: Vec<_> = works
+        .into_iter()
+        .map(|(at, comm)| (at, sum(scope, comm, 10 * at)))
+        .collect();
     for (at, work) in works {
         is_sum(scope, work.wait()?, 10 * at, "posted on several channels");
     }
     // A name stands for one channel, whichever duplicate it is asked for.
     let around = comm.duplicate("second").duplicate("first");
     for (value, comm) in [&comms[0], &around, &comms[0]].into_iter().enumerate() {
-        is_sum(scope, sum(scope, comm, value).wait()?, value, "a duplicate of a duplicate");
+        is_sum(
+            scope,
+            sum(scope, comm, value).wait()?,
+            value,
+            "a duplicate of a duplicate",
+        );
     }
     Ok(())
 }
@@ -72,7 +91,12 @@ fn given_up(scope: &TestGroup) -> Result<()> {
             is_sum(scope, work.wait()?, value, "given up by a rank");
         }
     }
-    is_sum(scope, sum(scope, &scope.comm, 9).wait()?, 9, "after others that were given up");
+    is_sum(
+        scope,
+        sum(scope, &scope.comm, 9).wait()?,
+        9,
+        "after others that were given up",
+    );
     Ok(())
 }
 
@@ -86,7 +110,9 @@ fn incomplete(scope: &TestGroup) -> Result<()> {
         comm.barrier(call())
     } else {
         let barrier = comm.barrier(call());
-        scope.same(barrier.is_complete(), false, || "complete without the first rank".into());
+        scope.same(barrier.is_complete(), false, || {
+            "complete without the first rank".into()
+        });
         comm.send(call(), vec![], 0, 9).wait()?;
         barrier
     };

@@ -22,21 +22,30 @@ impl PlainTensor {
         let range = if dtype.is_bool() { 2 } else { 5 };
         let count: usize = shape.iter().product();
         // Repeating the values is fast. The reference is not optimized, and dominates the time of the suite.
-        let period = (0..PERIOD).map(|i| ((i * 7 + i / 3 + rank * 11 + (i * rank) % 3) % range) as i64);
+        let period =
+            (0..PERIOD).map(|i| ((i * 7 + i / 3 + rank * 11 + (i * rank) % 3) % range) as i64);
         let mut values = period.collect::<Vec<_>>().repeat(count.div_ceil(PERIOD));
         values.truncate(count);
-        Self { shape: shape.to_vec(), values }
+        Self {
+            shape: shape.to_vec(),
+            values,
+        }
     }
 
     pub fn strides(&self) -> Vec<usize> {
-        (0..self.shape.len()).map(|d| self.shape[d + 1..].iter().product()).collect()
+        (0..self.shape.len())
+            .map(|d| self.shape[d + 1..].iter().product())
+            .collect()
     }
 
     /// Returns the elements whose index in `dim` is in `range`.
     pub fn narrow(&self, dim: usize, range: Range<usize>) -> Self {
         let stride = self.strides()[dim];
         let rows = self.values.chunks((stride * self.shape[dim]).max(1));
-        let values = rows.flat_map(|rows| &rows[range.start * stride..range.end * stride]).copied().collect();
+        let values = rows
+            .flat_map(|rows| &rows[range.start * stride..range.end * stride])
+            .copied()
+            .collect();
         let mut shape = self.shape.clone();
         shape[dim] = range.len();
         Self { shape, values }
@@ -44,15 +53,26 @@ impl PlainTensor {
 
     /// Converts to a tensor, which is not contiguous if it has several dimensions.
     pub fn tensor(&self, dtype: DType, device: &Device) -> DispatchTensor {
-        fn build<const D: usize>(plain: &PlainTensor, dtype: DType, device: &Device) -> DispatchTensor {
+        fn build<const D: usize>(
+            plain: &PlainTensor,
+            dtype: DType,
+            device: &Device,
+        ) -> DispatchTensor {
             let (turned, last) = (plain.turned(), D - 1);
-            let data = TensorData::new(turned.values, Shape::from(turned.shape)).convert_dtype(dtype);
+            let data =
+                TensorData::new(turned.values, Shape::from(turned.shape)).convert_dtype(dtype);
             if dtype.is_bool() {
-                Tensor::<D, Bool>::from_data(data, device).swap_dims(0, last).into_dispatch()
+                Tensor::<D, Bool>::from_data(data, device)
+                    .swap_dims(0, last)
+                    .into_dispatch()
             } else if dtype.is_float() {
-                Tensor::<D, Float>::from_data(data, (device, dtype)).swap_dims(0, last).into_dispatch()
+                Tensor::<D, Float>::from_data(data, (device, dtype))
+                    .swap_dims(0, last)
+                    .into_dispatch()
             } else {
-                Tensor::<D, Int>::from_data(data, (device, dtype)).swap_dims(0, last).into_dispatch()
+                Tensor::<D, Int>::from_data(data, (device, dtype))
+                    .swap_dims(0, last)
+                    .into_dispatch()
             }
         }
         match self.shape.len() {
@@ -65,7 +85,9 @@ impl PlainTensor {
 
     /// Returns the tensor with its first and last dimensions swapped.
     fn turned(&self) -> Self {
-        let &[first, .., last] = &self.shape[..] else { return self.clone() };
+        let &[first, .., last] = &self.shape[..] else {
+            return self.clone();
+        };
         let mut shape = self.shape.clone();
         shape.swap(0, self.shape.len() - 1);
         let count = self.values.len();
@@ -88,7 +110,10 @@ impl PlainTensor {
 
     /// Returns the description of the tensor in `dtype`.
     pub fn meta(&self, dtype: DType) -> TensorMeta {
-        TensorMeta { shape: Shape::from(self.shape.clone()), dtype }
+        TensorMeta {
+            shape: Shape::from(self.shape.clone()),
+            dtype,
+        }
     }
 
     pub fn reduced(all: &[Self], op: ReduceOp, dtype: DType) -> Self {
@@ -104,7 +129,11 @@ impl PlainTensor {
         };
         let mut reduced = all[0].clone();
         for other in &all[1..] {
-            reduced.values.iter_mut().zip(&other.values).for_each(|(value, other)| *value = both(*value, *other));
+            reduced
+                .values
+                .iter_mut()
+                .zip(&other.values)
+                .for_each(|(value, other)| *value = both(*value, *other));
         }
         reduced.values.iter_mut().for_each(|value| match op {
             ReduceOp::Avg => *value /= all.len() as i64,

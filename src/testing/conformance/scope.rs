@@ -32,8 +32,15 @@ impl TestGroup {
     pub fn all(world: &World, extent: TestExtent) -> Result<Vec<Self>> {
         let size = world.size();
         let ranks = 0..size;
-        let odd_and_even = [0, 1].map(|rest| ranks.clone().filter(|rank| rank % 2 == rest).collect::<Vec<_>>());
-        let neighbours: Vec<Vec<_>> = (0..size / 2).map(|pair| vec![2 * pair + 1, 2 * pair]).collect();
+        let odd_and_even = [0, 1].map(|rest| {
+            ranks
+                .clone()
+                .filter(|rank| rank % 2 == rest)
+                .collect::<Vec<_>>()
+        });
+        let neighbours: Vec<Vec<_>> = (0..size / 2)
+            .map(|pair| vec![2 * pair + 1, 2 * pair])
+            .collect();
         let mut comms = vec![world.all()];
         if (2..=LARGE).contains(&size) {
             comms.push(world.group(&ranks.rev().collect::<Vec<_>>())?);
@@ -47,11 +54,27 @@ impl TestGroup {
             comms.extend([mesh.communicator(0)?.clone(), mesh.communicator(1)?.clone()]);
         }
         let scope = |comm: Communicator| {
-            let reversed = world.group(&comm.group().ranks().iter().rev().copied().collect::<Vec<_>>())?;
+            let reversed = world.group(
+                &comm
+                    .group()
+                    .ranks()
+                    .iter()
+                    .rev()
+                    .copied()
+                    .collect::<Vec<_>>(),
+            )?;
             let TestExtent { long, brief } = extent;
             let large = size > LARGE;
             let few = brief || large;
-            Ok(Self { comm, reversed, device: world.device().clone(), few, large, long, cases: Cell::new(0) })
+            Ok(Self {
+                comm,
+                reversed,
+                device: world.device().clone(),
+                few,
+                large,
+                long,
+                cases: Cell::new(0),
+            })
         };
         comms.into_iter().map(scope).collect()
     }
@@ -91,9 +114,18 @@ impl TestGroup {
 
     /// Counts a case. Panics with its description if `got` differs from `expected`.
     #[track_caller]
-    pub fn same<T: PartialEq + std::fmt::Debug>(&self, got: T, expected: T, case: impl FnOnce() -> String) {
+    pub fn same<T: PartialEq + std::fmt::Debug>(
+        &self,
+        got: T,
+        expected: T,
+        case: impl FnOnce() -> String,
+    ) {
         self.cases.set(self.cases.get() + 1);
-        assert!(got == expected, "{}: got {got:?}, expected {expected:?}", case());
+        assert!(
+            got == expected,
+            "{}: got {got:?}, expected {expected:?}",
+            case()
+        );
     }
 
     /// Returns true if sums of samples over the group are exact in `dtype`.

@@ -48,7 +48,10 @@ impl Case {
 
     /// Returns the tolerance of the least precise input.
     pub(super) fn tolerance(&self) -> f64 {
-        self.inputs.iter().map(CaseInput::tolerance).fold(0.0, f64::max)
+        self.inputs
+            .iter()
+            .map(CaseInput::tolerance)
+            .fold(0.0, f64::max)
     }
 
     /// Returns the inputs.
@@ -62,7 +65,13 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}(", self.name)?;
         for (at, input) in self.inputs.iter().enumerate() {
-            write!(f, "{}{}: {:?}", if at == 0 { "" } else { ", " }, input.name, input.shape)?;
+            write!(
+                f,
+                "{}{}: {:?}",
+                if at == 0 { "" } else { ", " },
+                input.name,
+                input.shape
+            )?;
         }
         f.write_str(")")
     }
@@ -88,10 +97,23 @@ pub struct CaseInput {
 impl CaseInput {
     /// Creates an input of floats in `-2.0..2.0` without ties.
     pub fn float<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
-        let leaf = |data, device: &Device| leaf::<D, Float>(data, device).require_grad().into_dispatch();
-        let gradient = |leaf, grads: &Gradients| Some(Tensor::<D>::from_dispatch(leaf).grad(grads)?.into_data());
+        let leaf = |data, device: &Device| {
+            leaf::<D, Float>(data, device)
+                .require_grad()
+                .into_dispatch()
+        };
+        let gradient = |leaf, grads: &Gradients| {
+            Some(Tensor::<D>::from_dispatch(leaf).grad(grads)?.into_data())
+        };
         let values = ValueKind::Float(-2.0..2.0);
-        Self { name, shape: shape.to_vec(), values, dtype: DType::F32, leaf, gradient }
+        Self {
+            name,
+            shape: shape.to_vec(),
+            values,
+            dtype: DType::F32,
+            leaf,
+            gradient,
+        }
     }
 
     /// Creates an input of floats of which most are equal to another: `count` different integers around 0. It
@@ -103,7 +125,10 @@ impl CaseInput {
     /// Creates an input of integral floats that never equal those of another such input (up to three inputs). But
     /// under `P(max)` or `P(min)`, local values that are not the extremum may be equal.
     pub fn meeting<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
-        Self { values: ValueKind::Meeting, ..Self::float(name, shape) }
+        Self {
+            values: ValueKind::Meeting,
+            ..Self::float(name, shape)
+        }
     }
 
     /// Creates an input of floats in `-2.0..2.0`, with every third NaN. It has no gradients.
@@ -112,7 +137,11 @@ impl CaseInput {
     }
 
     /// Creates an input of 64-bit integers in `range`.
-    pub fn int<const D: usize>(name: &'static str, shape: [usize; D], range: impl IntRange) -> Self {
+    pub fn int<const D: usize>(
+        name: &'static str,
+        shape: [usize; D],
+        range: impl IntRange,
+    ) -> Self {
         Self::constant::<D, Int>(name, shape, ValueKind::Int(range.range()), DType::I64)
     }
 
@@ -137,7 +166,11 @@ impl CaseInput {
     /// If the input was not created by [`float`](Self::float).
     #[must_use]
     pub fn with_range(mut self, range: Range<f64>) -> Self {
-        assert!(matches!(self.values, ValueKind::Float(_)), "`{}` is not a `CaseInput::float`", self.name);
+        assert!(
+            matches!(self.values, ValueKind::Float(_)),
+            "`{}` is not a `CaseInput::float`",
+            self.name
+        );
         self.values = ValueKind::Float(range);
         self
     }
@@ -149,7 +182,12 @@ impl CaseInput {
     #[must_use]
     pub fn with_dtype(mut self, dtype: DType) -> Self {
         let kind = |dtype: DType| (dtype.is_float(), dtype.is_bool());
-        assert_eq!(kind(self.dtype), kind(dtype), "`{}` cannot have elements of {dtype:?}", self.name);
+        assert_eq!(
+            kind(self.dtype),
+            kind(dtype),
+            "`{}` cannot have elements of {dtype:?}",
+            self.name
+        );
         self.dtype = dtype;
         self
     }
@@ -161,7 +199,14 @@ impl CaseInput {
         dtype: DType,
     ) -> Self {
         let leaf = |data, device: &Device| leaf::<D, K>(data, device).into_dispatch();
-        Self { name, shape: shape.to_vec(), values, dtype, leaf, gradient: |_, _| None }
+        Self {
+            name,
+            shape: shape.to_vec(),
+            values,
+            dtype,
+            leaf,
+            gradient: |_, _| None,
+        }
     }
 
     /// Creates a leaf with these values. Integers wrap around, because partial values of a sum may exceed the range
@@ -169,7 +214,10 @@ impl CaseInput {
     pub(super) fn leaf(&self, values: &[f64], shape: &[usize], device: &Device) -> DispatchTensor {
         macro_rules! wrapped {
             ($int:ty) => {
-                TensorData::new(values.iter().map(|&value| value as i64 as $int).collect(), shape.to_vec())
+                TensorData::new(
+                    values.iter().map(|&value| value as i64 as $int).collect(),
+                    shape.to_vec(),
+                )
             };
         }
         let data = match self.dtype {
@@ -181,7 +229,10 @@ impl CaseInput {
             DType::U32 => wrapped!(u32),
             DType::U16 => wrapped!(u16),
             DType::U8 => wrapped!(u8),
-            DType::Bool(_) => TensorData::new(values.iter().map(|&value| value != 0.0).collect(), shape.to_vec()),
+            DType::Bool(_) => TensorData::new(
+                values.iter().map(|&value| value != 0.0).collect(),
+                shape.to_vec(),
+            ),
             float => TensorData::new(values.to_vec(), shape.to_vec()).convert_dtype(float),
         };
         (self.leaf)(data, device)
@@ -199,7 +250,11 @@ impl CaseInput {
     }
 
     /// Returns shape and values of the gradient of a leaf, if it has one.
-    pub(super) fn gradient(&self, leaf: &DispatchTensor, grads: &Gradients) -> Option<(Vec<usize>, Vec<f64>)> {
+    pub(super) fn gradient(
+        &self,
+        leaf: &DispatchTensor,
+        grads: &Gradients,
+    ) -> Option<(Vec<usize>, Vec<f64>)> {
         let data = (self.gradient)(leaf.clone(), grads)?;
         Some((data.shape().to_vec(), data.iter::<f64>().collect()))
     }

@@ -8,15 +8,27 @@ use crate::placement::{Layout, PartialOp, Placement};
 /// Returns every layout of an input with `ndim` dimensions: all placements that can be combined. If two mesh
 /// dimensions shard one tensor dimension, both orders are included.
 pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &ValueKind) -> Vec<Layout> {
-    let partials = PartialOp::ALL.into_iter().filter(|&op| values.takes(op)).map(Placement::Partial);
-    let one: Vec<_> =
-        std::iter::once(Placement::Replicate).chain((0..ndim).map(Placement::Shard)).chain(partials).collect();
+    let partials = PartialOp::ALL
+        .into_iter()
+        .filter(|&op| values.takes(op))
+        .map(Placement::Partial);
+    let one: Vec<_> = std::iter::once(Placement::Replicate)
+        .chain((0..ndim).map(Placement::Shard))
+        .chain(partials)
+        .collect();
     let mut all = Vec::new();
-    for placements in mesh_shape.iter().map(|_| one.iter().copied()).multi_cartesian_product() {
+    for placements in mesh_shape
+        .iter()
+        .map(|_| one.iter().copied())
+        .multi_cartesian_product()
+    {
         // Reductions that do not commute cannot be combined in one layout.
-        let Ok(layout) = Layout::new(mesh_shape, &placements) else { continue };
+        let Ok(layout) = Layout::new(mesh_shape, &placements) else {
+            continue;
+        };
         let reversed: Vec<usize> = (0..mesh_shape.len()).rev().collect();
-        let turned = Layout::in_order(mesh_shape, &placements, &reversed).expect("the placements form a layout");
+        let turned = Layout::in_order(mesh_shape, &placements, &reversed)
+            .expect("the placements form a layout");
         let differs = turned != layout;
         all.push(layout);
         if differs {
@@ -42,16 +54,27 @@ pub(super) fn uneven(mesh_shape: &[usize], shape: &[usize], values: &ValueKind) 
         .chain(values.takes(PartialOp::Sum).then_some(sum))
         .collect();
     let mut all = Vec::new();
-    for placements in mesh_shape.iter().map(|_| one.iter().copied()).multi_cartesian_product() {
+    for placements in mesh_shape
+        .iter()
+        .map(|_| one.iter().copied())
+        .multi_cartesian_product()
+    {
         let layout = Layout::new(mesh_shape, &placements).expect("sums commute");
         for nothing in [0, 1] {
-            let outermost = layout
-                .orders()
-                .map(|(dim, shardings)| (shardings[0], lengths(shape[dim], mesh_shape[shardings[0]], nothing)));
-            let uneven =
-                outermost.collect::<Vec<_>>().into_iter().fold(layout.clone(), |layout, (mesh_dim, lengths)| {
-                    layout.with_uneven_sizes(mesh_dim, lengths).expect("there are as many shard sizes as ranks")
-                });
+            let outermost = layout.orders().map(|(dim, shardings)| {
+                (
+                    shardings[0],
+                    lengths(shape[dim], mesh_shape[shardings[0]], nothing),
+                )
+            });
+            let uneven = outermost.collect::<Vec<_>>().into_iter().fold(
+                layout.clone(),
+                |layout, (mesh_dim, lengths)| {
+                    layout
+                        .with_uneven_sizes(mesh_dim, lengths)
+                        .expect("there are as many shard sizes as ranks")
+                },
+            );
             all.push(uneven);
         }
         all.push(layout);
@@ -78,7 +101,9 @@ pub(super) fn combinations(inputs: &[Vec<Layout>], cap: usize) -> Vec<usize> {
     if total <= cap {
         return (0..total).collect();
     }
-    let plain = inputs.iter().map(|layouts| (0..layouts.len()).filter(|&at| !layouts[at].has_partial()));
+    let plain = inputs
+        .iter()
+        .map(|layouts| (0..layouts.len()).filter(|&at| !layouts[at].has_partial()));
     let plain: Vec<Vec<usize>> = plain.map(Iterator::collect).collect();
     let number = |at: usize| {
         let (mut rest, mut radix, mut number) = (at, 1, 0);
@@ -88,7 +113,9 @@ pub(super) fn combinations(inputs: &[Vec<Layout>], cap: usize) -> Vec<usize> {
         }
         number
     };
-    let some = spread(plain.iter().map(Vec::len).product(), cap / 2).map(number).take(cap / 2);
+    let some = spread(plain.iter().map(Vec::len).product(), cap / 2)
+        .map(number)
+        .take(cap / 2);
     some.chain(spread(total, cap)).unique().take(cap).collect()
 }
 
@@ -124,24 +151,47 @@ mod tests {
     fn uneven_layouts_deal_out_the_shape() {
         let texts = |mesh: &[usize], shape: &[usize], values| {
             let layouts = uneven(mesh, shape, &values);
-            layouts.iter().for_each(|layout| layout.check_shape(shape).unwrap());
+            layouts
+                .iter()
+                .for_each(|layout| layout.check_shape(shape).unwrap());
             layouts.iter().map(ToString::to_string).collect_vec()
         };
-        let [none, some] = ["[S(0); mesh dim 0 sizes 0 + 1 + 4]", "[S(0); mesh dim 0 sizes 1 + 1 + 3]"];
-        assert_eq!(texts(&[3], &[5], ValueKind::Bool), ["[R]", some, none, "[S(0)]"]);
-        let [none, some] = ["[S(0); mesh dim 0 sizes 0 + 1 + 0]", "[S(0); mesh dim 0 sizes 1 + 0 + 0]"];
-        assert_eq!(texts(&[3], &[1], ValueKind::Int(0..4)), ["[R]", some, none, "[S(0)]", "[P(sum)]"]);
+        let [none, some] = [
+            "[S(0); mesh dim 0 sizes 0 + 1 + 4]",
+            "[S(0); mesh dim 0 sizes 1 + 1 + 3]",
+        ];
+        assert_eq!(
+            texts(&[3], &[5], ValueKind::Bool),
+            ["[R]", some, none, "[S(0)]"]
+        );
+        let [none, some] = [
+            "[S(0); mesh dim 0 sizes 0 + 1 + 0]",
+            "[S(0); mesh dim 0 sizes 1 + 0 + 0]",
+        ];
+        assert_eq!(
+            texts(&[3], &[1], ValueKind::Int(0..4)),
+            ["[R]", some, none, "[S(0)]", "[P(sum)]"]
+        );
         // R, S(0), S(1) or P on each mesh dimension. If both shard one dimension, only one of them is uneven.
         let two = texts(&[2, 2], &[3, 4], ValueKind::Int(0..4));
-        assert!(two.contains(&"[S(0), S(0); mesh dim 0 sizes 1 + 2]".into()), "{two:?}");
-        assert!(two.contains(&"[S(1), S(0); mesh dim 0 sizes 0 + 4; mesh dim 1 sizes 0 + 3]".into()), "{two:?}");
+        assert!(
+            two.contains(&"[S(0), S(0); mesh dim 0 sizes 1 + 2]".into()),
+            "{two:?}"
+        );
+        assert!(
+            two.contains(&"[S(1), S(0); mesh dim 0 sizes 0 + 4; mesh dim 1 sizes 0 + 3]".into()),
+            "{two:?}"
+        );
         assert_eq!(two.len(), 16 + 2 * 12);
     }
 
     #[test]
     fn combinations_repeat_nothing_and_meet_every_layout_of_every_input() {
         let one = layouts(&[2, 2], 2, &ValueKind::Float(0.0..1.0));
-        assert_eq!(combinations(&[one[..5].to_vec(), one[..3].to_vec()], 20), Vec::from_iter(0..15));
+        assert_eq!(
+            combinations(&[one[..5].to_vec(), one[..3].to_vec()], 20),
+            Vec::from_iter(0..15)
+        );
         let picked = combinations(&[one.clone(), one.clone()], 240);
         assert_eq!(picked.iter().unique().count(), 240);
         for digit in [|at: &usize| at % 48, |at: &usize| at / 48] {
@@ -149,6 +199,9 @@ mod tests {
         }
         let plain = |at: &&usize| !one[**at % 48].has_partial() && !one[**at / 48].has_partial();
         assert_eq!(picked[..120].iter().filter(plain).count(), 120);
-        assert_eq!(one.iter().filter(|layout| !layout.has_partial()).count(), 11);
+        assert_eq!(
+            one.iter().filter(|layout| !layout.has_partial()).count(),
+            11
+        );
     }
 }

@@ -133,12 +133,19 @@ pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
     let start = Instant::now();
     let truths = launch(Launch::threads(1), |world| {
         let device = world.device().clone().autodiff();
-        cases.iter().map(|case| Truth::of(case, &device)).collect::<crate::Result<Vec<_>>>()
+        cases
+            .iter()
+            .map(|case| Truth::of(case, &device))
+            .collect::<crate::Result<Vec<_>>>()
     });
-    let truths = truths.unwrap_or_else(|error| panic!("an unsharded operator failed: {error}")).remove(0).1;
+    let truths = truths
+        .unwrap_or_else(|error| panic!("an unsharded operator failed: {error}"))
+        .remove(0)
+        .1;
     let (mut possible, mut tried) = (vec![0; cases.len()], Vec::new());
     let chunks = MESHES.map(|extent| (extent, ProofPlan::new as fn(_, _, _, _) -> _));
-    let uneven_plan = UNEVEN_MESHES.map(|extent| (extent, ProofPlan::uneven as fn(_, _, _, _) -> _));
+    let uneven_plan =
+        UNEVEN_MESHES.map(|extent| (extent, ProofPlan::uneven as fn(_, _, _, _) -> _));
     for (ProofExtent { mesh, caps, brief }, plan) in chunks.into_iter().chain(uneven_plan) {
         let caps = match effort {
             Effort::Brief => caps.map(|cap| cap.min(brief)),
@@ -147,7 +154,10 @@ pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
             Effort::Exhaustive => caps.map(|cap| cap.max(EXHAUSTIVE)),
         };
         let plan: ProofPlan = plan(mesh, cases, &truths[..], caps);
-        possible.iter_mut().zip(&plan.possible).for_each(|(sum, one)| *sum += one);
+        possible
+            .iter_mut()
+            .zip(&plan.possible)
+            .for_each(|(sum, one)| *sum += one);
         tried.extend(plan.run());
     }
     Report::new(cases, &possible, tried, start.elapsed())

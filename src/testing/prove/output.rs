@@ -34,7 +34,13 @@ impl<const D: usize, K: Kind> CaseOutputs for Tensor<D, K> {
         let values = self.to_data().iter::<f64>().collect();
         let elements = shape.num_elements();
         let tracked = is_tracked(&self).then(|| as_float(self).reshape([elements]));
-        Ok(vec![FullOutput { shape: shape.to_vec(), dtype, values, tracked, depth: GraphDepth::default() }])
+        Ok(vec![FullOutput {
+            shape: shape.to_vec(),
+            dtype,
+            values,
+            tracked,
+            depth: GraphDepth::default(),
+        }])
     }
 }
 
@@ -50,7 +56,10 @@ impl<const D: usize, K: Kind> CaseOutputs for DTensor<D, K> {
 
 impl<T: CaseOutputs> CaseOutputs for Vec<T> {
     fn full_outputs(self) -> Result<Vec<FullOutput>> {
-        let parts: Vec<Vec<FullOutput>> = self.into_iter().map(CaseOutputs::full_outputs).collect::<Result<_>>()?;
+        let parts: Vec<Vec<FullOutput>> = self
+            .into_iter()
+            .map(CaseOutputs::full_outputs)
+            .collect::<Result<_>>()?;
         Ok(parts.into_iter().flatten().collect())
     }
 }

@@ -102,19 +102,50 @@ pub(super) struct Tried {
 }
 
 impl Report {
-    pub(super) fn new(cases: &[Case], possible: &[usize], tried: Vec<Tried>, elapsed: Duration) -> Self {
-        let empty = |name| OperatorReport { name, possible: 0, tried: 0, redistributed: Vec::new(), wrong: Vec::new() };
-        let mut operators: Vec<OperatorReport> = cases.iter().map(|case| case.name).unique().map(empty).collect();
-        let place = |case: &Case| operators.iter().position(|operator| operator.name == case.name);
-        let places: Vec<usize> = cases.iter().map(|case| place(case).expect("every case has its operator")).collect();
+    pub(super) fn new(
+        cases: &[Case],
+        possible: &[usize],
+        tried: Vec<Tried>,
+        elapsed: Duration,
+    ) -> Self {
+        let empty = |name| OperatorReport {
+            name,
+            possible: 0,
+            tried: 0,
+            redistributed: Vec::new(),
+            wrong: Vec::new(),
+        };
+        let mut operators: Vec<OperatorReport> = cases
+            .iter()
+            .map(|case| case.name)
+            .unique()
+            .map(empty)
+            .collect();
+        let place = |case: &Case| {
+            operators
+                .iter()
+                .position(|operator| operator.name == case.name)
+        };
+        let places: Vec<usize> = cases
+            .iter()
+            .map(|case| place(case).expect("every case has its operator"))
+            .collect();
         for (&place, possible) in places.iter().zip(possible) {
             operators[place].possible += possible;
         }
-        for Tried { case, combination, outcome } in tried {
+        for Tried {
+            case,
+            combination,
+            outcome,
+        } in tried
+        {
             let operator = &mut operators[places[case]];
             operator.tried += 1;
             if !outcome.differences.is_empty() {
-                operator.wrong.push(Wrong { combination, differences: outcome.differences });
+                operator.wrong.push(Wrong {
+                    combination,
+                    differences: outcome.differences,
+                });
             } else if outcome.redistributed {
                 operator.redistributed.push(combination);
             }
@@ -134,13 +165,21 @@ impl Report {
 
     /// Returns the number of combinations that were wrong.
     pub fn wrong(&self) -> usize {
-        self.operators.iter().map(|operator| operator.wrong.len()).sum()
+        self.operators
+            .iter()
+            .map(|operator| operator.wrong.len())
+            .sum()
     }
 
     /// Returns the last line of the report.
     pub fn summary(&self) -> String {
         let operators = self.operators.len();
-        let (tried, direct, wrong, seconds) = (self.tried(), self.direct(), self.wrong(), self.elapsed.as_secs_f64());
+        let (tried, direct, wrong, seconds) = (
+            self.tried(),
+            self.direct(),
+            self.wrong(),
+            self.elapsed.as_secs_f64(),
+        );
         format!(
             "{operators} operators, {tried} combinations, {direct} without redistribution, {wrong} wrong \
              ({seconds:.1} s)"
@@ -170,16 +209,30 @@ const SHOWN: usize = 4;
 
 impl fmt::Display for OperatorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, possible, tried, .. } = self;
+        let Self {
+            name,
+            possible,
+            tried,
+            ..
+        } = self;
         write!(f, "{name}: {tried} combinations")?;
         if tried < possible {
             write!(f, " of {possible}")?;
         }
-        write!(f, ", {} without redistribution, {} wrong", self.direct(), self.wrong.len())?;
+        write!(
+            f,
+            ", {} without redistribution, {} wrong",
+            self.direct(),
+            self.wrong.len()
+        )?;
         if !self.redistributed.is_empty() {
             write!(f, "\n  redistributed: {}", Fallbacks(&self.redistributed))?;
         }
-        for Wrong { combination, differences } in self.wrong.iter().take(SHOWN) {
+        for Wrong {
+            combination,
+            differences,
+        } in self.wrong.iter().take(SHOWN)
+        {
             write!(f, "\n  WRONG {combination}:")?;
             for difference in differences {
                 write!(f, "\n    {difference}")?;
@@ -196,7 +249,11 @@ impl fmt::Display for OperatorReport {
 impl fmt::Display for Combination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "mesh {:?}: ", self.mesh)?;
-        let input = |LaidOut { name, shape, layout }: &LaidOut| format!("{name} {shape:?} as {layout}");
+        let input = |LaidOut {
+                         name,
+                         shape,
+                         layout,
+                     }: &LaidOut| format!("{name} {shape:?} as {layout}");
         f.write_str(&self.inputs.iter().map(input).join(", "))
     }
 }
@@ -204,7 +261,9 @@ impl fmt::Display for Combination {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.what {
-            DifferenceKind::Output(at) | DifferenceKind::Depth(at) => write!(f, "output {at} {}", self.how),
+            DifferenceKind::Output(at) | DifferenceKind::Depth(at) => {
+                write!(f, "output {at} {}", self.how)
+            }
             DifferenceKind::Gradient(input) => write!(f, "gradient of `{input}` {}", self.how),
             DifferenceKind::Failure => f.write_str(&self.how),
         }
@@ -217,11 +276,19 @@ struct Fallbacks<'a>(&'a [Combination]);
 
 impl fmt::Display for Fallbacks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (flat, more): (Vec<_>, Vec<_>) = self.0.iter().partition(|combination| combination.mesh.len() == 1);
+        let (flat, more): (Vec<_>, Vec<_>) = self
+            .0
+            .iter()
+            .partition(|combination| combination.mesh.len() == 1);
         let mut by_first: Vec<(String, Vec<String>)> = Vec::new();
         for combination in flat {
-            let mut placements = combination.inputs.iter().map(|input| input.layout.placements()[0].to_string());
-            let Some(last) = placements.next_back() else { continue };
+            let mut placements = combination
+                .inputs
+                .iter()
+                .map(|input| input.layout.placements()[0].to_string());
+            let Some(last) = placements.next_back() else {
+                continue;
+            };
             push(&mut by_first, placements.join(" "), last);
         }
         let mut by_last: Vec<(Vec<String>, Vec<String>)> = Vec::new();
@@ -233,7 +300,8 @@ impl fmt::Display for Fallbacks<'_> {
             [first] if first.is_empty() => lasts.join(" "),
             firsts => format!("{} with {}", firsts.join("|"), lasts.join(" ")),
         };
-        let more = (!more.is_empty()).then(|| format!("and {} on meshes of several dimensions", more.len()));
+        let more = (!more.is_empty())
+            .then(|| format!("and {} on meshes of several dimensions", more.len()));
         f.write_str(&by_last.into_iter().map(part).chain(more).join("; "))
     }
 }

@@ -18,16 +18,26 @@ pub(super) struct Truth {
 
 impl Truth {
     pub(super) fn of(case: &Case, device: &Device) -> Result<Self> {
-        let values = |(at, input): (usize, &CaseInput)| input.values.full_values(at, input.shape.iter().product());
+        let values = |(at, input): (usize, &CaseInput)| {
+            input.values.full_values(at, input.shape.iter().product())
+        };
         let inputs: Vec<_> = case.inputs.iter().enumerate().map(values).collect();
-        let leaf = |(input, values): (&CaseInput, &Vec<f64>)| PlainInput(input.leaf(values, &input.shape, device));
+        let leaf = |(input, values): (&CaseInput, &Vec<f64>)| {
+            PlainInput(input.leaf(values, &input.shape, device))
+        };
         let leaves: Vec<_> = case.inputs.iter().zip(&inputs).map(leaf).collect();
         let mut outputs = (case.plain)(&leaves)?;
         let grads = loss(&outputs).map(|loss| loss.backward());
-        let gradient = |(input, leaf): (&CaseInput, &PlainInput)| Some(input.gradient(&leaf.0, grads.as_ref()?)?.1);
+        let gradient = |(input, leaf): (&CaseInput, &PlainInput)| {
+            Some(input.gradient(&leaf.0, grads.as_ref()?)?.1)
+        };
         let gradients = case.inputs.iter().zip(&leaves).map(gradient).collect();
         outputs.iter_mut().for_each(|output| output.tracked = None);
-        Ok(Self { inputs, outputs, gradients })
+        Ok(Self {
+            inputs,
+            outputs,
+            gradients,
+        })
     }
 }
 
@@ -35,11 +45,20 @@ impl Truth {
 pub(super) fn loss(outputs: &[FullOutput]) -> Option<Tensor<1>> {
     let term = |(at, output): (usize, &FullOutput)| {
         let tracked = output.tracked.clone()?;
-        let weights: Vec<f32> = (0..output.values.len()).map(|element| weight(at, element) as f32).collect();
+        let weights: Vec<f32> = (0..output.values.len())
+            .map(|element| weight(at, element) as f32)
+            .collect();
         let weights = TensorData::new(weights, [output.values.len()]);
-        Some((tracked.clone() * Tensor::from_data(weights, (&tracked.device(), tracked.dtype()))).sum())
+        Some(
+            (tracked.clone() * Tensor::from_data(weights, (&tracked.device(), tracked.dtype())))
+                .sum(),
+        )
     };
-    outputs.iter().enumerate().filter_map(term).reduce(|sum, term| sum + term)
+    outputs
+        .iter()
+        .enumerate()
+        .filter_map(term)
+        .reduce(|sum, term| sum + term)
 }
 
 /// Returns index and distance of the element of `found` that is furthest from `expected`, if the distance is more
@@ -50,12 +69,23 @@ pub(super) fn furthest(found: &[f64], expected: &[f64], tolerance: f64) -> Optio
             return 0.0;
         }
         let distance = (found - expected).abs();
-        if distance.is_nan() { f64::INFINITY } else { distance }
+        if distance.is_nan() {
+            f64::INFINITY
+        } else {
+            distance
+        }
     };
     // If the expected element is infinite, so is the limit. An infinite distance is therefore checked separately.
-    let far =
-        |&(at, distance): &(usize, f64)| distance.is_infinite() || distance > tolerance * expected[at].abs().max(1.0);
-    found.iter().zip(expected).map(distance).enumerate().filter(far).max_by(|a, b| a.1.total_cmp(&b.1))
+    let far = |&(at, distance): &(usize, f64)| {
+        distance.is_infinite() || distance > tolerance * expected[at].abs().max(1.0)
+    };
+    found
+        .iter()
+        .zip(expected)
+        .map(distance)
+        .enumerate()
+        .filter(far)
+        .max_by(|a, b| a.1.total_cmp(&b.1))
 }
 
 #[cfg(test)]
@@ -66,9 +96,20 @@ mod tests {
     fn only_an_infinity_is_near_to_an_infinity() {
         let infinity = f64::INFINITY;
         for found in [3.0, -infinity, f64::NAN, f64::MAX] {
-            assert_eq!(furthest(&[found], &[infinity], 0.1), Some((0, infinity)), "{found}");
-            assert_eq!(furthest(&[infinity], &[found], 0.1), Some((0, infinity)), "{found}");
+            assert_eq!(
+                furthest(&[found], &[infinity], 0.1),
+                Some((0, infinity)),
+                "{found}"
+            );
+            assert_eq!(
+                furthest(&[infinity], &[found], 0.1),
+                Some((0, infinity)),
+                "{found}"
+            );
         }
-        assert_eq!(furthest(&[infinity, f64::NAN, 5.0], &[infinity, f64::NAN, 5.1], 0.1), None);
+        assert_eq!(
+            furthest(&[infinity, f64::NAN, 5.0], &[infinity, f64::NAN, 5.1], 0.1),
+            None
+        );
     }
 }

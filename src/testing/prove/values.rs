@@ -48,8 +48,13 @@ impl ValueKind {
             Self::Nan(_) if at % 3 == 1 => f64::NAN,
             Self::Nan(range) => Self::Float(range.clone()).full_values(input, len)[at],
             Self::Meeting => (3 * (bits([input, at, 2]) % 3) + input as u64 % 3) as f64,
-            Self::Tied(count) => (bits([input, at, 2]) % *count as u64) as f64 - (*count / 2) as f64,
-            Self::Int(range) => (range.start + (bits([input, at, 2]) % range.end.abs_diff(range.start)) as i64) as f64,
+            Self::Tied(count) => {
+                (bits([input, at, 2]) % *count as u64) as f64 - (*count / 2) as f64
+            }
+            Self::Int(range) => {
+                (range.start + (bits([input, at, 2]) % range.end.abs_diff(range.start)) as i64)
+                    as f64
+            }
             Self::Bool => (bits([input, at, 3]) % 2) as f64,
         };
         (0..len).map(value).collect()
@@ -61,7 +66,15 @@ impl ValueKind {
     /// The local values differ irregularly between ranks. For a minimum or maximum, a quarter of the values that
     /// are not the extremum is infinitely far away, like the value of a rank without elements. The others stay in
     /// the range, where operators have slopes.
-    fn part(&self, op: PartialOp, value: f64, at: usize, mesh_dim: usize, index: usize, size: usize) -> (f64, f64) {
+    fn part(
+        &self,
+        op: PartialOp,
+        value: f64,
+        at: usize,
+        mesh_dim: usize,
+        index: usize,
+        size: usize,
+    ) -> (f64, f64) {
         let holds = bits([at, mesh_dim, 4]) % size as u64 == index as u64;
         if let Self::Nan(range) = self {
             // The other ranks hold a value that would be the extremum if there were no NaN.
@@ -80,7 +93,11 @@ impl ValueKind {
         let far = matches!(self, Self::Float(_)) && (share > 0.75 || value.is_infinite());
         let last = index + 1 == size;
         // The last rank holds the difference between `value` and the sum of the other ranks' values.
-        let rest = || (0..index).map(|index| single(value + noise(index))).sum::<f64>();
+        let rest = || {
+            (0..index)
+                .map(|index| single(value + noise(index)))
+                .sum::<f64>()
+        };
         match op {
             PartialOp::Sum if last => (value - rest(), 1.0),
             PartialOp::Sum => (value + noise(index), 1.0),
@@ -92,7 +109,10 @@ impl ValueKind {
             PartialOp::Max => match self {
                 Self::Float(range) => (value - (0.1 + 0.8 * share) * (value - range.start), 0.0),
                 Self::Meeting => (value - 1.0 - (4.0 * share).floor(), 0.0),
-                Self::Int(range) => (value - (share * (value - range.start as f64 + 1.0)).floor(), 0.0),
+                Self::Int(range) => (
+                    value - (share * (value - range.start as f64 + 1.0)).floor(),
+                    0.0,
+                ),
                 Self::Nan(_) | Self::Tied(_) | Self::Bool => (value, 0.0),
             },
             PartialOp::Min => match self {
@@ -106,9 +126,16 @@ impl ValueKind {
                     Self::Float(_) => single(0.5 + unit([at, mesh_dim, 100 + other])),
                     _ => 1.0,
                 };
-                let others: f64 = (0..size - 1).filter(|&other| other != index).map(factor).product();
+                let others: f64 = (0..size - 1)
+                    .filter(|&other| other != index)
+                    .map(factor)
+                    .product();
                 let rest = value / (0..size - 1).map(factor).product::<f64>();
-                if last { (rest, others) } else { (factor(index), others * rest) }
+                if last {
+                    (rest, others)
+                } else {
+                    (factor(index), others * rest)
+                }
             }
         }
     }
@@ -123,13 +150,18 @@ impl ValueKind {
         layout: &Layout,
         coordinate: &[usize],
     ) -> LocalValues {
-        let mut held = LocalValues { values: Vec::new(), gradient: Vec::new() };
+        let mut held = LocalValues {
+            values: Vec::new(),
+            gradient: Vec::new(),
+        };
         for at in positions(shape, &layout.local_slices(shape, coordinate)) {
-            let (mut value, mut derivative) = (complete[at], gradient.map_or(0.0, |gradient| gradient[at]));
+            let (mut value, mut derivative) =
+                (complete[at], gradient.map_or(0.0, |gradient| gradient[at]));
             for (mesh_dim, placement) in layout.placements().iter().enumerate() {
                 if let Placement::Partial(op) = *placement {
                     let size = layout.mesh_shape()[mesh_dim];
-                    let (part, factor) = self.part(op, value, at, mesh_dim, coordinate[mesh_dim], size);
+                    let (part, factor) =
+                        self.part(op, value, at, mesh_dim, coordinate[mesh_dim], size);
                     (value, derivative) = (single(part), derivative * factor);
                 }
             }
@@ -154,14 +186,22 @@ pub(super) fn weight(output: usize, at: usize) -> f64 {
 
 /// Returns the row-major positions, in a tensor of this shape, of the elements inside `ranges`.
 fn positions(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
-    ranges.iter().zip(shape).fold(vec![0], |outer, (range, len)| {
-        outer.iter().flat_map(|&outer| range.clone().map(move |at| outer * len + at)).collect()
-    })
+    ranges
+        .iter()
+        .zip(shape)
+        .fold(vec![0], |outer, (range, len)| {
+            outer
+                .iter()
+                .flat_map(|&outer| range.clone().map(move |at| outer * len + at))
+                .collect()
+        })
 }
 
 /// Permutes the indices `0..len` in an order unrelated to rows and columns.
 fn shuffled(at: usize, len: usize) -> usize {
-    let coprime = (len * 5 / 8..).find(|step| gcd(*step, len) == 1).unwrap_or(1);
+    let coprime = (len * 5 / 8..)
+        .find(|step| gcd(*step, len) == 1)
+        .unwrap_or(1);
     (at * coprime + len / 3) % len
 }
 
@@ -193,7 +233,13 @@ pub(super) fn gcd(a: usize, b: usize) -> usize {
 mod tests {
     use super::*;
 
-    const OPS: [PartialOp; 5] = [PartialOp::Sum, PartialOp::Avg, PartialOp::Min, PartialOp::Max, PartialOp::Product];
+    const OPS: [PartialOp; 5] = [
+        PartialOp::Sum,
+        PartialOp::Avg,
+        PartialOp::Min,
+        PartialOp::Max,
+        PartialOp::Product,
+    ];
 
     #[test]
     fn floats_have_no_ties_and_stay_in_range() {
@@ -216,24 +262,42 @@ mod tests {
             PartialOp::Product => parts.iter().product(),
             PartialOp::Max => parts.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         };
-        for values in [ValueKind::Float(-1.0..2.0), ValueKind::Int(0..5), ValueKind::Int(-4..3)] {
+        for values in [
+            ValueKind::Float(-1.0..2.0),
+            ValueKind::Int(0..5),
+            ValueKind::Int(-4..3),
+        ] {
             let complete = values.full_values(0, 6);
             for (a, b) in OPS.into_iter().flat_map(|a| OPS.map(|b| (a, b))) {
-                let Ok(layout) = Layout::new(&mesh, &[Placement::Partial(a), Placement::Partial(b)]) else { continue };
+                let Ok(layout) =
+                    Layout::new(&mesh, &[Placement::Partial(a), Placement::Partial(b)])
+                else {
+                    continue;
+                };
                 if !values.takes(a) || !values.takes(b) {
                     continue;
                 }
-                let held = |x, y| values.held(&complete, None, &shape, &layout, &[x, y]).values;
+                let held = |x, y| {
+                    values
+                        .held(&complete, None, &shape, &layout, &[x, y])
+                        .values
+                };
                 for (at, expected) in complete.iter().enumerate() {
                     let value = |x, y| held(x, y)[at];
                     let inner = [0, 1].map(|x| reduce(b, &[value(x, 0), value(x, 1), value(x, 2)]));
                     let outer = [0, 1, 2].map(|y| reduce(a, &[value(0, y), value(1, y)]));
                     for full in [reduce(a, &inner), reduce(b, &outer)] {
-                        assert!((full - expected).abs() < 1e-5, "{layout}: {full} for {expected}");
+                        assert!(
+                            (full - expected).abs() < 1e-5,
+                            "{layout}: {full} for {expected}"
+                        );
                     }
                 }
                 let ranks = [(0, 0), (1, 0), (0, 2), (1, 2)];
-                assert!(ranks.iter().any(|&(x, y)| held(x, y) != held(0, 0)), "{layout}");
+                assert!(
+                    ranks.iter().any(|&(x, y)| held(x, y) != held(0, 0)),
+                    "{layout}"
+                );
             }
         }
     }

@@ -27,7 +27,11 @@ impl<const D: usize> QuickGelu for Tensor<D> {
 
 impl<const D: usize> QuickGelu for DTensor<D> {
     fn quick_gelu(self) -> Self {
-        apply(&EinsumRule::pointwise("quick_gelu", NO_PARTIAL), self, |x, _| x.quick_gelu())
+        apply(
+            &EinsumRule::pointwise("quick_gelu", NO_PARTIAL),
+            self,
+            |x, _| x.quick_gelu(),
+        )
     }
 }
 
@@ -57,7 +61,9 @@ pub trait PairSums: Sized {
 impl PairSums for Tensor<2> {
     fn pair_sums(self) -> Self {
         let [rows, columns] = self.dims();
-        self.reshape([rows / 2, 2, columns]).sum_dim(1).reshape([rows / 2, columns])
+        self.reshape([rows / 2, 2, columns])
+            .sum_dim(1)
+            .reshape([rows / 2, columns])
     }
 }
 
@@ -90,13 +96,16 @@ pub struct Projection {
 }
 
 /// Splits the output features of a [`Projection`], which is no layer that `Style::colwise` knows.
-pub const COLWISE: Style = Style::custom("colwise", |param| features(param, 0)).with_input(Replicate);
+pub const COLWISE: Style =
+    Style::custom("colwise", |param| features(param, 0)).with_input(Replicate);
 
 /// Splits the input features.
-pub const ROWWISE: Style = Style::custom("rowwise", |param| features(param, 1)).with_output(Replicate);
+pub const ROWWISE: Style =
+    Style::custom("rowwise", |param| features(param, 1)).with_output(Replicate);
 
 fn features(param: LayerParam<'_>, dim: usize) -> Option<burn_dtensor::placement::Placement> {
-    ((param.layer, param.name, param.shape.len()) == ("Projection", "weight", 2)).then_some(Shard(dim))
+    ((param.layer, param.name, param.shape.len()) == ("Projection", "weight", 2))
+        .then_some(Shard(dim))
 }
 
 impl Projection {
@@ -107,6 +116,8 @@ impl Projection {
 
     /// [`forward`](Self::forward), brought where the weight's style says.
     pub fn forward_dtensor(&self, x: DTensor<2>) -> DTensor<2> {
-        apply_style(&self.weight, x, |x, weight| module::linear(x, weight.transpose(), None))
+        apply_style(&self.weight, x, |x, weight| {
+            module::linear(x, weight.transpose(), None)
+        })
     }
 }

@@ -41,10 +41,16 @@ impl SocketTransport {
             let (queue, queued) = mpsc::channel();
             let writer = BufWriter::new(stream.try_clone()?);
             thread::spawn(move || send_all(writer, queued));
-            Ok(Connection { stream, queue, sent: AtomicU64::new(0) })
+            Ok(Connection {
+                stream,
+                queue,
+                sent: AtomicU64::new(0),
+            })
         };
-        let connections =
-            streams.into_iter().map(|stream| stream.map(connect).transpose()).collect::<io::Result<_>>()?;
+        let connections = streams
+            .into_iter()
+            .map(|stream| stream.map(connect).transpose())
+            .collect::<io::Result<_>>()?;
         Ok(Arc::new(Self { here, connections }))
     }
 
@@ -69,7 +75,9 @@ impl Transport for SocketTransport {
     }
 
     fn send(&self, to: usize, message: Message) {
-        let connection = self.connections[to].as_ref().expect("no process sends to itself");
+        let connection = self.connections[to]
+            .as_ref()
+            .expect("no process sends to itself");
         let bytes = lengths(&message).sum::<usize>() as u64;
         connection.sent.fetch_add(bytes, Ordering::SeqCst);
         // The thread that sends has ended if the connection is lost, which the one that receives reports.
@@ -78,16 +86,25 @@ impl Transport for SocketTransport {
 
     fn sent(&self) -> Vec<u64> {
         let sent = |connection: &Connection| connection.sent.load(Ordering::SeqCst);
-        self.connections.iter().map(|connection| connection.as_ref().map_or(0, sent)).collect()
+        self.connections
+            .iter()
+            .map(|connection| connection.as_ref().map_or(0, sent))
+            .collect()
     }
 
     fn set_handler(&self, handler: Arc<dyn MessageHandler>) {
         for (from, connection) in self.connections.iter().enumerate() {
-            let Some(Connection { stream, .. }) = connection else { continue };
+            let Some(Connection { stream, .. }) = connection else {
+                continue;
+            };
             let (handler, stream) = (handler.clone(), stream.try_clone());
             thread::spawn(move || {
-                let ended = stream.and_then(|stream| receive_all(BufReader::new(stream), from, &*handler));
-                let problem = ended.map_or_else(|error| error.to_string(), |()| "its process has ended".into());
+                let ended =
+                    stream.and_then(|stream| receive_all(BufReader::new(stream), from, &*handler));
+                let problem = ended.map_or_else(
+                    |error| error.to_string(),
+                    |()| "its process has ended".into(),
+                );
                 handler.lost(Some(from), &problem);
             });
         }
@@ -96,7 +113,10 @@ impl Transport for SocketTransport {
 
 /// Returns the lengths of the header and of each payload.
 fn lengths(message: &Message) -> impl Iterator<Item = usize> {
-    let payloads = message.payloads.iter().map(|payload| payload.as_ref().as_ref().len());
+    let payloads = message
+        .payloads
+        .iter()
+        .map(|payload| payload.as_ref().as_ref().len());
     [message.header.len()].into_iter().chain(payloads)
 }
 
@@ -115,8 +135,12 @@ fn send_all(mut stream: impl Write, queued: mpsc::Receiver<Queued>) -> io::Resul
 
 fn send(stream: &mut impl Write, message: &Message) -> io::Result<()> {
     message.taken.iter().for_each(SendStamp::note);
-    let numbers = [1 + message.payloads.len()].into_iter().chain(lengths(message));
-    let numbers: Vec<u8> = numbers.flat_map(|number| (number as u64).to_le_bytes()).collect();
+    let numbers = [1 + message.payloads.len()]
+        .into_iter()
+        .chain(lengths(message));
+    let numbers: Vec<u8> = numbers
+        .flat_map(|number| (number as u64).to_le_bytes())
+        .collect();
     stream.write_all(&numbers)?;
     stream.write_all(&message.header)?;
     for payload in &message.payloads {
@@ -128,10 +152,13 @@ fn send(stream: &mut impl Write, message: &Message) -> io::Result<()> {
 /// Passes messages to `handler` until the other process closes the connection between two messages.
 fn receive_all(mut stream: impl Read, from: usize, handler: &dyn MessageHandler) -> io::Result<()> {
     for number in 0.. {
-        let Some(count) = receive_number(&mut stream)? else { return Ok(()) };
+        let Some(count) = receive_number(&mut stream)? else {
+            return Ok(());
+        };
         let lost = || io::Error::from(io::ErrorKind::UnexpectedEof);
-        let mut lengths =
-            (0..count).map(|_| receive_number(&mut stream)?.ok_or_else(lost)).collect::<io::Result<Vec<_>>>()?;
+        let mut lengths = (0..count)
+            .map(|_| receive_number(&mut stream)?.ok_or_else(lost))
+            .collect::<io::Result<Vec<_>>>()?;
         let header = receive(&mut stream, lengths.remove(0))?;
         let mut buffers = handler.header(from, header, &lengths);
         for (buffer, length) in buffers.iter_mut().zip(lengths) {

@@ -68,33 +68,47 @@ fn bounded<T>(len: usize, parse: impl FnOnce() -> T) -> T {
     LIVE.set((before, before));
     let parsed = parse();
     let most = LIVE.get().1 - before;
-    assert!(most <= FACTOR * len + CONSTANT, "{most} bytes of memory for an input of {len}");
+    assert!(
+        most <= FACTOR * len + CONSTANT,
+        "{most} bytes of memory for an input of {len}"
+    );
     parsed
 }
 
 /// Parses bytes as a manifest, and as the contents of one with the right checksum. Returns true if either is one.
 pub fn manifest(bytes: &[u8]) -> bool {
     let checksum = XxHash3_64::oneshot(bytes);
-    let begin = format!(r#"{{"format":"burn-dtensor checkpoint","version":1,"checksum":"{checksum:016x}","manifest":"#);
+    let begin = format!(
+        r#"{{"format":"burn-dtensor checkpoint","version":1,"checksum":"{checksum:016x}","manifest":"#
+    );
     let framed = [begin.as_bytes(), bytes, b"}\n"].concat();
-    [bytes, &framed].into_iter().any(|bytes| match bounded(bytes.len(), || Manifest::parse(bytes)) {
-        Ok(manifest) => {
-            assert_valid(&manifest);
-            assert_eq!(Manifest::parse(&manifest.to_bytes()), Ok(manifest));
-            true
+    [bytes, &framed].into_iter().any(|bytes| {
+        match bounded(bytes.len(), || Manifest::parse(bytes)) {
+            Ok(manifest) => {
+                assert_valid(&manifest);
+                assert_eq!(Manifest::parse(&manifest.to_bytes()), Ok(manifest));
+                true
+            }
+            Err(error) => error.to_string().is_empty(),
         }
-        Err(error) => error.to_string().is_empty(),
     })
 }
 
 /// Parses bytes as the JSON of a header and as an index. The first two bytes are the length of the data after the header.
 /// Returns true if they are either.
 pub fn header(bytes: &[u8]) -> bool {
-    let Some((data, json)) = bytes.split_first_chunk() else { return false };
+    let Some((data, json)) = bytes.split_first_chunk() else {
+        return false;
+    };
     let len = 8 + json.len() as u64 + u64::from(u16::from_le_bytes(*data));
     let tensors = bounded(json.len(), || parse_header(json, len, 0));
     for entry in tensors.iter().flat_map(|tensors| tensors.values()) {
-        assert!(entry.chunks.iter().all(|chunk| chunk.bytes(entry.dtype).end <= len));
+        assert!(
+            entry
+                .chunks
+                .iter()
+                .all(|chunk| chunk.bytes(entry.dtype).end <= len)
+        );
     }
     tensors.is_ok() | bounded(json.len(), || parse_index(json)).is_ok()
 }

@@ -7,10 +7,19 @@ use rand::{Rng, SeedableRng};
 
 /// Returns the corpus of a target.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-    let mut paths: Vec<_> = folder.read_dir().expect("a corpus").map(|entry| entry.expect("an entry").path()).collect();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("corpus")
+        .join(target);
+    let mut paths: Vec<_> = folder
+        .read_dir()
+        .expect("a corpus")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
     paths.sort();
-    paths.iter().map(|path| std::fs::read(path).expect("an input")).collect()
+    paths
+        .iter()
+        .map(|path| std::fs::read(path).expect("an input"))
+        .collect()
 }
 
 fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut StdRng) {
@@ -29,7 +38,12 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut StdRng) {
         }
         4 => {
             let from = random.random_range(0..other.len().max(1)).min(other.len());
-            bytes.splice(at..until, other[from..other.len().min(from + 60)].iter().copied()).for_each(drop);
+            bytes
+                .splice(
+                    at..until,
+                    other[from..other.len().min(from + 60)].iter().copied(),
+                )
+                .for_each(drop);
         }
         _ => {
             if let Some(digit) = bytes[at..].iter_mut().find(|byte| byte.is_ascii_digit()) {
@@ -59,13 +73,19 @@ fn run(target: &str, parse: fn(&[u8]) -> bool) -> (usize, usize) {
 #[test]
 fn manifests() {
     let (valid, changed) = run("manifest", checkpoint_fuzz::manifest);
-    assert!(valid >= 4 && changed > 1000, "{valid} of the corpus and {changed} changed ones were valid");
+    assert!(
+        valid >= 4 && changed > 1000,
+        "{valid} of the corpus and {changed} changed ones were valid"
+    );
 }
 
 #[test]
 fn headers() {
     let (valid, changed) = run("header", checkpoint_fuzz::header);
-    assert!(valid >= 3 && changed > 1000, "{valid} of the corpus and {changed} changed ones were valid");
+    assert!(
+        valid >= 3 && changed > 1000,
+        "{valid} of the corpus and {changed} changed ones were valid"
+    );
 }
 
 /// Inputs whose JSON has as many values as possible for its length. None may take more memory than the targets allow.
@@ -77,29 +97,77 @@ fn inputs_that_aim_at_memory() {
         )
     };
     let many = |text: &str, count: usize| {
-        (0..count).map(|at| text.replace('#', &at.to_string())).collect::<Vec<_>>().join(",")
+        (0..count)
+            .map(|at| text.replace('#', &at.to_string()))
+            .collect::<Vec<_>>()
+            .join(",")
     };
     // Just above a power of two, a vector is half empty.
     for count in [10, 1025, 32_769] {
         let tensor = |shape: &str, chunk: &str, count| {
-            format!(r#""a":{{"shape":[{shape}],"dtype":"U8","placements":"","chunks":[{}]}}"#, many(chunk, count))
+            format!(
+                r#""a":{{"shape":[{shape}],"dtype":"U8","placements":"","chunks":[{}]}}"#,
+                many(chunk, count)
+            )
         };
         let ones = many("1", count);
         let dims = many("1", count.isqrt());
         let digits = "0".repeat(16 * count);
         let inputs = [
-            contents(&many(r##""#":{"shape":[],"dtype":"U8","placements":"","chunks":[]}"##, count), "", "", "", ""),
-            contents(&many(r##""#":{"shape":[0],"dtype":"U8","placements":"","chunks":[]}"##, count), "", "", "", ""),
-            contents(&tensor("", r#"[[],[],0,0,""]"#, count), "", "", r#"{"name":"a","len":1}"#, ""),
-            contents(&tensor(&dims, &format!(r#"[[{dims}],[{dims}],0,0,""]"#), count.isqrt()), "", "", "", ""),
             contents(
-                &format!(r#""a":{{"shape":[],"dtype":"U8","placements":"","chunks":[[[],[],0,0,"{digits}"]]}}"#),
+                &many(
+                    r##""#":{"shape":[],"dtype":"U8","placements":"","chunks":[]}"##,
+                    count,
+                ),
                 "",
                 "",
                 "",
                 "",
             ),
-            contents(&format!(r#""a":{{"shape":[{ones}],"dtype":"U8","placements":"","chunks":[]}}"#), "", "", "", ""),
+            contents(
+                &many(
+                    r##""#":{"shape":[0],"dtype":"U8","placements":"","chunks":[]}"##,
+                    count,
+                ),
+                "",
+                "",
+                "",
+                "",
+            ),
+            contents(
+                &tensor("", r#"[[],[],0,0,""]"#, count),
+                "",
+                "",
+                r#"{"name":"a","len":1}"#,
+                "",
+            ),
+            contents(
+                &tensor(
+                    &dims,
+                    &format!(r#"[[{dims}],[{dims}],0,0,""]"#),
+                    count.isqrt(),
+                ),
+                "",
+                "",
+                "",
+                "",
+            ),
+            contents(
+                &format!(
+                    r#""a":{{"shape":[],"dtype":"U8","placements":"","chunks":[[[],[],0,0,"{digits}"]]}}"#
+                ),
+                "",
+                "",
+                "",
+                "",
+            ),
+            contents(
+                &format!(r#""a":{{"shape":[{ones}],"dtype":"U8","placements":"","chunks":[]}}"#),
+                "",
+                "",
+                "",
+                "",
+            ),
             contents("", &many(r##""#":"""##, count), "", "", ""),
             contents("", "", &many(r##""#":[]"##, count), "", ""),
             contents("", "", &format!(r#""":[{}]"#, many(r#""""#, count)), "", ""),
@@ -113,7 +181,9 @@ fn inputs_that_aim_at_memory() {
         for input in inputs {
             checkpoint_fuzz::manifest(input.as_bytes());
         }
-        let tensor = |shape: &str| format!(r##""#":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,0]}}"##);
+        let tensor = |shape: &str| {
+            format!(r##""#":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,0]}}"##)
+        };
         let inputs = [
             format!("{{{}}}", many(&tensor("0"), count)),
             format!("{{{}}}", tensor(&many("0", count))),

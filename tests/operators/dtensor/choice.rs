@@ -16,7 +16,10 @@ use super::{AVG, MAX, R, S, SUM, on_mesh, values};
 /// A few rows of a column-parallel layer's output, and a weight that is whole on every rank.
 fn unplaced(mesh: &DeviceMesh, rows: usize) -> Result<(DTensor<2>, DTensor<2>)> {
     let device = mesh.device();
-    Ok((DTensor::ones([rows, 64], mesh, &[S(1)], device)?, DTensor::ones([64, 64], mesh, &[R], device)?))
+    Ok((
+        DTensor::ones([rows, 64], mesh, &[S(1)], device)?,
+        DTensor::ones([64, 64], mesh, &[R], device)?,
+    ))
 }
 
 #[test]
@@ -35,9 +38,18 @@ fn a_cost_model_decides_as_long_as_it_runs() {
                 assert_eq!(ledger.calls(Op::AllGather), 1);
                 assert_eq!(slow.clone().with_backward(0.0).run(|| product(4))?, [SUM]);
                 // Bytes cost next to nothing, and a call in backward less than one in forward.
-                let calls = slow.clone().with_bandwidth_of("a", 1e15).with_latency(1.0).with_backward(0.9);
+                let calls = slow
+                    .clone()
+                    .with_bandwidth_of("a", 1e15)
+                    .with_latency(1.0)
+                    .with_backward(0.9);
                 assert_eq!(calls.run(|| product(4))?, [SUM]);
-                assert_eq!(slow.clone().with_bandwidth_of("b", 1e15).run(|| product(4))?, [R]);
+                assert_eq!(
+                    slow.clone()
+                        .with_bandwidth_of("b", 1e15)
+                        .run(|| product(4))?,
+                    [R]
+                );
                 assert_eq!(product(4096)?, [SUM]);
                 Ok::<_, Error>(())
             })?;
@@ -52,11 +64,18 @@ fn ranks_that_run_different_cost_models_are_told() {
         let mesh = DeviceMesh::new(world, [2], ["tp"])?;
         let (x, w) = unplaced(&mesh, 4)?;
         let slow = CostModel::default().with_bandwidth(1e6);
-        let y = if world.rank() == 0 { slow.run(|| x.matmul(w)) } else { x.matmul(w) };
+        let y = if world.rank() == 0 {
+            slow.run(|| x.matmul(w))
+        } else {
+            x.matmul(w)
+        };
         y.full_tensor().map(drop)
     });
     let error = ended.expect_err("the ranks go different ways");
-    assert!(matches!(error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
+    assert!(
+        matches!(error.cause, Error::Comm(CommError::Mismatch { .. })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -74,7 +93,9 @@ fn an_explanation_has_every_operator_and_what_each_would_send() {
         for _ in 0..2 {
             let (y, why) = explain(|| x.clone().matmul(w.clone()).argmax(1));
             let tables: Vec<&str> = why.tables().collect();
-            let [product, found] = tables[..] else { panic!("{why}") };
+            let [product, found] = tables[..] else {
+                panic!("{why}")
+            };
             assert_eq!(
                 product.lines().take(5).collect::<Vec<_>>(),
                 [
@@ -85,11 +106,17 @@ fn an_explanation_has_every_operator_and_what_each_would_send() {
                     "  | [S(1)] -> [R], [R]           | [R]      | all-gather 512 B |",
                 ]
             );
-            assert!(found.starts_with("argmax of [4, 64] [P(sum)] on DeviceMesh"), "{found}");
+            assert!(
+                found.starts_with("argmax of [4, 64] [P(sum)] on DeviceMesh"),
+                "{found}"
+            );
             drop(y);
         }
         let (_, nothing) = explain(|| ());
-        assert_eq!((nothing.tables().len(), nothing.to_string().as_str()), (0, ""));
+        assert_eq!(
+            (nothing.tables().len(), nothing.to_string().as_str()),
+            (0, "")
+        );
         assert_eq!(values(x.matmul(w).full_tensor()?), expected);
         Ok(())
     });
@@ -98,16 +125,28 @@ fn an_explanation_has_every_operator_and_what_each_would_send() {
 /// `all-gather 8 B, all-reduce 4 B`, sorted.
 fn said(cell: Option<&&str>) -> Vec<(String, u64)> {
     let one = |text: &str| {
-        let (name, bytes) = text.trim_end_matches(" B").split_once(' ').expect("a name and bytes");
+        let (name, bytes) = text
+            .trim_end_matches(" B")
+            .split_once(' ')
+            .expect("a name and bytes");
         (name.to_owned(), bytes.parse().expect("a number"))
     };
-    cell.unwrap_or(&"").trim().split(", ").filter(|text| !text.is_empty()).map(one).sorted().collect()
+    cell.unwrap_or(&"")
+        .trim()
+        .split(", ")
+        .filter(|text| !text.is_empty())
+        .map(one)
+        .sorted()
+        .collect()
 }
 
 /// What is said of the chosen layouts: forward and backward.
 fn explained(why: &Explanation) -> [Vec<(String, u64)>; 2] {
     let why = why.to_string();
-    let chosen = why.lines().find(|line| line.starts_with('*')).expect("one is chosen");
+    let chosen = why
+        .lines()
+        .find(|line| line.starts_with('*'))
+        .expect("one is chosen");
     let cells: Vec<&str> = chosen.split('|').collect();
     [said(cells.get(3)), said(cells.get(4))]
 }
@@ -126,7 +165,12 @@ fn ledger(mesh: &DeviceMesh, phase: Phase) -> Vec<(String, u64)> {
         }
     };
     let entries = mesh.world().ledger().recent();
-    entries.into_iter().filter(|entry| entry.phase == phase).map(sent).sorted().collect()
+    entries
+        .into_iter()
+        .filter(|entry| entry.phase == phase)
+        .map(sent)
+        .sorted()
+        .collect()
 }
 
 type Two = fn(DTensor<2>, DTensor<2>) -> DTensor<2>;
@@ -136,7 +180,10 @@ fn says_what_happens(mesh: &DeviceMesh, operator: Two, [a, b]: [&[Placement]; 2]
     let leaf = |placements: &[Placement]| {
         let device = mesh.device().clone().autodiff();
         let lens: [usize; 2] = std::array::from_fn(|dim| {
-            let shardings = placements.iter().zip(mesh.shape()).filter(|(own, _)| **own == S(dim));
+            let shardings = placements
+                .iter()
+                .zip(mesh.shape())
+                .filter(|(own, _)| **own == S(dim));
             12 / shardings.map(|(_, &size)| size).product::<usize>()
         });
         let own = Tensor::<2>::ones(lens, &device).require_grad();
@@ -146,19 +193,31 @@ fn says_what_happens(mesh: &DeviceMesh, operator: Two, [a, b]: [&[Placement]; 2]
     mesh.world().ledger().reset();
     let (z, why) = explain(|| operator(x, y));
     z.to_local().sum().backward();
-    assert_eq!(explained(&why), [ledger(mesh, Phase::Forward), ledger(mesh, Phase::Backward)], "{a:?} {b:?}: {why}");
+    assert_eq!(
+        explained(&why),
+        [ledger(mesh, Phase::Forward), ledger(mesh, Phase::Backward)],
+        "{a:?} {b:?}: {why}"
+    );
     Ok(())
 }
 
-const OPERATORS: [Two; 5] =
-    [|a, b| a.matmul(b), |a, b| a + b, |a, b| a * b, |a, _| a.cumsum(1), |a, b| DTensor::cat(vec![a, b], 1)];
+const OPERATORS: [Two; 5] = [
+    |a, b| a.matmul(b),
+    |a, b| a + b,
+    |a, b| a * b,
+    |a, _| a.cumsum(1),
+    |a, b| DTensor::cat(vec![a, b], 1),
+];
 
 #[test]
 fn an_explanation_is_what_happens() {
     let placements = [R, S(0), S(1), SUM, AVG, MAX];
     on_mesh(&[2], |_, mesh| {
-        let all = OPERATORS.into_iter().cartesian_product(placements.iter().cartesian_product(&placements));
-        all.into_iter().try_for_each(|(operator, (a, b))| says_what_happens(mesh, operator, [&[*a], &[*b]]))
+        let all = OPERATORS
+            .into_iter()
+            .cartesian_product(placements.iter().cartesian_product(&placements));
+        all.into_iter()
+            .try_for_each(|(operator, (a, b))| says_what_happens(mesh, operator, [&[*a], &[*b]]))
     });
 }
 
@@ -166,8 +225,17 @@ fn an_explanation_is_what_happens() {
 /// own.
 #[test]
 fn an_explanation_counts_steps_that_are_one_collective_as_one() {
-    let layouts =
-        [[R, R], [S(0), S(0)], [S(1), S(1)], [S(0), S(1)], [SUM, SUM], [MAX, MAX], [R, S(0)], [S(1), R], [SUM, S(0)]];
+    let layouts = [
+        [R, R],
+        [S(0), S(0)],
+        [S(1), S(1)],
+        [S(0), S(1)],
+        [SUM, SUM],
+        [MAX, MAX],
+        [R, S(0)],
+        [S(1), R],
+        [SUM, S(0)],
+    ];
     let joined = |shape: [usize; 2], deadline: Option<u64>| -> Vec<Op> {
         on_mesh(&shape, |_, mesh| {
             let mesh = match deadline {
@@ -176,7 +244,9 @@ fn an_explanation_counts_steps_that_are_one_collective_as_one() {
             };
             let mut joined = Vec::new();
             let pairs = || (0..layouts.len()).cartesian_product(0..layouts.len());
-            for ((of, operator), (a, b)) in OPERATORS.into_iter().enumerate().cartesian_product(pairs()) {
+            for ((of, operator), (a, b)) in
+                OPERATORS.into_iter().enumerate().cartesian_product(pairs())
+            {
                 // Each operator has every layout on either side, with two others: the first one with itself, too.
                 let apart = (b + layouts.len() - a) % layouts.len();
                 if !crate::effort::is_long() && apart != of && apart != of + 4 {
@@ -185,7 +255,12 @@ fn an_explanation_counts_steps_that_are_one_collective_as_one() {
                 let (a, b) = (&layouts[a], &layouts[b]);
                 says_what_happens(&mesh, operator, [a, b])?;
                 let full = shape.iter().product::<usize>();
-                let of_all = mesh.world().ledger().recent().into_iter().filter(|entry| entry.group_size == full);
+                let of_all = mesh
+                    .world()
+                    .ledger()
+                    .recent()
+                    .into_iter()
+                    .filter(|entry| entry.group_size == full);
                 joined.extend(of_all.map(|entry| entry.op));
             }
             Ok(joined)
@@ -207,11 +282,23 @@ fn an_explanation_says_why_others_are_out() {
         let x = DTensor::distribute_replicated(Tensor::<2>::ones([6, 5], device), mesh, &[S(0)])?;
         // 6 over 4 are 2, 2, 2 and 0.
         let (_, why) = explain(|| x.clone().sort(0));
-        assert!(why.to_string().contains("excluded, a rank would have no elements"), "{why}");
+        assert!(
+            why.to_string()
+                .contains("excluded, a rank would have no elements"),
+            "{why}"
+        );
         let (_, why) = explain(|| x.clone().cumsum(1));
-        assert!(why.to_string().contains("excluded, input not partial: P(sum) -> P(sum)"), "{why}");
+        assert!(
+            why.to_string()
+                .contains("excluded, input not partial: P(sum) -> P(sum)"),
+            "{why}"
+        );
         let (_, why) = CostModel::default().run(|| explain(|| x.cumsum(0)));
-        assert!(why.to_string().contains("| all-gather 90 B |          | 6.6 us"), "{why}");
+        assert!(
+            why.to_string()
+                .contains("| all-gather 90 B |          | 6.6 us"),
+            "{why}"
+        );
         Ok(())
     });
 }

@@ -29,8 +29,16 @@ fn distribute_and_full_round_trip_on_every_mesh() {
                     assert_eq!(sent.local().dims().to_vec(), expected);
                     assert_eq!(sent.local().to_data(), sizes.local().to_data());
                     assert_eq!(sent.local().device().is_autodiff(), device.is_autodiff());
-                    assert_eq!(sent.full_tensor()?.into_data(), first.clone().into_data(), "{placements:?}");
-                    assert_eq!(sizes.full_tensor()?.into_data(), first.into_data(), "{placements:?}");
+                    assert_eq!(
+                        sent.full_tensor()?.into_data(),
+                        first.clone().into_data(),
+                        "{placements:?}"
+                    );
+                    assert_eq!(
+                        sizes.full_tensor()?.into_data(),
+                        first.into_data(),
+                        "{placements:?}"
+                    );
                 }
             }
             Ok(())
@@ -44,16 +52,24 @@ fn int_and_bool_tensors_move_like_floats() {
         for device in devices() {
             let ints: Tensor<1, Int> = Tensor::arange(0..7, &device);
             let bools: Tensor<1, Bool> = ints.clone().greater_elem(2);
-            for (from, to) in placements_of(2, 1).iter().cartesian_product(&placements_of(2, 1)) {
-                let moved = DTensor::distribute_tensor(ints.clone(), mesh, from)?.redistribute(to)?;
+            for (from, to) in placements_of(2, 1)
+                .iter()
+                .cartesian_product(&placements_of(2, 1))
+            {
+                let moved =
+                    DTensor::distribute_tensor(ints.clone(), mesh, from)?.redistribute(to)?;
                 assert_eq!(moved.dtype(), ints.dtype());
                 assert_eq!(moved.local().device().is_autodiff(), device.is_autodiff());
                 assert_eq!(moved.full_tensor()?.into_data(), ints.to_data());
-                let moved = DTensor::distribute_tensor(bools.clone(), mesh, from)?.redistribute(to)?;
+                let moved =
+                    DTensor::distribute_tensor(bools.clone(), mesh, from)?.redistribute(to)?;
                 assert_eq!(moved.full_tensor()?.into_data(), bools.to_data());
             }
             let terms = DTensor::from_local(ints.clone(), mesh, &[SUM, MAX].map(|_| SUM))?;
-            assert_eq!(terms.full_tensor()?.into_data(), (ints.clone() * 4).into_data());
+            assert_eq!(
+                terms.full_tensor()?.into_data(),
+                (ints.clone() * 4).into_data()
+            );
         }
         Ok(())
     });
@@ -84,7 +100,11 @@ fn a_shard_does_not_keep_the_full_storage_alive() {
     use burn::backend::Flex;
     on_mesh(&[2], |_, mesh| {
         let bytes = |part: DTensor<2>| {
-            let flex = part.to_local().inner().try_into_primitive::<Flex>().unwrap();
+            let flex = part
+                .to_local()
+                .inner()
+                .try_into_primitive::<Flex>()
+                .unwrap();
             flex.bytes().len()
         };
         for device in devices() {

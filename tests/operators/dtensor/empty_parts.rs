@@ -19,7 +19,10 @@ fn leaves<const D: usize>(
     placements: &[Placement],
 ) -> Result<(Tensor<D>, DTensor<D>)> {
     let full = || ramp(shape, 1.0, &Device::flex().autodiff()).require_grad();
-    Ok((full(), DTensor::distribute_replicated(full(), mesh, placements)?))
+    Ok((
+        full(),
+        DTensor::distribute_replicated(full(), mesh, placements)?,
+    ))
 }
 
 #[test]
@@ -40,16 +43,26 @@ fn a_rank_in_the_middle_without_elements_spoils_no_reduction() {
 #[test]
 fn a_rank_in_the_middle_without_elements_stays_in_step() {
     let depths = on_mesh(&[2, 3], |_, mesh| {
-        let ((x, own_x), (y, own_y)) = (leaves([7], mesh, &[S(0), S(0)])?, leaves([7, 2], mesh, &[S(0), S(0)])?);
-        let full = x.clone().flip([0]).slice_fill(s![1..2], 0.0).square().sum() + y.clone().sort(1).triu(0).sum();
+        let ((x, own_x), (y, own_y)) = (
+            leaves([7], mesh, &[S(0), S(0)])?,
+            leaves([7, 2], mesh, &[S(0), S(0)])?,
+        );
+        let full = x.clone().flip([0]).slice_fill(s![1..2], 0.0).square().sum()
+            + y.clone().sort(1).triu(0).sum();
         let expected = full.clone().backward();
         let (left, left_depth) = graph_depth(own_x.clone().flip([0]).slice_fill(s![1..2], 0.0));
         let (right, right_depth) = graph_depth(own_y.clone().sort(1).triu(0));
         let own = (left.square().sum() + right.sum()).full_tensor()?;
         assert_eq!(values(own.clone()), values(full));
         let grads = own.backward();
-        assert_eq!(values(own_x.local().grad(&grads).unwrap()), part(x.grad(&expected).unwrap(), &own_x));
-        assert_eq!(values(own_y.local().grad(&grads).unwrap()), part(y.grad(&expected).unwrap(), &own_y));
+        assert_eq!(
+            values(own_x.local().grad(&grads).unwrap()),
+            part(x.grad(&expected).unwrap(), &own_x)
+        );
+        assert_eq!(
+            values(own_y.local().grad(&grads).unwrap()),
+            part(y.grad(&expected).unwrap(), &own_y)
+        );
         Ok([left_depth, right_depth].map(|depth| depth.get().expect("backward has come by")))
     });
     assert_eq!(depths, [depths[0]; 6]);
@@ -60,12 +73,18 @@ fn a_rank_in_the_middle_without_elements_stays_in_step() {
 fn no_operator_makes_a_rank_without_elements_by_itself() {
     on_mesh(&[2, 3], |_, mesh| {
         let (x, own_x) = leaves([7, 1], mesh, &[R, S(1)])?;
-        assert_eq!(values(own_x.clone().mean().full_tensor()?), values(x.clone().mean()));
+        assert_eq!(
+            values(own_x.clone().mean().full_tensor()?),
+            values(x.clone().mean())
+        );
         assert_eq!(values(own_x.max().full_tensor()?), values(x.max()));
         let (x, own_x) = leaves([7, 5], mesh, &[R, S(1)])?;
         let expected = x.clone().median(1).sum().backward();
         let grads = own_x.clone().median(1).full_tensor()?.sum().backward();
-        assert_eq!(values(own_x.local().grad(&grads).unwrap()), part(x.grad(&expected).unwrap(), &own_x));
+        assert_eq!(
+            values(own_x.local().grad(&grads).unwrap()),
+            part(x.grad(&expected).unwrap(), &own_x)
+        );
         Ok(())
     });
 }
@@ -82,10 +101,18 @@ fn an_operator_of_a_tensor_without_elements_is_in_its_graph() {
         ("pad", |x| x.pad([(1, 1)], PadMode::Constant(1.5)), [0, 5]),
         ("slice", |x| x.slice([0..0, 1..3]), [0, 2]),
         ("slice_fill", |x| x.slice_fill([0..0, 1..3], 1.0), [0, 3]),
-        ("slice_assign", |x| x.clone().slice_assign([0..0, 1..3], x.slice([0..0, 0..2])), [0, 3]),
+        (
+            "slice_assign",
+            |x| x.clone().slice_assign([0..0, 1..3], x.slice([0..0, 0..2])),
+            [0, 3],
+        ),
         ("split", |x| x.split(2, 1).remove(0), [0, 2]),
         ("triu", |x| x.triu(1), [0, 3]),
-        ("select_dim", |x| x.select_dim::<1>(1, 2).unsqueeze_dim(1), [0, 1]),
+        (
+            "select_dim",
+            |x| x.select_dim::<1>(1, 2).unsqueeze_dim(1),
+            [0, 1],
+        ),
         ("softmax", |x| activation::softmax(x, 1), [0, 3]),
         ("sort", |x| x.sort_with_indices(1).0, [0, 3]),
     ];
@@ -93,12 +120,19 @@ fn an_operator_of_a_tensor_without_elements_is_in_its_graph() {
         for placement in [R, S(0), S(1)] {
             on_mesh(&[2], |_, mesh| {
                 let device = Device::flex().autodiff();
-                let leaf = DTensor::distribute_replicated(Tensor::<2>::zeros([0, 3], &device), mesh, &[placement])?
-                    .require_grad();
+                let leaf = DTensor::distribute_replicated(
+                    Tensor::<2>::zeros([0, 3], &device),
+                    mesh,
+                    &[placement],
+                )?
+                .require_grad();
                 let y = operator(leaf.clone());
                 assert_eq!(y.dims(), shape, "{name} of {placement}");
                 let grads = y.full_tensor()?.sum().backward();
-                let grad = leaf.local().grad(&grads).unwrap_or_else(|| panic!("{name} of {placement} left the graph"));
+                let grad = leaf
+                    .local()
+                    .grad(&grads)
+                    .unwrap_or_else(|| panic!("{name} of {placement} left the graph"));
                 assert_eq!(grad.dims(), leaf.local().dims(), "{name} of {placement}");
                 Ok(())
             });

@@ -37,7 +37,9 @@ const FUNCTIONS: &[(&str, Function)] = &[
     ("hardtanh", |x| activation::hardtanh(x, -1.0, 1.0)),
     ("softsign", activation::softsign),
     ("softplus", |x| activation::softplus(x, 1.0)),
-    ("softplus_with_threshold", |x| activation::softplus_with_threshold(x, 1.0, 20.0)),
+    ("softplus_with_threshold", |x| {
+        activation::softplus_with_threshold(x, 1.0, 20.0)
+    }),
     ("elu", |x| activation::elu(x, 1.0)),
     ("celu", |x| activation::celu(x, 1.0)),
     ("selu", activation::selu),
@@ -56,20 +58,44 @@ fn terms_far_from_the_extremum_do_not_show() {
     let extremum = [1.2, 1.4, 3.0];
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let (rank, leaf) =
-            (mesh.rank(), |values| Tensor::<1>::from_data(TensorData::new(values, [3]), &device).require_grad());
+        let (rank, leaf) = (mesh.rank(), |values| {
+            Tensor::<1>::from_data(TensorData::new(values, [3]), &device).require_grad()
+        });
         for (name, function) in FUNCTIONS {
             let complete = leaf(extremum.to_vec());
-            let full = function(DTensor::from_local(complete.clone(), mesh, &[Placement::Replicate])?).full_tensor()?;
-            let grad = values(complete.grad(&full.clone().sum().backward()).expect("a gradient"));
+            let full = function(DTensor::from_local(
+                complete.clone(),
+                mesh,
+                &[Placement::Replicate],
+            )?)
+            .full_tensor()?;
+            let grad = values(
+                complete
+                    .grad(&full.clone().sum().backward())
+                    .expect("a gradient"),
+            );
             for (op, towards) in [(PartialOp::Max, -1.0), (PartialOp::Min, 1.0)] {
                 for far in [200.0, 1e30, f32::INFINITY] {
-                    let local = leaf(if rank == 0 { extremum.to_vec() } else { vec![towards * far; 3] });
-                    let y = function(DTensor::from_local(local.clone(), mesh, &[Partial(op)])?).full_tensor()?;
-                    let found = values(local.grad(&y.clone().sum().backward()).expect("a gradient"));
+                    let local = leaf(if rank == 0 {
+                        extremum.to_vec()
+                    } else {
+                        vec![towards * far; 3]
+                    });
+                    let y = function(DTensor::from_local(local.clone(), mesh, &[Partial(op)])?)
+                        .full_tensor()?;
+                    let found =
+                        values(local.grad(&y.clone().sum().backward()).expect("a gradient"));
                     let case = format!("{name} of P({op}) with terms at {}", towards * far);
                     assert_eq!(values(y), values(full.clone()), "{case}");
-                    assert_eq!(found, if rank == 0 { grad.clone() } else { vec![0.0; 3] }, "gradient of {case}");
+                    assert_eq!(
+                        found,
+                        if rank == 0 {
+                            grad.clone()
+                        } else {
+                            vec![0.0; 3]
+                        },
+                        "gradient of {case}"
+                    );
                 }
             }
         }

@@ -25,8 +25,16 @@ fn leaves<const D: usize>(
     mesh: &DeviceMesh,
     dim: usize,
 ) -> burn_dtensor::Result<(Tensor<D>, DTensor<D>)> {
-    let full = || ramp(shape, 0.5, &device()).div_scalar(10.0).detach().require_grad();
-    Ok((full(), DTensor::distribute_replicated(full(), mesh, &[S(dim)])?))
+    let full = || {
+        ramp(shape, 0.5, &device())
+            .div_scalar(10.0)
+            .detach()
+            .require_grad()
+    };
+    Ok((
+        full(),
+        DTensor::distribute_replicated(full(), mesh, &[S(dim)])?,
+    ))
 }
 
 /// Both branches are redistributed between the same layouts, so that crossed collectives sum one
@@ -42,9 +50,17 @@ fn a_batch_of_three_on_two_ranks_does_not_swap_the_gradients_of_two_branches() {
         let w = DTensor::distribute_replicated(w, mesh, &[R])?;
         let a = module::linear(own_x.clone(), w, None).redistribute(&[S(1)])?;
         let b = own_y.clone().neg().neg().redistribute(&[S(1)])?;
-        let grads = (a.mul_scalar(10.0).sum() + b.sum()).full_tensor()?.backward();
-        assert_eq!(values(own_y.local().grad(&grads).unwrap()), part(y.grad(&expected).unwrap(), &own_y));
-        assert_eq!(values(own_x.local().grad(&grads).unwrap()), part(x.grad(&expected).unwrap(), &own_x));
+        let grads = (a.mul_scalar(10.0).sum() + b.sum())
+            .full_tensor()?
+            .backward();
+        assert_eq!(
+            values(own_y.local().grad(&grads).unwrap()),
+            part(y.grad(&expected).unwrap(), &own_y)
+        );
+        assert_eq!(
+            values(own_x.local().grad(&grads).unwrap()),
+            part(x.grad(&expected).unwrap(), &own_x)
+        );
         Ok(())
     });
 }
@@ -56,9 +72,16 @@ fn linear_of_three_rows_on_two_ranks_is_in_step_with_another_branch() {
         on_mesh(&[2], |_, mesh| {
             let leaf = |shape| ramp(shape, 0.5, &device()).require_grad();
             let x = DTensor::distribute_replicated(leaf([3, 2, 4]), mesh, &[R])?;
-            let w = DTensor::distribute_replicated(Tensor::<2>::ones([4, 8], &device()).require_grad(), mesh, &[R])?;
-            let a = module::linear(x.clone().redistribute(&[S(0)])?, w.clone(), None).redistribute(&[S(1)])?;
-            let b = (0..nodes).fold(x.clone(), |x, _| x.neg()).redistribute(&[S(0)])?;
+            let w = DTensor::distribute_replicated(
+                Tensor::<2>::ones([4, 8], &device()).require_grad(),
+                mesh,
+                &[R],
+            )?;
+            let a = module::linear(x.clone().redistribute(&[S(0)])?, w.clone(), None)
+                .redistribute(&[S(1)])?;
+            let b = (0..nodes)
+                .fold(x.clone(), |x, _| x.neg())
+                .redistribute(&[S(0)])?;
             let grads = (a.sum() + b.sum()).full_tensor()?.backward();
             let sign = if nodes % 2 == 0 { 1.0 } else { -1.0 };
             assert_eq!(values(x.local().grad(&grads).unwrap()), [8.0 + sign; 24]);
@@ -76,15 +99,26 @@ fn linear_of_three_rows_on_two_ranks_is_in_step_with_another_branch() {
 fn matmul_of_three_heads_on_two_ranks_is_in_step_with_another_branch() {
     for nodes in 0..5 {
         on_mesh(&[2], |_, mesh| {
-            let ((q, own_q), (k, own_k)) = (leaves([2, 3, 1, 4], mesh, 1)?, leaves([2, 3, 4, 6], mesh, 1)?);
+            let ((q, own_q), (k, own_k)) = (
+                leaves([2, 3, 1, 4], mesh, 1)?,
+                leaves([2, 3, 4, 6], mesh, 1)?,
+            );
             let expected = q.clone().matmul(k.clone()).sum().backward();
             let leaf = Tensor::<1>::ones([4], &device()).require_grad();
             let other = DTensor::distribute_replicated(leaf, mesh, &[R])?;
             let a = own_q.clone().matmul(own_k.clone()).redistribute(&[S(3)])?;
-            let b = (0..nodes).fold(other, |x, _| x.neg()).redistribute(&[S(0)])?;
+            let b = (0..nodes)
+                .fold(other, |x, _| x.neg())
+                .redistribute(&[S(0)])?;
             let grads = (a.sum() + b.sum()).full_tensor()?.backward();
-            assert_eq!(values(own_q.local().grad(&grads).unwrap()), part(q.grad(&expected).unwrap(), &own_q));
-            assert_eq!(values(own_k.local().grad(&grads).unwrap()), part(k.grad(&expected).unwrap(), &own_k));
+            assert_eq!(
+                values(own_q.local().grad(&grads).unwrap()),
+                part(q.grad(&expected).unwrap(), &own_q)
+            );
+            assert_eq!(
+                values(own_k.local().grad(&grads).unwrap()),
+                part(k.grad(&expected).unwrap(), &own_k)
+            );
             Ok(())
         });
     }
@@ -117,7 +151,9 @@ fn ranks_that_a_program_puts_out_of_step_get_an_error_and_not_each_others_gradie
             let a = DTensor::from_local(local, &mesh, &[S(0)])?.redistribute(&[S(1)])?;
             let b = y.clone().neg().redistribute(&[S(1)])?;
             world.ledger().reset();
-            let grads = (a.mul_scalar(10.0).sum() + b.sum()).full_tensor()?.backward();
+            let grads = (a.mul_scalar(10.0).sum() + b.sum())
+                .full_tensor()?
+                .backward();
             assert_eq!(world.ledger().calls(Op::AllToAll), 2);
             Ok(values(y.local().grad(&grads).unwrap()))
         });
@@ -125,6 +161,8 @@ fn ranks_that_a_program_puts_out_of_step_get_an_error_and_not_each_others_gradie
     };
     assert_eq!(run(0).unwrap(), [vec![-1.0; 32], vec![-1.0; 32]]);
     let error = run(2).expect_err("ranks are out of step");
-    let Error::Comm(CommError::Mismatch { differs, .. }) = &error else { panic!("{error}") };
+    let Error::Comm(CommError::Mismatch { differs, .. }) = &error else {
+        panic!("{error}")
+    };
     assert!(differs.contains("forward index"), "{differs}");
 }

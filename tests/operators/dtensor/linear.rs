@@ -16,11 +16,17 @@ fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
 #[test]
 fn q_k_and_v_share_one_all_gather_and_one_reduce_scatter() {
     let plain_device = Device::flex();
-    let (full, weights) = (random([2, 6, 4], &plain_device), [0; 3].map(|_| random([4, 8], &plain_device)));
+    let (full, weights) = (
+        random([2, 6, 4], &plain_device),
+        [0; 3].map(|_| random([4, 8], &plain_device)),
+    );
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let x = DTensor::distribute_replicated(full.clone().to_device(&device), mesh, &[S(1)])?.require_grad();
-        let weights = weights.clone().map(|w| DTensor::distribute_replicated(w.to_device(&device), mesh, &[S(1)]));
+        let x = DTensor::distribute_replicated(full.clone().to_device(&device), mesh, &[S(1)])?
+            .require_grad();
+        let weights = weights
+            .clone()
+            .map(|w| DTensor::distribute_replicated(w.to_device(&device), mesh, &[S(1)]));
         let ledger = mesh.world().ledger();
         ledger.reset();
         let mut outputs = Vec::new();
@@ -31,7 +37,11 @@ fn q_k_and_v_share_one_all_gather_and_one_reduce_scatter() {
         }
         assert_eq!(ledger.calls_in(Op::AllGather, Phase::Forward), 1);
         assert_eq!(ledger.total(|_| true).calls, 1);
-        let grads = outputs.into_iter().reduce(|a, b| a + b).expect("three").backward();
+        let grads = outputs
+            .into_iter()
+            .reduce(|a, b| a + b)
+            .expect("three")
+            .backward();
         assert_eq!(ledger.calls_in(Op::ReduceScatter, Phase::Backward), 1);
         assert_eq!(ledger.total(|_| true).calls, 2);
         assert_eq!(x.local().grad(&grads).expect("a leaf").dims(), [2, 3, 4]);
@@ -43,13 +53,20 @@ fn q_k_and_v_share_one_all_gather_and_one_reduce_scatter() {
 #[test]
 fn the_bias_of_a_contraction_costs_nothing() {
     let plain_device = Device::flex();
-    let (x, w, b) = (random([3, 4], &plain_device), random([4, 5], &plain_device), random([5], &plain_device));
+    let (x, w, b) = (
+        random([3, 4], &plain_device),
+        random([4, 5], &plain_device),
+        random([5], &plain_device),
+    );
     let expected = plain::linear(x.clone(), w.clone(), Some(b.clone())).into_data();
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let x = DTensor::distribute_replicated(x.clone().to_device(&device), mesh, &[S(1)])?.require_grad();
-        let w = DTensor::distribute_replicated(w.clone().to_device(&device), mesh, &[S(0)])?.require_grad();
-        let b = DTensor::distribute_replicated(b.clone().to_device(&device), mesh, &[R])?.require_grad();
+        let x = DTensor::distribute_replicated(x.clone().to_device(&device), mesh, &[S(1)])?
+            .require_grad();
+        let w = DTensor::distribute_replicated(w.clone().to_device(&device), mesh, &[S(0)])?
+            .require_grad();
+        let b = DTensor::distribute_replicated(b.clone().to_device(&device), mesh, &[R])?
+            .require_grad();
         let ledger = mesh.world().ledger();
         ledger.reset();
         let y = module::linear(x, w, Some(b.clone()));

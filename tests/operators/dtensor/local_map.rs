@@ -34,14 +34,27 @@ fn values_and_gradients_are_those_of_the_full_tensor() {
                     .with_input_and_grad(&full, vec![SUM; mesh.ndim()])
                     .with_output_of_shape(&by_rows, [7, 3]);
                 let found = map.run((rows.clone(), weight.clone()), |(x, w): Pair| compute(x, w));
-                assert_eq!(mesh.world().ledger().total(|key| key.phase == Phase::Forward).calls, 0);
-                let factor = DTensor::distribute_replicated(ramp([7, 3], 0.0, &device), mesh, &by_rows)?;
+                assert_eq!(
+                    mesh.world()
+                        .ledger()
+                        .total(|key| key.phase == Phase::Forward)
+                        .calls,
+                    0
+                );
+                let factor =
+                    DTensor::distribute_replicated(ramp([7, 3], 0.0, &device), mesh, &by_rows)?;
                 let back = (found.local().clone() * factor.to_local()).sum().backward();
-                assert_eq!(values(found.clone().detach().full_tensor()?.inner()), values(y.clone().inner()));
+                assert_eq!(
+                    values(found.clone().detach().full_tensor()?.inner()),
+                    values(y.clone().inner())
+                );
                 let near = |found: Vec<f32>, expected: Vec<f32>| {
                     assert_eq!(found.len(), expected.len());
                     assert!(
-                        found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-3),
+                        found
+                            .iter()
+                            .zip(&expected)
+                            .all(|(a, b)| (a - b).abs() < 1e-3),
                         "{found:?} for {expected:?}"
                     );
                 };
@@ -63,14 +76,24 @@ fn inputs_are_redistributed_where_that_is_asked_for() {
     use burn_dtensor::comm::Phase::{Backward, Forward};
     on_mesh(&[2], |world, mesh| {
         let [device, _] = tracked_devices();
-        let x = DTensor::distribute_replicated(ramp([5, 2], 0.0, &device).require_grad(), mesh, &[S(0)])?;
-        let map = LocalMap::new().with_input_and_grad([R], [SUM]).with_output([SUM]).with_redistributed_inputs();
+        let x = DTensor::distribute_replicated(
+            ramp([5, 2], 0.0, &device).require_grad(),
+            mesh,
+            &[S(0)],
+        )?;
+        let map = LocalMap::new()
+            .with_input_and_grad([R], [SUM])
+            .with_output([SUM])
+            .with_redistributed_inputs();
         let y = map.run(x.clone(), |x: Tensor<2>| x * (1.0 + mesh.rank() as f32));
         assert_eq!(world.ledger().calls_in(AllGather, Forward), 1);
         let grads = y.to_local().sum().backward();
         assert_eq!(world.ledger().calls_in(ReduceScatter, Backward), 1);
         assert_eq!(world.ledger().total(|_| true).calls, 2);
-        assert_eq!(values(x.local().grad(&grads).expect("a leaf")), vec![3.0; x.local().dims()[0] * 2]);
+        assert_eq!(
+            values(x.local().grad(&grads).expect("a leaf")),
+            vec![3.0; x.local().dims()[0] * 2]
+        );
         Ok(())
     });
 }
@@ -81,14 +104,24 @@ fn any_number_and_kind_of_tensors_go_in_and_out() {
         let device = world.device();
         let x = DTensor::distribute_replicated(ramp([4, 2], 0.0, device), mesh, &[S(0)])?;
         let tokens = DTensor::<1, Int>::zeros([4], mesh, &[S(0)], device)?;
-        let map =
-            LocalMap::new().with_any_input().with_any_input().with_input([S(0)]).with_output([S(0)]).with_output([R]);
-        let (doubled, counts) = map.run((vec![x.clone(), x.clone()], Some(tokens)), |(xs, tokens)| {
-            let [a, b] = <[Tensor<2>; 2]>::try_from(xs).expect("two");
-            (a + b, tokens.expect("some").ones_like().sum())
-        });
+        let map = LocalMap::new()
+            .with_any_input()
+            .with_any_input()
+            .with_input([S(0)])
+            .with_output([S(0)])
+            .with_output([R]);
+        let (doubled, counts) = map.run(
+            (vec![x.clone(), x.clone()], Some(tokens)),
+            |(xs, tokens)| {
+                let [a, b] = <[Tensor<2>; 2]>::try_from(xs).expect("two");
+                (a + b, tokens.expect("some").ones_like().sum())
+            },
+        );
         assert_eq!((doubled.dims(), counts.dims()), ([4, 2], [1]));
-        assert_eq!(values(doubled.full_tensor()?), values(ramp([4, 2], 0.0, device) * 2.0));
+        assert_eq!(
+            values(doubled.full_tensor()?),
+            values(ramp([4, 2], 0.0, device) * 2.0)
+        );
         assert_eq!(counts.to_local().into_scalar::<i64>(), 2);
         // Without inputs the mesh is named.
         let none = Vec::<DTensor<2>>::new();
@@ -115,29 +148,70 @@ fn what_a_map_does_not_list_is_a_typed_error() {
             let text = error.to_string();
             assert!(parts.iter().all(|part| text.contains(part)), "{text}");
         };
-        let error = run(LocalMap::new().with_input([R]).with_any_input().with_output([R]));
-        assert!(matches!(&error, Error::DTensor(DTensorError::MapInput { input: 0, .. })), "{error}");
+        let error = run(LocalMap::new()
+            .with_input([R])
+            .with_any_input()
+            .with_output([R]));
+        assert!(
+            matches!(
+                &error,
+                Error::DTensor(DTensorError::MapInput { input: 0, .. })
+            ),
+            "{error}"
+        );
         said(error, &["[S(0)]", "[R]", "with_redistributed_inputs"]);
         let error = run(LocalMap::new().with_input([S(0)]).with_output([S(0)]));
         assert!(
-            matches!(&error, Error::DTensor(DTensorError::MapCount { what: "inputs", given: 2, listed: 1 })),
+            matches!(
+                &error,
+                Error::DTensor(DTensorError::MapCount {
+                    what: "inputs",
+                    given: 2,
+                    listed: 1
+                })
+            ),
             "{error}"
         );
         let error = run(LocalMap::new().with_output([S(0)]).with_output([S(0)]));
         assert!(
-            matches!(&error, Error::DTensor(DTensorError::MapCount { what: "outputs", given: 1, listed: 2 })),
+            matches!(
+                &error,
+                Error::DTensor(DTensorError::MapCount {
+                    what: "outputs",
+                    given: 1,
+                    listed: 2
+                })
+            ),
             "{error}"
         );
-        let error = run(LocalMap::new().with_input_and_grad([S(0)], [SUM]).with_any_input().with_output([S(0)]));
-        assert!(matches!(&error, Error::DTensor(DTensorError::GradPlacement { .. })), "{error}");
+        let error = run(LocalMap::new()
+            .with_input_and_grad([S(0)], [SUM])
+            .with_any_input()
+            .with_output([S(0)]));
+        assert!(
+            matches!(&error, Error::DTensor(DTensorError::GradPlacement { .. })),
+            "{error}"
+        );
         let error = run(LocalMap::new().with_output_of_shape([S(0)], [8, 2]));
-        assert!(matches!(&error, Error::DTensor(DTensorError::LocalShape { .. })), "{error}");
+        assert!(
+            matches!(&error, Error::DTensor(DTensorError::LocalShape { .. })),
+            "{error}"
+        );
         let other = DeviceMesh::new(world, [2], ["other"])?;
         let error = run(LocalMap::new().with_mesh(&other).with_output([S(0)]));
-        assert!(matches!(&error, Error::DTensor(DTensorError::MeshMismatch { .. })), "{error}");
-        let error =
-            unwound(|| LocalMap::new().with_output([R]).run(Vec::<DTensor<2>>::new(), |_| ramp([1], 0.0, device)));
-        assert!(matches!(&error, Error::DTensor(DTensorError::MapMesh)), "{error}");
+        assert!(
+            matches!(&error, Error::DTensor(DTensorError::MeshMismatch { .. })),
+            "{error}"
+        );
+        let error = unwound(|| {
+            LocalMap::new()
+                .with_output([R])
+                .run(Vec::<DTensor<2>>::new(), |_| ramp([1], 0.0, device))
+        });
+        assert!(
+            matches!(&error, Error::DTensor(DTensorError::MapMesh)),
+            "{error}"
+        );
         said(error, &[".with_mesh(&mesh)"]);
         Ok(())
     });

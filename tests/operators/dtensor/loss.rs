@@ -16,12 +16,17 @@ fn loss_parallel_is_two_all_reduces_forward_and_none_backward() {
     for smoothing in [0.0, 0.1] {
         MeshTest::new([4], ["tp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let logits = DTensor::distribute_replicated(ramp([3, 10], 0.0, &device), mesh, &[S(1)])?.require_grad();
+            let logits =
+                DTensor::distribute_replicated(ramp([3, 10], 0.0, &device), mesh, &[S(1)])?
+                    .require_grad();
             let targets = Tensor::<1, Int>::from_ints([0, 5, 9], &device);
             let targets = DTensor::distribute_replicated(targets, mesh, &[R])?;
             let ledger = mesh.world().ledger();
             ledger.reset();
-            let loss = CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&device).forward(logits, targets);
+            let loss = CrossEntropyLossConfig::new()
+                .with_smoothing(smoothing)
+                .init(&device)
+                .forward(logits, targets);
             assert_eq!(loss.placements(), [R]);
             assert_eq!(ledger.calls_in(Op::AllReduce, Phase::Forward), 2);
             loss.to_local().backward();
@@ -36,7 +41,9 @@ fn loss_parallel_is_two_all_reduces_forward_and_none_backward() {
 fn sharded_samples_leave_the_loss_partial() {
     MeshTest::new([2, 2], ["dp", "tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let logits = DTensor::distribute_replicated(ramp([3, 5], 0.0, &device), mesh, &[S(0), S(1)])?.require_grad();
+        let logits =
+            DTensor::distribute_replicated(ramp([3, 5], 0.0, &device), mesh, &[S(0), S(1)])?
+                .require_grad();
         let targets = Tensor::<1, Int>::from_ints([0, 4, 2], &device);
         let targets = DTensor::distribute_replicated(targets, mesh, &[S(0), R])?;
         let ledger = mesh.world().ledger();
@@ -50,7 +57,10 @@ fn sharded_samples_leave_the_loss_partial() {
         assert_eq!(ledger.total(|_| true).calls, 3);
         // How many samples count is one more number to agree on.
         ledger.reset();
-        let _ = CrossEntropyLossConfig::new().with_ignore_index(2).init(&device).forward(logits, targets);
+        let _ = CrossEntropyLossConfig::new()
+            .with_ignore_index(2)
+            .init(&device)
+            .forward(logits, targets);
         assert_eq!(ledger.calls_in(Op::AllReduce, Phase::Forward), 3);
         assert_eq!(ledger.total(|_| true).calls, 3);
         Ok(())
@@ -71,7 +81,10 @@ fn classes_sharded_over_several_mesh_dimensions_send_no_more() {
     for (shape, placements) in meshes {
         MeshTest::new(shape, &["a", "b", "c"][..shape.len()]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let by_samples: Vec<_> = placements.iter().map(|own| if *own == S(0) { S(0) } else { R }).collect();
+            let by_samples: Vec<_> = placements
+                .iter()
+                .map(|own| if *own == S(0) { S(0) } else { R })
+                .collect();
             let has_samples = by_samples.contains(&S(0));
             for (weighted, smoothing, reduction) in [false, true]
                 .into_iter()
@@ -81,20 +94,26 @@ fn classes_sharded_over_several_mesh_dimensions_send_no_more() {
             {
                 let full = (ramp([7, 5], 0.0, &device) * 0.1).sin().require_grad();
                 let targets = Tensor::<1, Int>::from_ints([0, 4, 2, 1, 3, 4, 2], &device);
-                let soft =
-                    targets.clone().one_hot::<2>(5).float() * (1.0 - f64::from(smoothing)) + f64::from(smoothing) / 5.0;
+                let soft = targets.clone().one_hot::<2>(5).float() * (1.0 - f64::from(smoothing))
+                    + f64::from(smoothing) / 5.0;
                 let weights = if weighted { weights } else { [1.0; 5] };
                 let class_weights = Tensor::<1>::from_floats(weights, &device);
-                let losses = (soft * class_weights.clone().unsqueeze() * log_softmax(full.clone(), 1)).sum().neg();
+                let losses =
+                    (soft * class_weights.clone().unsqueeze() * log_softmax(full.clone(), 1))
+                        .sum()
+                        .neg();
                 let expected = match reduction {
                     Reduction::Mean => losses / class_weights.select(0, targets.clone()).sum(),
                     Reduction::Sum => losses,
                 };
                 let expected_grad = full.grad(&expected.clone().backward()).expect("a leaf");
 
-                let logits = DTensor::distribute_replicated(full.detach(), mesh, placements)?.require_grad();
+                let logits =
+                    DTensor::distribute_replicated(full.detach(), mesh, placements)?.require_grad();
                 let targets = DTensor::distribute_replicated(targets, mesh, &by_samples)?;
-                let mut config = CrossEntropyLossConfig::new().with_smoothing(smoothing).with_reduction(reduction);
+                let mut config = CrossEntropyLossConfig::new()
+                    .with_smoothing(smoothing)
+                    .with_reduction(reduction);
                 if weighted {
                     config = config.with_weights(weights);
                 }
@@ -102,13 +121,22 @@ fn classes_sharded_over_several_mesh_dimensions_send_no_more() {
                 let ledger = mesh.world().ledger();
                 ledger.reset();
                 let found = loss.forward(logits.clone(), targets.clone());
-                let counted = usize::from(has_samples && weighted && reduction == Reduction::Mean) as u64;
+                let counted =
+                    usize::from(has_samples && weighted && reduction == Reduction::Mean) as u64;
                 assert_eq!(ledger.total(|_| true).calls, 2 + counted, "on {mesh}");
                 let found = found.full_tensor()?;
                 let summed = u64::from(has_samples);
-                assert_eq!(ledger.calls(Op::AllReduce), 2 + counted + summed, "on {mesh}");
+                assert_eq!(
+                    ledger.calls(Op::AllReduce),
+                    2 + counted + summed,
+                    "on {mesh}"
+                );
                 let grads = found.backward();
-                assert_eq!(ledger.total(|_| true).calls, 2 + counted + summed, "nothing in backward");
+                assert_eq!(
+                    ledger.total(|_| true).calls,
+                    2 + counted + summed,
+                    "nothing in backward"
+                );
                 let near = |a: Vec<f32>, b: Vec<f32>| {
                     assert!(
                         a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-5),
@@ -121,7 +149,10 @@ fn classes_sharded_over_several_mesh_dimensions_send_no_more() {
                 // Of each sample, too, nothing is sent beyond the two.
                 ledger.reset();
                 let samples = loss.forward_no_reduction(logits, targets);
-                assert_eq!((samples.placements(), ledger.total(|_| true).calls), (&by_samples[..], 2));
+                assert_eq!(
+                    (samples.placements(), ledger.total(|_| true).calls),
+                    (&by_samples[..], 2)
+                );
             }
             Ok(())
         });
@@ -134,8 +165,14 @@ fn an_ignored_target_need_not_be_a_class_and_others_must() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone();
         let logits = DTensor::distribute_replicated(ramp([3, 4], 0.0, &device), mesh, &[S(1)])?;
-        let targets = DTensor::distribute_replicated(Tensor::<1, Int>::from_ints([-100, 4, 3], &device), mesh, &[R])?;
-        let loss = CrossEntropyLossConfig::new().with_ignore_index(-100).init(&device);
+        let targets = DTensor::distribute_replicated(
+            Tensor::<1, Int>::from_ints([-100, 4, 3], &device),
+            mesh,
+            &[R],
+        )?;
+        let loss = CrossEntropyLossConfig::new()
+            .with_ignore_index(-100)
+            .init(&device);
         let losses = values(loss.forward_no_reduction(logits, targets).to_local());
         assert_eq!(losses[0], 0.0);
         assert!(losses[1].is_nan());
@@ -150,8 +187,16 @@ fn an_ignored_target_need_not_be_a_class_and_others_must() {
 fn half_precision_logits_have_the_loss_of_single_precision() {
     const CLASSES: usize = 4096;
     let targets = [5, 4000];
-    let logit = |row: usize, class: usize| if class == targets[row] as usize { 0.0 } else { -12.0 - 4.0 * row as f32 };
-    let logits: Vec<f32> = (0..2 * CLASSES).map(|at| logit(at / CLASSES, at % CLASSES)).collect();
+    let logit = |row: usize, class: usize| {
+        if class == targets[row] as usize {
+            0.0
+        } else {
+            -12.0 - 4.0 * row as f32
+        }
+    };
+    let logits: Vec<f32> = (0..2 * CLASSES)
+        .map(|at| logit(at / CLASSES, at % CLASSES))
+        .collect();
     let others = |row: usize| (CLASSES - 1) as f64 * (-12.0 - 4.0 * row as f64).exp();
     let expected = (others(0).ln_1p() + others(1).ln_1p()) / 2.0;
     for dtype in [DType::BF16, DType::F16] {
@@ -168,10 +213,18 @@ fn half_precision_logits_have_the_loss_of_single_precision() {
                 let loss = loss.full_tensor()?;
                 let found = loss.clone().into_scalar::<f64>();
                 // It is rounded: to a part of 256 of bf16.
-                assert!((found - expected).abs() < expected / 100.0, "{dtype:?} {placement}: {found} for {expected}");
-                let samples = CrossEntropyLossConfig::new().init(&device).forward_no_reduction(x.clone(), targets);
+                assert!(
+                    (found - expected).abs() < expected / 100.0,
+                    "{dtype:?} {placement}: {found} for {expected}"
+                );
+                let samples = CrossEntropyLossConfig::new()
+                    .init(&device)
+                    .forward_no_reduction(x.clone(), targets);
                 assert_eq!(samples.dtype(), dtype);
-                assert_eq!(x.local().grad(&loss.backward()).expect("a leaf").dtype(), dtype);
+                assert_eq!(
+                    x.local().grad(&loss.backward()).expect("a leaf").dtype(),
+                    dtype
+                );
                 Ok(())
             });
         }

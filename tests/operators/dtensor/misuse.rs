@@ -26,19 +26,42 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
         let x = || ramp([4, 4], 0.0, &device);
         check(
             error_of(DTensor::from_local(x(), mesh, &[R])),
-            |error| matches!(error, Error::Placement(PlacementError::Count { placements: 1, mesh_dims: 2, .. })),
+            |error| {
+                matches!(
+                    error,
+                    Error::Placement(PlacementError::Count {
+                        placements: 1,
+                        mesh_dims: 2,
+                        ..
+                    })
+                )
+            },
             &["one placement per mesh dimension"],
         );
         check(
             error_of(DTensor::distribute_replicated(x(), mesh, &[R, S(2)])),
-            |error| matches!(error, Error::Placement(PlacementError::DimOutOfRange { mesh_dim: 1, dim: 2, ndim: 2 })),
+            |error| {
+                matches!(
+                    error,
+                    Error::Placement(PlacementError::DimOutOfRange {
+                        mesh_dim: 1,
+                        dim: 2,
+                        ndim: 2
+                    })
+                )
+            },
             &["S(2)", "mesh dim 1"],
         );
         let full = DTensor::from_local(x(), mesh, &[R, R])?;
         for target in [AVG, MAX, PRODUCT] {
             check(
                 error_of(full.clone().redistribute(&[R, target])),
-                |error| matches!(error, Error::Placement(PlacementError::PartialTarget { mesh_dim: 1, .. })),
+                |error| {
+                    matches!(
+                        error,
+                        Error::Placement(PlacementError::PartialTarget { mesh_dim: 1, .. })
+                    )
+                },
                 &["only P(sum)"],
             );
         }
@@ -54,14 +77,25 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
             &["[4, 1]", "this mesh's `shape()`"],
         );
         check(
-            error_of(DTensor::from_local_with_shape(x(), mesh, &[S(0), R], [5, 4])),
+            error_of(DTensor::from_local_with_shape(
+                x(),
+                mesh,
+                &[S(0), R],
+                [5, 4],
+            )),
             |error| matches!(error, Error::DTensor(DTensorError::LocalShape { .. })),
             &["[4, 4]", "[5, 4]", "S(0)", "`distribute_replicated`"],
         );
         let derived = x().require_grad() * 2.0;
         for (name, result) in [
-            ("`distribute_tensor`", DTensor::distribute_tensor(derived.clone(), mesh, &[R, R])),
-            ("`distribute_replicated`", DTensor::distribute_replicated(derived.clone(), mesh, &[R, R])),
+            (
+                "`distribute_tensor`",
+                DTensor::distribute_tensor(derived.clone(), mesh, &[R, R]),
+            ),
+            (
+                "`distribute_replicated`",
+                DTensor::distribute_replicated(derived.clone(), mesh, &[R, R]),
+            ),
         ] {
             check(
                 error_of(result),
@@ -70,13 +104,24 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
             );
         }
         for (name, result) in [
-            ("`distribute_tensor`", DTensor::distribute_tensor(x(), mesh, &[R, SUM])),
-            ("`distribute_replicated`", DTensor::distribute_replicated(x(), mesh, &[R, SUM])),
+            (
+                "`distribute_tensor`",
+                DTensor::distribute_tensor(x(), mesh, &[R, SUM]),
+            ),
+            (
+                "`distribute_replicated`",
+                DTensor::distribute_replicated(x(), mesh, &[R, SUM]),
+            ),
             ("`zeros`", DTensor::zeros([4, 4], mesh, &[R, SUM], &device)),
         ] {
             check(
                 error_of(result),
-                |error| matches!(error, Error::DTensor(DTensorError::Partial { placement: SUM, .. })),
+                |error| {
+                    matches!(
+                        error,
+                        Error::DTensor(DTensorError::Partial { placement: SUM, .. })
+                    )
+                },
                 &[name, "1 (b)", "`redistribute`"],
             );
         }
@@ -90,12 +135,29 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
         }
         check(
             error_of(rows.vary(&[0])),
-            |error| matches!(error, Error::DTensor(DTensorError::NotReplicated { placement: S(0), .. })),
+            |error| {
+                matches!(
+                    error,
+                    Error::DTensor(DTensorError::NotReplicated {
+                        placement: S(0),
+                        ..
+                    })
+                )
+            },
             &["0 (a)", "`all_gather_varying`"],
         );
         check(
             error_of(rows.vary(&[2])),
-            |error| matches!(error, Error::Mesh(MeshError::DimOutOfRange { mesh_dim: 2, ndim: 2, .. })),
+            |error| {
+                matches!(
+                    error,
+                    Error::Mesh(MeshError::DimOutOfRange {
+                        mesh_dim: 2,
+                        ndim: 2,
+                        ..
+                    })
+                )
+            },
             &["below 2"],
         );
         for distribution in [
@@ -105,13 +167,27 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
             Distribution::Normal(0.0, f64::NAN),
         ] {
             check(
-                error_of(DTensor::<2>::random([4, 4], distribution, 0, mesh, &[R, R], &device)),
+                error_of(DTensor::<2>::random(
+                    [4, 4],
+                    distribution,
+                    0,
+                    mesh,
+                    &[R, R],
+                    &device,
+                )),
                 |error| matches!(error, Error::DTensor(DTensorError::Distribution { .. })),
                 &["is not a valid distribution"],
             );
         }
         check(
-            error_of(DTensor::<1, Int>::random_range([4], 3..3, 0, mesh, &[R, R], &device)),
+            error_of(DTensor::<1, Int>::random_range(
+                [4],
+                3..3,
+                0,
+                mesh,
+                &[R, R],
+                &device,
+            )),
             |error| matches!(error, Error::DTensor(DTensorError::Distribution { .. })),
             &["3..3", "empty"],
         );
@@ -179,26 +255,45 @@ fn ranks_that_disagree_are_found_by_the_checked_constructor() {
         DTensor::from_local_checked(own, mesh, &[S(0), R])?;
 
         let rows = if rank == 3 { 1 } else { 2 };
-        let error = error_of(DTensor::from_local_checked(ramp([rows, 2], 0.0, &device), mesh, &[R, S(1)]));
-        assert!(matches!(error, Error::DTensor(DTensorError::LocalShape { rank: 3, .. })), "{error}");
+        let error = error_of(DTensor::from_local_checked(
+            ramp([rows, 2], 0.0, &device),
+            mesh,
+            &[R, S(1)],
+        ));
+        assert!(
+            matches!(
+                error,
+                Error::DTensor(DTensorError::LocalShape { rank: 3, .. })
+            ),
+            "{error}"
+        );
 
         let dtype = if rank == 1 { DType::F16 } else { DType::F32 };
         let own = ramp([2, 2], 0.0, &device).cast(dtype);
         let error = error_of(DTensor::from_local_checked(own, mesh, &[S(0), R]));
         assert!(
-            error.to_string().contains("ranks 0 and 1 disagree on the dtype of one tensor: f32 and f16"),
+            error
+                .to_string()
+                .contains("ranks 0 and 1 disagree on the dtype of one tensor: f32 and f16"),
             "{error}"
         );
 
         let own = ramp([2, 2], 0.0, &device.clone().autodiff()).set_require_grad(rank != 2);
         let error = error_of(DTensor::from_local_checked(own, mesh, &[S(0), R]));
-        assert!(error.to_string().contains("require_grad = true and require_grad = false"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("require_grad = true and require_grad = false"),
+            "{error}"
+        );
         Ok(())
     });
 
     fn assert_disagree(error: &Error, expected: &DTensorError) {
         let key = |error: &DTensorError| match error {
-            DTensorError::RanksDisagree { what, rank, other, .. } => (*what, *rank, *other),
+            DTensorError::RanksDisagree {
+                what, rank, other, ..
+            } => (*what, *rank, *other),
             other => panic!("{other}"),
         };
         match error {
@@ -218,10 +313,19 @@ fn ranks_that_go_different_ways_are_told_of_each_other() {
         Ok(())
     })
     .unwrap_err();
-    assert!(matches!(error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
+    assert!(
+        matches!(error.cause, Error::Comm(CommError::Mismatch { .. })),
+        "{error}"
+    );
     let message = error.to_string();
     // Whichever rank is found to differ.
-    let named = ["rank 0", "rank 1", "redistribute [S(0)] -> ", "all_gather", "all_to_all"];
+    let named = [
+        "rank 0",
+        "rank 1",
+        "redistribute [S(0)] -> ",
+        "all_gather",
+        "all_to_all",
+    ];
     assert!(named.iter().all(|part| message.contains(part)), "{message}");
 }
 
@@ -241,18 +345,26 @@ fn a_rank_that_leaves_before_backward_is_named_by_those_that_wait() {
     let Error::Comm(CommError::RankReturned { rank: 1, during }) = &error.cause else {
         panic!("{error}");
     };
-    assert!(during.to_string().contains("redistribute [R] -> [S(0)]"), "{during}");
+    assert!(
+        during.to_string().contains("redistribute [R] -> [S(0)]"),
+        "{during}"
+    );
 }
 
 /// What ranks are told whose whole tensors have `rows[rank]` rows of 2, in `program`.
-fn unequal_rows(rows: [usize; 2], program: impl Fn(DTensor<2>) -> Result<(), Error> + Sync) -> String {
+fn unequal_rows(
+    rows: [usize; 2],
+    program: impl Fn(DTensor<2>) -> Result<(), Error> + Sync,
+) -> String {
     let error = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["x"])?;
         let full = Tensor::<2>::ones([rows[world.rank()], 2], world.device());
         program(DTensor::distribute_replicated(full, &mesh, &[S(0)])?)
     });
     let cause = error.unwrap_err().cause;
-    let Error::Comm(CommError::Mismatch { differs, .. }) = cause else { panic!("{cause}") };
+    let Error::Comm(CommError::Mismatch { differs, .. }) = cause else {
+        panic!("{cause}")
+    };
     differs
 }
 
@@ -260,7 +372,12 @@ fn unequal_rows(rows: [usize; 2], program: impl Fn(DTensor<2>) -> Result<(), Err
 fn ranks_whose_tensors_have_other_global_shapes_are_told() {
     // What travels is one number on either rank.
     let told = unequal_rows([4, 6], |x| x.sum().full_tensor().map(drop));
-    assert!(["[4, 2] vs [6, 2]", "[6, 2] vs [4, 2]"].iter().any(|differs| told.ends_with(differs)), "{told}");
+    assert!(
+        ["[4, 2] vs [6, 2]", "[6, 2] vs [4, 2]"]
+            .iter()
+            .any(|differs| told.ends_with(differs)),
+        "{told}"
+    );
     // Also when more is computed of it, with others like it, before it travels.
     let told = unequal_rows([4, 6], |x| {
         let sum = x.clone().sum() * 0.5;
@@ -329,23 +446,47 @@ fn a_rule_that_promises_another_shape_than_its_operator_makes_is_found() {
         let errors = MeshTest::new([2], ["tp"]).run(|mesh| {
             let x = DTensor::<1>::ones([4], mesh, &[R], mesh.device())?;
             let run = |&(said, made): &(usize, usize)| {
-                let local = |x: Tensor<1>, _: &Operator| Tensor::<1>::zeros([4 + made], &x.device());
+                let local =
+                    |x: Tensor<1>, _: &Operator| Tensor::<1>::zeros([4 + made], &x.device());
                 let run = AssertUnwindSafe(|| apply(&Longer { more: said }, x.clone(), local));
-                catch_unwind(run).err().map(|error| *error.downcast::<Error>().expect("a typed error"))
+                catch_unwind(run)
+                    .err()
+                    .map(|error| *error.downcast::<Error>().expect("a typed error"))
             };
             let errors: Vec<_> = calls.iter().map(run).collect();
-            assert!(errors[..calls.len() - 1].iter().all(Option::is_none), "{errors:?}");
-            Ok((errors.into_iter().next_back().flatten(), calls[0].0, calls[calls.len() - 1].1))
+            assert!(
+                errors[..calls.len() - 1].iter().all(Option::is_none),
+                "{errors:?}"
+            );
+            Ok((
+                errors.into_iter().next_back().flatten(),
+                calls[0].0,
+                calls[calls.len() - 1].1,
+            ))
         });
         assert_eq!(errors.len(), 2, "one for each rank");
         for (error, said, made) in errors {
             let error = error.unwrap_or_else(|| panic!("{calls:?}"));
-            let Error::DTensor(DTensorError::OutputShape { operator: "longer", output: 0, found, expected }) = &error
+            let Error::DTensor(DTensorError::OutputShape {
+                operator: "longer",
+                output: 0,
+                found,
+                expected,
+            }) = &error
             else {
                 panic!("{calls:?}: {error}")
             };
-            assert_eq!((&found[..], &expected[..]), (&[4 + made][..], &[4 + said][..]), "{calls:?}");
-            assert!(error.to_string().contains("included in its `Eq` and `Hash`"), "{error}");
+            assert_eq!(
+                (&found[..], &expected[..]),
+                (&[4 + made][..], &[4 + said][..]),
+                "{calls:?}"
+            );
+            assert!(
+                error
+                    .to_string()
+                    .contains("included in its `Eq` and `Hash`"),
+                "{error}"
+            );
         }
     }
 }
@@ -362,7 +503,10 @@ fn an_operator_that_unwinds_names_the_line_it_was_called_in() {
     let error = failed.expect_err("3 columns meet 4 rows");
     let at = error.at.as_ref().expect("an operator unwound");
     assert!(at.starts_with(&format!("{}:{line}:", file!())), "{error}");
-    assert!(error.to_string().contains(&format!("\n  in {at}")), "{error}");
+    assert!(
+        error.to_string().contains(&format!("\n  in {at}")),
+        "{error}"
+    );
 }
 
 /// Letters that a crate of one's own gets wrong.
@@ -374,17 +518,39 @@ fn a_rule_that_does_not_fit_its_operator_says_where() {
     let message = |operator: fn(DTensor<2>) -> DTensor<2>| {
         let failed = launch(Launch::threads(1), |world| {
             let mesh = DeviceMesh::new(world, [1], ["tp"])?;
-            Ok(operator(DTensor::ones([4, 3], &mesh, &[R], world.device())?).to_local().into_data())
+            Ok(
+                operator(DTensor::ones([4, 3], &mesh, &[R], world.device())?)
+                    .to_local()
+                    .into_data(),
+            )
         });
         failed.expect_err("the rule does not fit").to_string()
     };
     for (operator, says) in [
-        ((|x| apply(&LONGER.at([0]), x, |x: Tensor<2>, _| x)) as fn(DTensor<2>) -> _, "Set its length with `lens`"),
-        (|x| apply(&LONGER.at([2]).lens([1]), x, |x: Tensor<2>, _| x), "must have 3 dimensions or more, but has 2"),
-        (|x| apply(&PAIR, x, |x: Tensor<2>, _| x), "`pair` returned 1 outputs, but its rule has 2"),
-        (|x| apply(&PRODUCT, x, |x: Tensor<2>, _| x), "`mk, kn -> mn` takes 2 inputs, but 1 were passed"),
         (
-            |x| apply(&PRODUCT, (x.clone(), x), |(a, b): (Tensor<2>, Tensor<2>), _| a.matmul(b)),
+            (|x| apply(&LONGER.at([0]), x, |x: Tensor<2>, _| x)) as fn(DTensor<2>) -> _,
+            "Set its length with `lens`",
+        ),
+        (
+            |x| apply(&LONGER.at([2]).lens([1]), x, |x: Tensor<2>, _| x),
+            "must have 3 dimensions or more, but has 2",
+        ),
+        (
+            |x| apply(&PAIR, x, |x: Tensor<2>, _| x),
+            "`pair` returned 1 outputs, but its rule has 2",
+        ),
+        (
+            |x| apply(&PRODUCT, x, |x: Tensor<2>, _| x),
+            "`mk, kn -> mn` takes 2 inputs, but 1 were passed",
+        ),
+        (
+            |x| {
+                apply(
+                    &PRODUCT,
+                    (x.clone(), x),
+                    |(a, b): (Tensor<2>, Tensor<2>), _| a.matmul(b),
+                )
+            },
             "in `mk, kn -> mn`, axis `k` is 3 in the first input and 4 in the second. Make them equal",
         ),
     ] {
@@ -397,9 +563,11 @@ fn a_rule_that_does_not_fit_its_operator_says_where() {
 #[test]
 fn shapes_that_only_look_as_if_they_fit_are_refused() {
     MeshTest::new([1], ["tp"]).run(|mesh| {
-        let ones = |shape: &[usize]| Tensor::<1>::ones([shape.iter().product::<usize>()], mesh.device());
-        let matrix =
-            |shape: [usize; 2]| -> Result<DTensor<2>> { DTensor::from_local(ones(&shape).reshape(shape), mesh, &[R]) };
+        let ones =
+            |shape: &[usize]| Tensor::<1>::ones([shape.iter().product::<usize>()], mesh.device());
+        let matrix = |shape: [usize; 2]| -> Result<DTensor<2>> {
+            DTensor::from_local(ones(&shape).reshape(shape), mesh, &[R])
+        };
         let refused = |run: &dyn Fn() -> Result<DTensor<1>>, says: &str| {
             let error = unwound(run);
             assert!(error.to_string().contains(says), "{error}");
@@ -409,15 +577,25 @@ fn shapes_that_only_look_as_if_they_fit_are_refused() {
             for shape in [[3, 1], [1, 3]] {
                 let operands = || -> Result<_> {
                     let (a, b) = (vector()?.into(), matrix(shape)?.into());
-                    Ok(if equation.starts_with("ii") { [b, a] } else { [a, b] })
+                    Ok(if equation.starts_with("ii") {
+                        [b, a]
+                    } else {
+                        [a, b]
+                    })
                 };
-                refused(&|| Ok(DTensor::einsum(equation, operands()?)), "axis `i` is");
+                refused(
+                    &|| Ok(DTensor::einsum(equation, operands()?)),
+                    "axis `i` is",
+                );
             }
         }
         let logits = DTensor::<3>::ones([2, 5, 4], mesh, &[R], mesh.device())?;
         let targets = DTensor::<1, Int>::zeros([5], mesh, &[R], mesh.device())?;
         let run = || Ok(loss::cross_entropy(logits.clone(), targets.clone()));
-        refused(&run, "`..` is 2 dimensions in the first input, but 1 in the second. Make the numbers equal");
+        refused(
+            &run,
+            "`..` is 2 dimensions in the first input, but 1 in the second. Make the numbers equal",
+        );
         Ok(())
     });
 }

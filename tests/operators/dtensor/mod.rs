@@ -57,7 +57,10 @@ fn names(ndim: usize) -> &'static [&'static str] {
 }
 
 /// Runs `program` on every rank of a mesh that is the whole world.
-fn on_mesh<T: Send>(shape: &[usize], program: impl Fn(&World, &DeviceMesh) -> Result<T> + Sync) -> Vec<T> {
+fn on_mesh<T: Send>(
+    shape: &[usize],
+    program: impl Fn(&World, &DeviceMesh) -> Result<T> + Sync,
+) -> Vec<T> {
     let size = shape.iter().product();
     launch(Launch::threads(size), |world| {
         let mesh = DeviceMesh::new(world, shape, names(shape.len()))?;
@@ -69,7 +72,11 @@ fn on_mesh<T: Send>(shape: &[usize], program: impl Fn(&World, &DeviceMesh) -> Re
 
 fn devices() -> [Device; 3] {
     let plain = Device::flex();
-    [plain.clone(), plain.clone().autodiff(), plain.autodiff().gradient_checkpointing()]
+    [
+        plain.clone(),
+        plain.clone().autodiff(),
+        plain.autodiff().gradient_checkpointing(),
+    ]
 }
 
 fn tracked_devices() -> [Device; 2] {
@@ -92,7 +99,11 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn part<const D: usize>(gradient: Tensor<D>, x: &DTensor<D>) -> Vec<f32> {
     let local = x.spec().local_shape();
     let ranges: [_; D] = std::array::from_fn(|dim| x.spec().local_range(dim));
-    if local.num_elements() == 0 { Vec::new() } else { values(gradient.slice(ranges)) }
+    if local.num_elements() == 0 {
+        Vec::new()
+    } else {
+        values(gradient.slice(ranges))
+    }
 }
 
 /// Every choice of `R`, `S(0)`, .. for a mesh of `ndim` dimensions.
@@ -103,7 +114,9 @@ fn placements_of(ndim: usize, dims: usize) -> Vec<Vec<Placement>> {
 
 /// The error with which `f` unwinds.
 fn unwound<T>(f: impl FnOnce() -> T) -> Error {
-    let payload = catch_unwind(AssertUnwindSafe(f)).err().expect("must be refused");
+    let payload = catch_unwind(AssertUnwindSafe(f))
+        .err()
+        .expect("must be refused");
     *payload.downcast().expect("a typed error")
 }
 

@@ -8,7 +8,12 @@ use super::*;
 /// The truth is burn's on the whole tensor.
 #[test]
 fn a_comparison_with_a_greatest_or_least_element_that_is_nan_is_false_under_every_layout() {
-    for x in [[f32::NAN, 5.0], [-5.0, f32::NAN], [f32::NAN, f32::NAN], [5.0, -5.0]] {
+    for x in [
+        [f32::NAN, 5.0],
+        [-5.0, f32::NAN],
+        [f32::NAN, f32::NAN],
+        [5.0, -5.0],
+    ] {
         on_mesh(&[2], |_, mesh| {
             let full = || Tensor::<1>::from_floats(x, mesh.device());
             let sizes = || DTensor::distribute_replicated(full(), mesh, &[S(0)]);
@@ -23,8 +28,16 @@ fn a_comparison_with_a_greatest_or_least_element_that_is_nan_is_false_under_ever
             check! { max greater_scalar, max greater_equal_elem, max lower_elem, max lower_equal_scalar }
             check! { min greater_elem, min greater_equal_scalar, min lower_scalar, min lower_equal_elem }
             let ints = |x: Tensor<1, Int>| x.into_data().iter::<i64>().collect::<Vec<_>>();
-            assert_eq!(ints(sizes()?.max().int().full_tensor()?), ints(full().max().int()), "max of {x:?}");
-            assert_eq!(ints(sizes()?.min().int().full_tensor()?), ints(full().min().int()), "min of {x:?}");
+            assert_eq!(
+                ints(sizes()?.max().int().full_tensor()?),
+                ints(full().max().int()),
+                "max of {x:?}"
+            );
+            assert_eq!(
+                ints(sizes()?.min().int().full_tensor()?),
+                ints(full().min().int()),
+                "min of {x:?}"
+            );
             Ok(())
         });
     }

@@ -20,7 +20,11 @@ fn layouts(mesh: &[usize], len: usize) -> Vec<Layout> {
     let layout = |placements: &[_]| Layout::new(mesh, placements).unwrap();
     let uneven = |layout: Layout, lengths: &[usize]| layout.with_uneven_sizes(0, lengths).unwrap();
     match mesh {
-        [2] => vec![layout(&[S(1)]), uneven(layout(&[S(1)]), &[1, len - 1]), uneven(layout(&[S(1)]), &[len, 0])],
+        [2] => vec![
+            layout(&[S(1)]),
+            uneven(layout(&[S(1)]), &[1, len - 1]),
+            uneven(layout(&[S(1)]), &[len, 0]),
+        ],
         [3] => vec![layout(&[S(1)]), uneven(layout(&[S(1)]), &[2, len - 3, 1])],
         _ => vec![
             layout(&[S(1), S(1)]),
@@ -36,7 +40,9 @@ const MESHES: [&[usize]; 4] = [&[2], &[3], &[2, 2], &[2, 3]];
 /// Equal, NaN where the other is.
 #[track_caller]
 fn assert_close(found: &[f32], expected: &[f32], what: &str) {
-    let close = |(a, b): (&f32, &f32)| (a.is_nan() && b.is_nan()) || a == b || (a - b).abs() <= 1e-5 * b.abs().max(1.0);
+    let close = |(a, b): (&f32, &f32)| {
+        (a.is_nan() && b.is_nan()) || a == b || (a - b).abs() <= 1e-5 * b.abs().max(1.0)
+    };
     assert!(
         found.len() == expected.len() && found.iter().zip(expected).all(close),
         "{what}: {found:?}, not {expected:?}"
@@ -51,7 +57,10 @@ macro_rules! check {
         for mesh in MESHES {
             on_mesh(mesh, |_, mesh| {
                 let devices = super::tracked_devices();
-                for (layout, device) in layouts(mesh.shape(), len).into_iter().cartesian_product(devices) {
+                for (layout, device) in layouts(mesh.shape(), len)
+                    .into_iter()
+                    .cartesian_product(devices)
+                {
                     let data = TensorData::new(rows.clone(), [ROWS, len]);
                     let leaf = || Tensor::<2>::from_data(data.clone(), &device).require_grad();
                     let what = format!("{} of {rows:?} {layout}", stringify!($body));
@@ -76,7 +85,11 @@ macro_rules! check {
                         let expected = (expected * weights.clone()).sum().backward();
                         let found = (found * weights).sum().backward();
                         let found = values(own.local().grad(&found).expect("a leaf"));
-                        assert_close(&found, &part(full.grad(&expected).expect("a leaf"), &own), &what);
+                        assert_close(
+                            &found,
+                            &part(full.grad(&expected).expect("a leaf"), &own),
+                            &what,
+                        );
                     }
                 }
                 Ok(())
@@ -98,7 +111,11 @@ fn rows(values: [f32; 7]) -> Vec<f32> {
 
 #[test]
 fn accumulations_are_those_of_the_full_tensor() {
-    for values in [[3.0, -1.0, 2.0, 2.0, 5.0, 5.0, -4.0], [0.5, 0.0, 3.0, 3.0, 0.0, 1.0, 2.0], [1.0; 7]] {
+    for values in [
+        [3.0, -1.0, 2.0, 2.0, 5.0, 5.0, -4.0],
+        [0.5, 0.0, 3.0, 3.0, 0.0, 1.0, 2.0],
+        [1.0; 7],
+    ] {
         check!(rows(values), true, |x| x.cumsum(1));
         check!(rows(values), true, |x| x.cumprod(1));
         check!(rows(values), true, |x| x.cummax(1));
@@ -109,7 +126,12 @@ fn accumulations_are_those_of_the_full_tensor() {
 #[test]
 fn accumulations_are_nan_where_those_of_the_full_tensor_are() {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
-    let cases = [[1.0, nan, 3.0, 9.0, 0.0, 1.0, 2.0], [1.0, 2.0, inf, 0.0, 4.0, -inf, 7.0], [-inf; 7], [inf; 7]];
+    let cases = [
+        [1.0, nan, 3.0, 9.0, 0.0, 1.0, 2.0],
+        [1.0, 2.0, inf, 0.0, 4.0, -inf, 7.0],
+        [-inf; 7],
+        [inf; 7],
+    ];
     for values in cases {
         check!(rows(values), false, |x| x.cumsum(1));
         check!(rows(values), false, |x| x.cumprod(1));
@@ -131,8 +153,14 @@ fn extrema_are_the_first_of_equal_ones_and_no_number_comes_before_all() {
         let tracked = !values.contains(&inf);
         check!(long_rows(values), tracked, |x| x.max_dim_with_indices(1).0);
         check!(long_rows(values), tracked, |x| x.min_dim_with_indices(1).0);
-        check!(long_rows(values), false, |x| x.max_dim_with_indices(1).1.float());
-        check!(long_rows(values), false, |x| x.min_dim_with_indices(1).1.float());
+        check!(long_rows(values), false, |x| x
+            .max_dim_with_indices(1)
+            .1
+            .float());
+        check!(long_rows(values), false, |x| x
+            .min_dim_with_indices(1)
+            .1
+            .float());
         check!(long_rows(values), false, |x| x.argmax(1).float());
         check!(long_rows(values), false, |x| x.argmin(-1).float());
     }
@@ -143,11 +171,17 @@ fn extrema_are_the_first_of_equal_ones_and_no_number_comes_before_all() {
 #[test]
 fn the_largest_are_those_of_the_full_tensor() {
     let shuffled: Vec<f32> = (0..48).map(|i| ((i * 29 + 7) % 48) as f32).collect();
-    let with_nan: Vec<f32> = shuffled.iter().map(|&x| if x == 20.0 || x == 3.0 { f32::NAN } else { x }).collect();
+    let with_nan: Vec<f32> = shuffled
+        .iter()
+        .map(|&x| if x == 20.0 || x == 3.0 { f32::NAN } else { x })
+        .collect();
     for values in [shuffled, with_nan] {
         check!(values.clone(), true, |x| x.topk(2, 1));
         check!(values.clone(), true, |x| x.topk_with_indices(2, 1).0);
-        check!(values.clone(), false, |x| x.topk_with_indices(2, 1).1.float());
+        check!(values.clone(), false, |x| x
+            .topk_with_indices(2, 1)
+            .1
+            .float());
         check!(values.clone(), false, |x| x.argtopk(1, 1).float());
         check!(values.clone(), true, |x| x.topk(5, 1));
         check!(values.clone(), false, |x| x.argtopk(11, 1).float());
@@ -194,7 +228,11 @@ fn softmaxes_are_those_of_the_full_tensor_also_where_shards_are_masked() {
 #[test]
 fn softmaxes_are_nan_where_those_of_the_full_tensor_are() {
     let (inf, nan) = (f32::INFINITY, f32::NAN);
-    for values in [[-inf; 7], [1.0, 2.0, nan, 3.0, 4.0, 5.0, 6.0], [1.0, 2.0, 3.0, inf, 4.0, 5.0, 6.0]] {
+    for values in [
+        [-inf; 7],
+        [1.0, 2.0, nan, 3.0, 4.0, 5.0, 6.0],
+        [1.0, 2.0, 3.0, inf, 4.0, 5.0, 6.0],
+    ] {
         check!(rows(values), false, |x| softmax(x, 1));
         check!(rows(values), false, |x| log_softmax(x, 1));
         check!(rows(values), false, |x| quiet_softmax(x, 1));
@@ -220,12 +258,27 @@ fn integers_accumulate_and_are_found_in_their_own_type() {
     for dtype in [IntDType::I64, IntDType::I32, IntDType::U8] {
         on_mesh(&[2], |_, mesh| {
             let numbers: Vec<i64> = vec![3, 9, 9, 0, 2, 9, 1];
-            let full = || Tensor::<1, Int>::from_data(TensorData::new(numbers.clone(), [7]), mesh.device()).cast(dtype);
+            let full = || {
+                Tensor::<1, Int>::from_data(TensorData::new(numbers.clone(), [7]), mesh.device())
+                    .cast(dtype)
+            };
             let sizes = || DTensor::distribute_replicated(full(), mesh, &[S(0)]);
-            assert_eq!(sizes()?.cumsum(0).full_tensor()?.into_data(), full().cumsum(0).into_data());
-            assert_eq!(sizes()?.cummax(0).full_tensor()?.into_data(), full().cummax(0).into_data());
-            assert_eq!(sizes()?.argmax(0).full_tensor()?.into_data(), full().argmax(0).into_data());
-            let (found, expected) = (sizes()?.min_dim_with_indices(0), full().min_dim_with_indices(0));
+            assert_eq!(
+                sizes()?.cumsum(0).full_tensor()?.into_data(),
+                full().cumsum(0).into_data()
+            );
+            assert_eq!(
+                sizes()?.cummax(0).full_tensor()?.into_data(),
+                full().cummax(0).into_data()
+            );
+            assert_eq!(
+                sizes()?.argmax(0).full_tensor()?.into_data(),
+                full().argmax(0).into_data()
+            );
+            let (found, expected) = (
+                sizes()?.min_dim_with_indices(0),
+                full().min_dim_with_indices(0),
+            );
             assert_eq!(found.0.full_tensor()?.into_data(), expected.0.into_data());
             assert_eq!(found.1.full_tensor()?.into_data(), expected.1.into_data());
             Ok(())
@@ -250,9 +303,15 @@ fn sent(
         y.to_local().sum().backward();
     }
     let of = |op, phase| (ledger.calls_in(op, phase), ledger.bytes_in(op, phase));
-    let known = [of(Op::AllGather, Phase::Forward), of(Op::ReduceScatter, Phase::Backward)];
+    let known = [
+        of(Op::AllGather, Phase::Forward),
+        of(Op::ReduceScatter, Phase::Backward),
+    ];
     let all = ledger.total(|_| true);
-    let others = (all.calls - known[0].0 - known[1].0, all.bytes - known[0].1 - known[1].1);
+    let others = (
+        all.calls - known[0].0 - known[1].0,
+        all.bytes - known[0].1 - known[1].1,
+    );
     Ok([known[0], known[1], others])
 }
 
@@ -269,15 +328,39 @@ fn a_few_elements_of_each_part_are_sent_and_nothing_else() {
             let found = 4 + Tensor::<1, Int>::zeros([1], mesh.device()).dtype().size() as u64;
             let there_and_back = |bytes| [(1, bytes), (1, bytes), (0, 0)];
             let there = |bytes| [(1, bytes), (0, 0), (0, 0)];
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.cumsum(1))?, there_and_back(4 * slots));
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.cummin(1))?, there_and_back(4 * slots));
+            assert_eq!(
+                sent(mesh, &layout, SHAPE, |x| x.cumsum(1))?,
+                there_and_back(4 * slots)
+            );
+            assert_eq!(
+                sent(mesh, &layout, SHAPE, |x| x.cummin(1))?,
+                there_and_back(4 * slots)
+            );
             use burn_dtensor::dtensor::ops::activation::{log_softmax, softmax};
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| softmax(x, 1))?, there_and_back(8 * slots));
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| log_softmax(x, 1))?, there_and_back(8 * slots));
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.max_dim_with_indices(1).0)?, there(found * slots));
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.argmin(1).float())?, there(found * slots));
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.topk(5, 1))?, there(5 * found * slots));
-            assert_eq!(sent(mesh, &layout, SHAPE, |x| x.argtopk(5, 1).float())?, there(5 * found * slots));
+            assert_eq!(
+                sent(mesh, &layout, SHAPE, |x| softmax(x, 1))?,
+                there_and_back(8 * slots)
+            );
+            assert_eq!(
+                sent(mesh, &layout, SHAPE, |x| log_softmax(x, 1))?,
+                there_and_back(8 * slots)
+            );
+            assert_eq!(
+                sent(mesh, &layout, SHAPE, |x| x.max_dim_with_indices(1).0)?,
+                there(found * slots)
+            );
+            assert_eq!(
+                sent(mesh, &layout, SHAPE, |x| x.argmin(1).float())?,
+                there(found * slots)
+            );
+            assert_eq!(
+                sent(mesh, &layout, SHAPE, |x| x.topk(5, 1))?,
+                there(5 * found * slots)
+            );
+            assert_eq!(
+                sent(mesh, &layout, SHAPE, |x| x.argtopk(5, 1).float())?,
+                there(5 * found * slots)
+            );
             Ok(())
         });
     }
@@ -292,8 +375,15 @@ fn the_largest_are_on_every_rank_however_they_were_found() {
             let ledger = mesh.world().ledger();
             ledger.reset();
             assert_eq!(x.topk(k, 1).placements(), [R], "{k} of {len}");
-            assert_eq!((ledger.calls(Op::AllGather), ledger.total(|_| true).calls), (1, 1), "{k} of {len}");
-            assert!(ledger.bytes(Op::AllGather) <= 4 * len as u64 * 4, "{k} of {len}");
+            assert_eq!(
+                (ledger.calls(Op::AllGather), ledger.total(|_| true).calls),
+                (1, 1),
+                "{k} of {len}"
+            );
+            assert!(
+                ledger.bytes(Op::AllGather) <= 4 * len as u64 * 4,
+                "{k} of {len}"
+            );
         }
         Ok(())
     });
@@ -304,12 +394,16 @@ fn the_largest_are_on_every_rank_however_they_were_found() {
 fn sorting_a_sharded_dimension_exchanges_shards() {
     on_mesh(&[4], |_, mesh| {
         let ledger = mesh.world().ledger();
-        let sorts: [fn(DTensor<2>) -> DTensor<2>; 3] = [|x| x.sort(1), |x| x.argsort(1).float(), |x| x.median(1)];
+        let sorts: [fn(DTensor<2>) -> DTensor<2>; 3] =
+            [|x| x.sort(1), |x| x.argsort(1).float(), |x| x.median(1)];
         for sort in sorts {
             let x = DTensor::<2>::ones([8, 1024], mesh, &[S(1)], mesh.device())?;
             ledger.reset();
             assert_eq!(sort(x).placements(), [S(0)]);
-            assert_eq!((ledger.calls(Op::AllToAll), ledger.bytes(Op::AllToAll)), (1, 8 * 1024 / 4 * 4));
+            assert_eq!(
+                (ledger.calls(Op::AllToAll), ledger.bytes(Op::AllToAll)),
+                (1, 8 * 1024 / 4 * 4)
+            );
             assert_eq!(ledger.total(|_| true).calls, 1);
         }
         Ok(())
@@ -323,7 +417,10 @@ fn what_is_sharded_along_the_dimension_alone_stays_so() {
         for placements in [[S(1), R], [R, S(1)], [S(0), S(1)]] {
             let x = || DTensor::<2>::ones([4, 64], mesh, &placements, mesh.device());
             assert_eq!(x()?.cumsum(1).placements(), placements);
-            assert_eq!(burn_dtensor::dtensor::ops::activation::softmax(x()?, 1).placements(), placements);
+            assert_eq!(
+                burn_dtensor::dtensor::ops::activation::softmax(x()?, 1).placements(),
+                placements
+            );
             let found = placements.map(|own| if own == S(1) { R } else { own });
             assert_eq!(x()?.argmax(1).placements(), found);
             assert_eq!(x()?.topk(2, 1).placements(), found);

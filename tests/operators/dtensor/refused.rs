@@ -32,8 +32,11 @@ fn what_does_not_fit_is_told_what_would() {
         let i = || DTensor::<2, Int>::ones([3, 2], mesh, &[R], &device).expect("it fits");
         let far = || DTensor::<2, Int>::ones([3, 4], mesh, &[R], &device).expect("it fits");
         let mask = || DTensor::<1, Bool>::ones([4], mesh, &[R], &device).expect("it fits");
-        let tracked =
-            || DTensor::<2>::ones([4, 6], mesh, &[R], &device.clone().autodiff()).expect("it fits").require_grad();
+        let tracked = || {
+            DTensor::<2>::ones([4, 6], mesh, &[R], &device.clone().autodiff())
+                .expect("it fits")
+                .require_grad()
+        };
         let add = IndexingUpdateOp::Add;
         refused! {
             "reshape" "lengths whose product is 24" x().reshape([5, 5]);
@@ -88,10 +91,23 @@ fn what_does_not_fit_is_told_what_would() {
             error_of(DTensor::<2>::zeros([4], mesh, &[S(1)], &device)),
             error_of(DTensor::<1>::ones([4, 4], mesh, &[R], &device)),
             error_of(DTensor::<1, Int>::arange_step(0..4, 0, mesh, &[R], &device)),
-            error_of(DTensor::<2, Int>::cartesian_grid::<_, 2>([2, 2], mesh, &[R], &device)),
-            error_of(DTensor::<3, Int>::cartesian_grid::<_, 4>([2, 2], mesh, &[R], &device)),
+            error_of(DTensor::<2, Int>::cartesian_grid::<_, 2>(
+                [2, 2],
+                mesh,
+                &[R],
+                &device,
+            )),
+            error_of(DTensor::<3, Int>::cartesian_grid::<_, 4>(
+                [2, 2],
+                mesh,
+                &[R],
+                &device,
+            )),
         ] {
-            assert!(matches!(error, Error::DTensor(DTensorError::Operands { .. })), "{error:?}");
+            assert!(
+                matches!(error, Error::DTensor(DTensorError::Operands { .. })),
+                "{error:?}"
+            );
         }
         Ok(())
     });

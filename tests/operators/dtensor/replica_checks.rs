@@ -14,17 +14,38 @@ fn rows(which: usize, mesh: &DeviceMesh) -> Tensor<2> {
 }
 
 #[expect(clippy::result_large_err, reason = "made once per test")]
-fn run(checks: bool, shape: &[usize], program: impl Fn(&DeviceMesh) -> Result<()> + Sync) -> Result<(), LaunchError> {
+fn run(
+    checks: bool,
+    shape: &[usize],
+    program: impl Fn(&DeviceMesh) -> Result<()> + Sync,
+) -> Result<(), LaunchError> {
     let config = Launch::threads(shape.iter().product());
-    let config = if checks { config.with_replica_checks() } else { config };
-    launch(config, |world| program(&DeviceMesh::new(world, shape, &["dp", "tp"][2 - shape.len()..])?)).map(drop)
+    let config = if checks {
+        config.with_replica_checks()
+    } else {
+        config
+    };
+    launch(config, |world| {
+        program(&DeviceMesh::new(
+            world,
+            shape,
+            &["dp", "tp"][2 - shape.len()..],
+        )?)
+    })
+    .map(drop)
 }
 
 /// The error that every rank has.
 fn of_all(error: LaunchError) -> CommError {
-    let Error::Comm(cause) = error.cause else { panic!("{error}") };
+    let Error::Comm(cause) = error.cause else {
+        panic!("{error}")
+    };
     for report in error.others {
-        assert!(matches!(&report.error, Some(Error::Comm(error)) if *error == cause), "rank {}", report.rank);
+        assert!(
+            matches!(&report.error, Some(Error::Comm(error)) if *error == cause),
+            "rank {}",
+            report.rank
+        );
     }
     cause
 }
@@ -49,10 +70,29 @@ fn rows_by_rank_are_found_and_rows_by_coordinate_are_equal() {
         run(true, &[2, 2], by_coordinate).unwrap();
         let error = of_all(run(true, &[2, 2], by_rank).unwrap_err());
         let text = error.to_string();
-        let CommError::Diverged { rank, other, param, of, majority: false, .. } = error else { panic!("{text}") };
+        let CommError::Diverged {
+            rank,
+            other,
+            param,
+            of,
+            majority: false,
+            ..
+        } = error
+        else {
+            panic!("{text}")
+        };
         assert!(rank != other && rank / 2 == other / 2, "{text}");
-        assert_eq!((of, &*param), (ReplicatedValue::LocalTensor, "[4, 3] f32 on mesh dimension `tp`"));
-        let says = ["different values of the local tensor [4, 3] f32", "`mesh.data_shard(..)`"];
+        assert_eq!(
+            (of, &*param),
+            (
+                ReplicatedValue::LocalTensor,
+                "[4, 3] f32 on mesh dimension `tp`"
+            )
+        );
+        let says = [
+            "different values of the local tensor [4, 3] f32",
+            "`mesh.data_shard(..)`",
+        ];
         assert!(says.iter().all(|part| text.contains(part)), "{text}");
     }
 }
@@ -60,17 +100,36 @@ fn rows_by_rank_are_found_and_rows_by_coordinate_are_equal() {
 #[test]
 fn of_three_ranks_the_one_that_differs_is_named() {
     let error = of_all(
-        run(true, &[3], |mesh| DTensor::from_local(rows(mesh.rank() % 2, mesh), mesh, &[R]).map(drop)).unwrap_err(),
+        run(true, &[3], |mesh| {
+            DTensor::from_local(rows(mesh.rank() % 2, mesh), mesh, &[R]).map(drop)
+        })
+        .unwrap_err(),
     );
-    assert!(matches!(error, CommError::Diverged { rank: 1, other: 0, majority: true, .. }), "{error}");
+    assert!(
+        matches!(
+            error,
+            CommError::Diverged {
+                rank: 1,
+                other: 0,
+                majority: true,
+                ..
+            }
+        ),
+        "{error}"
+    );
     // Other shapes are no values to compare.
     let error = run(true, &[3], |mesh| {
         let rows = rows(0, mesh).narrow(0, 0, 4 - mesh.rank() / 2);
         DTensor::from_local(rows, mesh, &[R]).map(drop)
     });
     let error = of_all(error.unwrap_err());
-    let CommError::Mismatch { differs, .. } = &error else { panic!("{error}") };
-    assert!(differs.contains("[4, 3] f32") && differs.contains("[3, 3] f32"), "{error}");
+    let CommError::Mismatch { differs, .. } = &error else {
+        panic!("{error}")
+    };
+    assert!(
+        differs.contains("[4, 3] f32") && differs.contains("[3, 3] f32"),
+        "{error}"
+    );
 }
 
 /// Values of every kind are compared, only where they are replicated, and with one barrier for each dimension.
@@ -89,13 +148,17 @@ fn what_is_compared() {
         Ok(())
     })
     .unwrap();
-    let ints = |mesh: &DeviceMesh| Tensor::<1, Int>::from_ints([1, mesh.rank() as i32], mesh.device());
+    let ints =
+        |mesh: &DeviceMesh| Tensor::<1, Int>::from_ints([1, mesh.rank() as i32], mesh.device());
     let of_ints = |mesh: &DeviceMesh| DTensor::from_local(ints(mesh), mesh, &[R]).map(drop);
     let of_flags = |mesh: &DeviceMesh| {
         let flags: Tensor<1, Bool> = ints(mesh).equal_elem(1);
         DTensor::from_local(flags, mesh, &[R]).map(drop)
     };
     for error in [run(true, &[2], of_ints), run(true, &[2], of_flags)] {
-        assert!(matches!(of_all(error.unwrap_err()), CommError::Diverged { .. }));
+        assert!(matches!(
+            of_all(error.unwrap_err()),
+            CommError::Diverged { .. }
+        ));
     }
 }

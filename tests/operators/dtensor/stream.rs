@@ -26,19 +26,39 @@ fn draws(mesh: &DeviceMesh, placements: &[Placement]) -> Result<Draws> {
     for _ in 0..3 {
         let x = DTensor::<2>::ones([5, 6], mesh, placements, &device)?;
         shared.push(bits(x.random_like(Distribution::Default).full_tensor()?));
-        shared.push(bits(DropoutConfig::new(0.5).init().forward_dtensor(x).full_tensor()?));
+        shared.push(bits(
+            DropoutConfig::new(0.5)
+                .init()
+                .forward_dtensor(x)
+                .full_tensor()?,
+        ));
         let seed = random::next_seed();
-        let made = DTensor::<2>::random([5, 6], Distribution::Default, seed, mesh, placements, &device)?;
+        let made = DTensor::<2>::random(
+            [5, 6],
+            Distribution::Default,
+            seed,
+            mesh,
+            placements,
+            &device,
+        )?;
         shared.push(bits(made.full_tensor()?));
-        own.push(bits(random::tensor::<1>([6], Distribution::Default, &device)));
-        own.push(bits(burn_dtensor::nn::dropout(burn::Tensor::<1>::ones([64], &device), 0.5)));
+        own.push(bits(random::tensor::<1>(
+            [6],
+            Distribution::Default,
+            &device,
+        )));
+        own.push(bits(burn_dtensor::nn::dropout(
+            burn::Tensor::<1>::ones([64], &device),
+            0.5,
+        )));
     }
     Ok(Draws { shared, own })
 }
 
 /// As a checkpoint keeps it.
 fn saved_and_loaded(stream: RngState) -> RngState {
-    serde_json::from_str(&serde_json::to_string(&stream).expect("it is saved")).expect("it is loaded")
+    serde_json::from_str(&serde_json::to_string(&stream).expect("it is saved"))
+        .expect("it is loaded")
 }
 
 #[test]
@@ -50,7 +70,10 @@ fn a_resumed_stream_draws_what_the_uninterrupted_one_does_on_any_mesh() {
     });
     let (before, stream, after) = &runs[0];
     assert_ne!(before, after);
-    assert!(runs.iter().map(|(_, stream, _)| stream).all_equal(), "every rank saves the same");
+    assert!(
+        runs.iter().map(|(_, stream, _)| stream).all_equal(),
+        "every rank saves the same"
+    );
     for shape in [&[1][..], &[2], &[3], &[2, 2]] {
         for placement in [R, S(1)] {
             let resumed = on_mesh(shape, |_, mesh| {
@@ -59,7 +82,10 @@ fn a_resumed_stream_draws_what_the_uninterrupted_one_does_on_any_mesh() {
             });
             for (rank, drawn) in resumed.into_iter().enumerate() {
                 assert_eq!(drawn.shared, after.shared, "rank {rank} of {shape:?}");
-                assert_eq!(drawn.own, runs[rank].2.own, "rank {rank} of {shape:?}: its own");
+                assert_eq!(
+                    drawn.own, runs[rank].2.own,
+                    "rank {rank} of {shape:?}: its own"
+                );
             }
         }
     }
@@ -96,7 +122,10 @@ fn a_stream_advances_by_one_for_each_call_whatever_it_draws() {
     let fresh = random::rng_state();
     random::next_seed();
     assert_eq!(random::rng_state(), stream, "one call");
-    assert!(format!("{stream:?}").contains(" shared: 1,"), "{stream:?} counts by one");
+    assert!(
+        format!("{stream:?}").contains(" shared: 1,"),
+        "{stream:?} counts by one"
+    );
     assert_ne!(fresh, stream);
 }
 
@@ -106,7 +135,10 @@ fn a_thread_without_a_stream_goes_on_with_one() {
     let stream = random::rng_state();
     let expected = random::next_seed();
     let on_a_thread = std::thread::spawn(move || {
-        assert!(std::panic::catch_unwind(random::rng_state).is_err(), "it has none to be saved");
+        assert!(
+            std::panic::catch_unwind(random::rng_state).is_err(),
+            "it has none to be saved"
+        );
         random::set_rng_state(stream);
         random::next_seed()
     });
@@ -115,5 +147,9 @@ fn a_thread_without_a_stream_goes_on_with_one() {
     let ranks = ranks.unwrap_or_else(|error| panic!("{error}"));
     random::seed(0);
     let expected = random::rng_state();
-    assert_eq!(ranks, [(0, expected), (1, expected)], "a rank's begins at seed 0");
+    assert_eq!(
+        ranks,
+        [(0, expected), (1, expected)],
+        "a rank's begins at seed 0"
+    );
 }

@@ -22,7 +22,10 @@ fn a_tensor_and_its_spec_say_what_they_are() {
         ))
     });
     let (display, debug, cells, rows, line) = &text[0];
-    assert_eq!(display, "DTensor[8, 16] f32 on DeviceMesh(a=2, b=2; ranks 0..4): [S(0), R], local [4, 16]");
+    assert_eq!(
+        display,
+        "DTensor[8, 16] f32 on DeviceMesh(a=2, b=2; ranks 0..4): [S(0), R], local [4, 16]"
+    );
     assert_eq!(display, debug);
     assert_eq!(
         cells,
@@ -37,7 +40,10 @@ fn a_tensor_and_its_spec_say_what_they_are() {
      +------+-------+
 "
     );
-    assert!(rows.contains("| 0 1   |\n") && rows.contains("| 2 3   |\n"), "{rows}");
+    assert!(
+        rows.contains("| 0 1   |\n") && rows.contains("| 2 3   |\n"),
+        "{rows}"
+    );
     assert!(line.contains("0..2   2..3   3..4   4..5"), "{line}");
     assert!(line.contains("| 0    | 1    | 2    | 3    |"), "{line}");
 }

@@ -28,7 +28,10 @@ fn q_k_and_v_share_one_all_reduce() {
             for _ in 0..2 {
                 world.ledger().reset();
                 let mut loss = None;
-                for (x, seed) in [x.clone(), x.clone(), x.clone()].into_iter().zip([1.0, 2.0, 3.0]) {
+                for (x, seed) in [x.clone(), x.clone(), x.clone()]
+                    .into_iter()
+                    .zip([1.0, 2.0, 3.0])
+                {
                     let columns = DTensor::distribute_replicated(weight(seed), mesh, &[S(1)])?;
                     let y = x.vary(&[0])?.matmul(columns.to_local()).tanh().sum();
                     loss = Some(loss.map_or(y.clone(), |loss| loss + y));
@@ -37,11 +40,20 @@ fn q_k_and_v_share_one_all_reduce() {
                 let grads = loss.backward();
                 let ledger = world.ledger();
                 assert_eq!(ledger.calls_in(Op::AllReduce, Phase::Backward), 1);
-                assert_eq!(ledger.calls_in(Op::AllReduce, Phase::Forward), 1, "the loss");
+                assert_eq!(
+                    ledger.calls_in(Op::AllReduce, Phase::Forward),
+                    1,
+                    "the loss"
+                );
                 assert_eq!(ledger.total(|_| true).calls, 2);
                 assert!((loss.into_scalar::<f32>() - reference_loss).abs() < 1e-5);
                 let grad = values(leaf.grad(&grads).unwrap());
-                assert!(grad.iter().zip(&reference_grad).all(|(a, b)| (a - b).abs() < 1e-5), "{grad:?}");
+                assert!(
+                    grad.iter()
+                        .zip(&reference_grad)
+                        .all(|(a, b)| (a - b).abs() < 1e-5),
+                    "{grad:?}"
+                );
             }
             Ok(())
         });
@@ -67,11 +79,17 @@ fn gather_vary_is_one_all_gather_and_one_reduce_scatter() {
                 let x = DTensor::distribute_replicated(full, mesh, &placements)?;
                 let leaf = x.local().clone();
                 placements[tp] = S(1);
-                let columns = DTensor::distribute_replicated(weight.clone(), mesh, &placements)?.to_local();
+                let columns =
+                    DTensor::distribute_replicated(weight.clone(), mesh, &placements)?.to_local();
                 world.ledger().reset();
                 let clone = x.clone();
                 let half = |x: &DTensor<2>, columns: Tensor<2>| -> Result<Tensor<1>> {
-                    Ok(x.all_gather_varying(&[tp])?.matmul(columns).tanh().powi_scalar(2).sum().mul_scalar(0.5))
+                    Ok(x.all_gather_varying(&[tp])?
+                        .matmul(columns)
+                        .tanh()
+                        .powi_scalar(2)
+                        .sum()
+                        .mul_scalar(0.5))
                 };
                 let loss = half(&x, columns.clone())? + half(&clone, columns)?;
                 let grads = loss.backward();
@@ -80,9 +98,16 @@ fn gather_vary_is_one_all_gather_and_one_reduce_scatter() {
                 assert_eq!(ledger.calls_in(Op::ReduceScatter, Phase::Backward), 1);
                 assert_eq!(ledger.total(|_| true).calls, 2);
                 placements[tp] = S(0);
-                let expected = DTensor::distribute_replicated(reference.clone(), mesh, &placements)?.to_local();
+                let expected =
+                    DTensor::distribute_replicated(reference.clone(), mesh, &placements)?
+                        .to_local();
                 let (grad, expected) = (values(leaf.grad(&grads).unwrap()), values(expected));
-                assert!(grad.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-5), "{grad:?} {expected:?}");
+                assert!(
+                    grad.iter()
+                        .zip(&expected)
+                        .all(|(a, b)| (a - b).abs() < 1e-5),
+                    "{grad:?} {expected:?}"
+                );
                 Ok(())
             });
         }
@@ -95,7 +120,13 @@ fn gather_vary_is_one_all_gather_and_one_reduce_scatter() {
 fn gather_vary_sums_the_terms_of_every_placement() {
     let shape = [5, 3];
     let device = Device::flex().autodiff();
-    let weight = |along: &[usize]| ramp(shape, along.iter().fold(1.0, |sum, &at| 3.0 * sum + at as f32), &device);
+    let weight = |along: &[usize]| {
+        ramp(
+            shape,
+            along.iter().fold(1.0, |sum, &at| 3.0 * sum + at as f32),
+            &device,
+        )
+    };
     on_mesh(&[2, 2], |_, mesh| {
         for placements in placements_of(2, 2) {
             for dims in [&[0][..], &[1], &[0, 1]] {
@@ -105,14 +136,24 @@ fn gather_vary_sums_the_terms_of_every_placement() {
                 let varied = x.all_gather_varying(dims)?;
                 let mut after = placements.clone();
                 dims.iter().for_each(|&dim| after[dim] = R);
-                let own: Vec<usize> = dims.iter().map(|&dim| mesh.coordinate().unwrap()[dim]).collect();
+                let own: Vec<usize> = dims
+                    .iter()
+                    .map(|&dim| mesh.coordinate().unwrap()[dim])
+                    .collect();
                 let part = DTensor::distribute_replicated(weight(&own), mesh, &after)?.to_local();
                 let grads = (varied * part).sum().backward();
                 let all = dims.iter().map(|_| 0..2).multi_cartesian_product();
-                let sum = all.map(|along| weight(&along)).reduce(|a, b| a + b).unwrap();
+                let sum = all
+                    .map(|along| weight(&along))
+                    .reduce(|a, b| a + b)
+                    .unwrap();
                 let expected = DTensor::distribute_replicated(sum, mesh, &placements)?.to_local();
                 let grad = leaf.grad(&grads).unwrap();
-                assert_eq!(grad.into_data(), expected.into_data(), "{placements:?} {dims:?}");
+                assert_eq!(
+                    grad.into_data(),
+                    expected.into_data(),
+                    "{placements:?} {dims:?}"
+                );
             }
         }
         Ok(())
@@ -137,16 +178,20 @@ fn a_partial_value_can_vary_too() {
 fn local_gradients_are_summed_where_the_caller_says_so() {
     on_mesh(&[2, 2], |world, mesh| {
         let device = Device::flex().autodiff();
-        let run = |placements: [Placement; 2], grad_placements: [Placement; 2]| -> Result<Vec<f32>> {
-            let leaf = ramp([2], 0.0, &device).require_grad();
-            let x = DTensor::from_local(leaf.clone(), mesh, &placements)?;
-            let local = x.to_local_with_grad_placements(&grad_placements)?;
-            let grads = (local * (world.rank() as f32)).sum().backward();
-            Ok(values(leaf.grad(&grads).unwrap()))
-        };
+        let run =
+            |placements: [Placement; 2], grad_placements: [Placement; 2]| -> Result<Vec<f32>> {
+                let leaf = ramp([2], 0.0, &device).require_grad();
+                let x = DTensor::from_local(leaf.clone(), mesh, &placements)?;
+                let local = x.to_local_with_grad_placements(&grad_placements)?;
+                let grads = (local * (world.rank() as f32)).sum().backward();
+                Ok(values(leaf.grad(&grads).unwrap()))
+            };
         let rank = world.rank();
         assert_eq!(run([R, R], [R, R])?, [rank as f32; 2]);
-        assert_eq!(run([S(0), R], [S(0), SUM])?, [[1.0, 1.0, 5.0, 5.0][rank]; 2]);
+        assert_eq!(
+            run([S(0), R], [S(0), SUM])?,
+            [[1.0, 1.0, 5.0, 5.0][rank]; 2]
+        );
         assert_eq!(run([R, SUM], [SUM, R])?, [[2.0, 4.0, 2.0, 4.0][rank]; 2]);
         assert_eq!(run([R, SUM], [SUM, SUM])?, [6.0; 2]);
         Ok(())
@@ -166,11 +211,22 @@ fn reductions_over_two_mesh_dimensions_are_one_collective() {
             let x = DTensor::from_local(leaf.clone(), mesh, &[partial, partial])?;
             world.ledger().reset();
             let complete = x.full_tensor()?;
-            assert_eq!(world.ledger().total(|key| key.phase == Phase::Forward).calls, 1);
+            assert_eq!(
+                world
+                    .ledger()
+                    .total(|key| key.phase == Phase::Forward)
+                    .calls,
+                1
+            );
             let all: Vec<Tensor<2>> = (0..6).map(|rank| terms(rank).inner()).collect();
-            let fold = |by: fn(Tensor<2>, Tensor<2>) -> Tensor<2>| all.iter().cloned().reduce(by).expect("six");
+            let fold = |by: fn(Tensor<2>, Tensor<2>) -> Tensor<2>| {
+                all.iter().cloned().reduce(by).expect("six")
+            };
             let (others, own) = (
-                all.iter().enumerate().filter(|(rank, _)| *rank != world.rank()).map(|(_, term)| term.clone()),
+                all.iter()
+                    .enumerate()
+                    .filter(|(rank, _)| *rank != world.rank())
+                    .map(|(_, term)| term.clone()),
                 leaf.clone().inner(),
             );
             let w = weights.clone().inner();
@@ -182,11 +238,16 @@ fn reductions_over_two_mesh_dimensions_are_one_collective() {
                     let holds = own.equal(max.clone()).float();
                     (max, w * holds)
                 }
-                _ => (fold(|a, b| a * b), w * others.reduce(|a, b| a * b).expect("five")),
+                _ => (
+                    fold(|a, b| a * b),
+                    w * others.reduce(|a, b| a * b).expect("five"),
+                ),
             };
             let grads = (complete.clone() * weights.clone()).sum().backward();
             let close = |found: Tensor<2>, expected: Tensor<2>| {
-                found.into_data().assert_approx_eq::<f32>(&expected.into_data(), Tolerance::default());
+                found
+                    .into_data()
+                    .assert_approx_eq::<f32>(&expected.into_data(), Tolerance::default());
             };
             close(complete.inner(), value);
             close(leaf.grad(&grads).expect("a leaf"), grad);
@@ -201,7 +262,10 @@ fn reductions_over_two_mesh_dimensions_are_one_collective() {
         let grads = y.sum().backward();
         assert_eq!(world.ledger().calls_in(Op::AllReduce, Phase::Backward), 1);
         let grad = leaf.grad(&grads).expect("a leaf").into_data();
-        assert_eq!(grad, Tensor::<2>::full([2, 3], 21.0, &Device::flex()).into_data());
+        assert_eq!(
+            grad,
+            Tensor::<2>::full([2, 3], 21.0, &Device::flex()).into_data()
+        );
         Ok(())
     });
 }

@@ -40,7 +40,10 @@ const PROGRAMS: u64 = 80;
 
 #[test]
 fn random_programs_give_what_they_give_on_ordinary_tensors() {
-    let (first, count) = (setting("RANDOM_PROGRAMS_FROM", 0), setting("RANDOM_PROGRAMS", PROGRAMS));
+    let (first, count) = (
+        setting("RANDOM_PROGRAMS_FROM", 0),
+        setting("RANDOM_PROGRAMS", PROGRAMS),
+    );
     let operators = operators::all();
     let (mut coverage, mut failures) = (Coverage::new(&operators), Vec::new());
     for seed in first..first + count {
@@ -62,22 +65,46 @@ fn random_programs_give_what_they_give_on_ordinary_tensors() {
 /// The prover's list of operators is the programs' too, but for layers, whose tables or numbers are of one dtype.
 #[test]
 fn every_operator_that_is_proven_is_drawn() {
-    let drawn: Vec<_> = operators::all().iter().map(|operator| operator.name).collect();
+    let drawn: Vec<_> = operators::all()
+        .iter()
+        .map(|operator| operator.name)
+        .collect();
     let proven = crate::rules::cases().into_iter().map(|case| case.name());
     let layers = crate::rules::LAYERS;
-    let lacking: Vec<_> = proven.filter(|name| !drawn.contains(name) && !layers.contains(name)).collect();
-    assert!(lacking.is_empty(), "no program has {lacking:?}: give them entries in random_programs/operators");
+    let lacking: Vec<_> = proven
+        .filter(|name| !drawn.contains(name) && !layers.contains(name))
+        .collect();
+    assert!(
+        lacking.is_empty(),
+        "no program has {lacking:?}: give them entries in random_programs/operators"
+    );
 }
 
 /// Integers and Booleans go through partial inputs by other rows than floats. An operator that is proven of them alone
 /// is drawn of them alone too.
 #[test]
 fn every_operator_that_is_proven_without_floats_is_drawn_without_floats() {
-    let drawn: BTreeSet<(&str, BTreeSet<ElementKind>)> =
-        operators::all().iter().map(|operator| (operator.name, draft::operand_kinds(operator))).collect();
+    let drawn: BTreeSet<(&str, BTreeSet<ElementKind>)> = operators::all()
+        .iter()
+        .map(|operator| (operator.name, draft::operand_kinds(operator)))
+        .collect();
     let cases = crate::rules::cases();
-    let of_case = |case: &Case| case.inputs().iter().map(|input| ElementKind::of(input.dtype())).collect();
-    let proven: BTreeSet<_> = cases.iter().map(|case| (case.name(), of_case(case))).collect();
-    let lacking: Vec<_> = proven.difference(&drawn).filter(|(_, kinds)| !kinds.contains(&ElementKind::Float)).collect();
-    assert!(lacking.is_empty(), "no program has {lacking:?}: give them entries in random_programs/operators");
+    let of_case = |case: &Case| {
+        case.inputs()
+            .iter()
+            .map(|input| ElementKind::of(input.dtype()))
+            .collect()
+    };
+    let proven: BTreeSet<_> = cases
+        .iter()
+        .map(|case| (case.name(), of_case(case)))
+        .collect();
+    let lacking: Vec<_> = proven
+        .difference(&drawn)
+        .filter(|(_, kinds)| !kinds.contains(&ElementKind::Float))
+        .collect();
+    assert!(
+        lacking.is_empty(),
+        "no program has {lacking:?}: give them entries in random_programs/operators"
+    );
 }

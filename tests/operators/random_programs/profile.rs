@@ -31,7 +31,14 @@ impl Profile {
     /// Returns the dtypes in which results are computed to see what they are before rounding, and whether they overflow.
     /// Bytes stay bytes: where they wrap around, they must in every layout.
     pub fn wide(&self) -> Self {
-        Self { float: DType::F64, int: if self.int == DType::U8 { DType::U8 } else { DType::I64 } }
+        Self {
+            float: DType::F64,
+            int: if self.int == DType::U8 {
+                DType::U8
+            } else {
+                DType::I64
+            },
+        }
     }
 
     pub fn dtype(&self, kind: ElementKind) -> DType {
@@ -51,7 +58,9 @@ impl Profile {
     /// may wrap around.
     pub fn holds(&self, data: &Data) -> bool {
         data.values.iter().all(|&value| match data.kind {
-            ElementKind::Float if self.is_exact() => (value * 4.0).fract() == 0.0 && value.abs() <= 32.0,
+            ElementKind::Float if self.is_exact() => {
+                (value * 4.0).fract() == 0.0 && value.abs() <= 32.0
+            }
             ElementKind::Float => value.is_finite() && value.abs() <= 100.0,
             ElementKind::Int => value.abs() <= 10_000.0,
             ElementKind::Bool => true,

@@ -62,13 +62,18 @@ impl Program {
     /// Results that no step uses, and inputs that none does.
     pub fn ends(&self) -> Vec<Id> {
         let used = |id: &Id| self.steps.iter().any(|step| step.operands.contains(id));
-        self.steps.iter().flat_map(|step| step.results.clone()).filter(|id| !used(id)).collect()
+        self.steps
+            .iter()
+            .flat_map(|step| step.results.clone())
+            .filter(|id| !used(id))
+            .collect()
     }
 
     /// Drops inputs that no step uses.
     pub fn prune(&mut self) {
         let steps = &self.steps;
-        self.leaves.retain(|leaf| steps.iter().any(|step| step.operands.contains(&leaf.id)));
+        self.leaves
+            .retain(|leaf| steps.iter().any(|step| step.operands.contains(&leaf.id)));
     }
 
     /// Runs the steps on `leaves`, each by `apply`, and shows every step's results to `watch`. Gives
@@ -79,16 +84,29 @@ impl Program {
         apply: impl Fn(&Step, Vec<Value>) -> Vec<Value>,
         mut watch: impl FnMut(&Step, &[Value]) -> Result<()>,
     ) -> Result<Vec<(Id, Value)>> {
-        let mut values: Vec<(Id, Value)> =
-            self.leaves.iter().zip(leaves).map(|(leaf, value)| (leaf.id, value.share())).collect();
+        let mut values: Vec<(Id, Value)> = self
+            .leaves
+            .iter()
+            .zip(leaves)
+            .map(|(leaf, value)| (leaf.id, value.share()))
+            .collect();
         for (at, step) in self.steps.iter().enumerate() {
             let mut operands = Vec::new();
             for (nth, id) in step.operands.iter().enumerate() {
-                let place = values.iter().position(|(known, _)| known == id).expect("operands come before their uses");
+                let place = values
+                    .iter()
+                    .position(|(known, _)| known == id)
+                    .expect("operands come before their uses");
                 let again = step.operands[nth + 1..].contains(id)
-                    || self.steps[at + 1..].iter().any(|later| later.operands.contains(id));
+                    || self.steps[at + 1..]
+                        .iter()
+                        .any(|later| later.operands.contains(id));
                 let moved = self.moves && !again;
-                operands.push(if moved { values.swap_remove(place).1 } else { values[place].1.share() });
+                operands.push(if moved {
+                    values.swap_remove(place).1
+                } else {
+                    values[place].1.share()
+                });
             }
             let results = apply(step, operands);
             watch(step, &results)?;
@@ -120,7 +138,11 @@ impl Program {
 pub fn weighed(id: Id, row: Tensor<1>, integers: bool) -> Tensor<1> {
     let weight = |at: usize| {
         let bits = (id * 31 + at + 1).wrapping_mul(0x9e37_79b9) >> 7 & 0xff;
-        if integers { (1 + bits % 2) as f64 } else { 0.5 + bits as f64 / 256.0 }
+        if integers {
+            (1 + bits % 2) as f64
+        } else {
+            0.5 + bits as f64 / 256.0
+        }
     };
     let weights: Vec<f64> = (0..row.shape().num_elements()).map(weight).collect();
     let weights = TensorData::new(weights, row.shape());
@@ -131,7 +153,16 @@ pub fn weighed(id: Id, row: Tensor<1>, integers: bool) -> Tensor<1> {
 /// As one would write it.
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { seed, mesh, profile, rounds, moves, watches, probes, .. } = self;
+        let Self {
+            seed,
+            mesh,
+            profile,
+            rounds,
+            moves,
+            watches,
+            probes,
+            ..
+        } = self;
         writeln!(
             f,
             "// seed {seed}, mesh {mesh:?}, {:?} and {:?}; {rounds} rounds, moves: {moves}, watches: {watches}, probes: {probes}",
@@ -139,7 +170,11 @@ impl fmt::Display for Program {
         )?;
         for Leaf { id, data, layout } in &self.leaves {
             let Data { kind, shape, .. } = data;
-            writeln!(f, "let v{id} = input::<{}, {kind:?}>({shape:?}, \"{layout}\");", shape.len())?;
+            writeln!(
+                f,
+                "let v{id} = input::<{}, {kind:?}>({shape:?}, \"{layout}\");",
+                shape.len()
+            )?;
         }
         self.steps.iter().try_for_each(|step| writeln!(f, "{step}"))
     }
@@ -150,19 +185,30 @@ impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.results[..] {
             [result] => write!(f, "let v{result} = ")?,
-            results => {
-                write!(f, "let [{}] = ", results.iter().map(|id| format!("v{id}")).collect::<Vec<_>>().join(", "))?
-            }
+            results => write!(
+                f,
+                "let [{}] = ",
+                results
+                    .iter()
+                    .map(|id| format!("v{id}"))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            )?,
         }
         let is_name = |c: char| c.is_alphanumeric() || c == '_';
         let mut rest = self.text;
         while let Some(first) = rest.chars().next() {
-            let len = if is_name(first) { rest.find(|c| !is_name(c)).unwrap_or(rest.len()) } else { first.len_utf8() };
+            let len = if is_name(first) {
+                rest.find(|c| !is_name(c)).unwrap_or(rest.len())
+            } else {
+                first.len_utf8()
+            };
             let (token, after) = rest.split_at(len);
             rest = after;
             if let Some(at) = self.names.iter().position(|name| *name == token) {
                 write!(f, "v{}", self.operands[at])?;
-            } else if let Some((_, value)) = self.arguments.iter().find(|(name, _)| *name == token) {
+            } else if let Some((_, value)) = self.arguments.iter().find(|(name, _)| *name == token)
+            {
                 f.write_str(value)?;
             } else {
                 f.write_str(token)?;

@@ -10,7 +10,11 @@ use super::value::{Data, Value};
 const TRIES: usize = 400;
 
 /// A smaller program that fails too, and how.
-pub fn shrink(program: Program, failure: String, fails: impl Fn(&Program) -> Option<String>) -> (Program, String) {
+pub fn shrink(
+    program: Program,
+    failure: String,
+    fails: impl Fn(&Program) -> Option<String>,
+) -> (Program, String) {
     let (mut smallest, mut how, mut tries) = (program, failure, 0);
     'again: loop {
         for smaller in candidates(&smallest) {
@@ -73,7 +77,11 @@ fn candidates(program: &Program) -> Vec<Program> {
 
 /// Drops steps and all that follows from them.
 fn drop_steps(program: &mut Program, steps: std::ops::Range<usize>) {
-    let mut gone: Vec<usize> = program.steps.drain(steps).flat_map(|step| step.results).collect();
+    let mut gone: Vec<usize> = program
+        .steps
+        .drain(steps)
+        .flat_map(|step| step.results)
+        .collect();
     program.steps.retain(|step| {
         let stays = !step.operands.iter().any(|operand| gone.contains(operand));
         if !stays {
@@ -85,19 +93,37 @@ fn drop_steps(program: &mut Program, steps: std::ops::Range<usize>) {
 
 /// Makes inputs of the steps' results.
 fn replace(program: &mut Program, steps: std::ops::Range<usize>, values: &[(usize, Data)]) {
-    let results: Vec<usize> = program.steps.drain(steps).flat_map(|step| step.results).collect();
+    let results: Vec<usize> = program
+        .steps
+        .drain(steps)
+        .flat_map(|step| step.results)
+        .collect();
     let layout = Layout::replicate(&program.mesh).expect("a mesh has ranks");
     for (id, data) in values.iter().filter(|(id, _)| results.contains(id)) {
-        let wide = Data { dtype: program.profile.wide().dtype(data.kind), ..data.clone() };
-        program.leaves.push(Leaf { id: *id, data: wide, layout: layout.clone() });
+        let wide = Data {
+            dtype: program.profile.wide().dtype(data.kind),
+            ..data.clone()
+        };
+        program.leaves.push(Leaf {
+            id: *id,
+            data: wide,
+            layout: layout.clone(),
+        });
     }
 }
 
 /// Every result on ordinary tensors.
 fn values(program: &Program) -> Vec<(usize, Data)> {
     let device = Device::flex();
-    let typed = |leaf: &Leaf| Data { dtype: program.profile.dtype(leaf.data.kind), ..leaf.data.clone() };
-    let leaves: Vec<Value> = program.leaves.iter().map(|leaf| typed(leaf).tensor(&device.clone().autodiff())).collect();
+    let typed = |leaf: &Leaf| Data {
+        dtype: program.profile.dtype(leaf.data.kind),
+        ..leaf.data.clone()
+    };
+    let leaves: Vec<Value> = program
+        .leaves
+        .iter()
+        .map(|leaf| typed(leaf).tensor(&device.clone().autodiff()))
+        .collect();
     let mut all = Vec::new();
     let ran = program.run(
         &leaves,

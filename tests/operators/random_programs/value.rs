@@ -52,7 +52,9 @@ pub struct Data {
 impl Data {
     /// The largest absolute value.
     pub fn extent(&self) -> f64 {
-        self.values.iter().fold(0.0, |extent, value| value.abs().max(extent))
+        self.values
+            .iter()
+            .fold(0.0, |extent, value| value.abs().max(extent))
     }
 
     /// A tensor of its own: of floats a leaf with a gradient.
@@ -68,12 +70,23 @@ impl Data {
     }
 
     /// The part of a tensor of the global `shape` that this rank holds.
-    pub fn part(&self, mesh: &DeviceMesh, layout: &Layout, shape: &[usize], device: &Device) -> Result<Value> {
+    pub fn part(
+        &self,
+        mesh: &DeviceMesh,
+        layout: &Layout,
+        shape: &[usize],
+        device: &Device,
+    ) -> Result<Value> {
         fn of<const D: usize, K: Kind>(
             local: Tensor<D, K>,
             (mesh, layout, shape): (&DeviceMesh, &Layout, &[usize]),
         ) -> Result<Value> {
-            Ok(Value::new(DTensor::from_local_with_layout(local, mesh, layout.clone(), shape.to_vec())?))
+            Ok(Value::new(DTensor::from_local_with_layout(
+                local,
+                mesh,
+                layout.clone(),
+                shape.to_vec(),
+            )?))
         }
         let place = (mesh, layout, shape);
         by_rank!(
@@ -97,7 +110,10 @@ impl Data {
             return Tensor::from_data(TensorData::new(values, self.shape.clone()), device);
         }
         let values: Vec<i64> = self.values.iter().map(|&value| value as i64).collect();
-        Tensor::from_data(TensorData::new(values, self.shape.clone()), (device, self.dtype))
+        Tensor::from_data(
+            TensorData::new(values, self.shape.clone()),
+            (device, self.dtype),
+        )
     }
 }
 
@@ -112,7 +128,8 @@ impl Value {
     /// The tensor, which is a `T`.
     pub fn take<T: 'static>(self) -> T {
         let any: Box<dyn Any> = self.0;
-        *any.downcast().unwrap_or_else(|_| panic!("an operand is no {}", std::any::type_name::<T>()))
+        *any.downcast()
+            .unwrap_or_else(|_| panic!("an operand is no {}", std::any::type_name::<T>()))
     }
 }
 
@@ -168,7 +185,12 @@ fn float<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> Option<&Tensor<D>> {
 
 fn data<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> Data {
     let (dtype, shape) = (tensor.dtype(), tensor.dims().to_vec());
-    Data { kind: ElementKind::of(dtype), dtype, shape, values: tensor.into_data().iter().collect() }
+    Data {
+        kind: ElementKind::of(dtype),
+        dtype,
+        shape,
+        values: tensor.into_data().iter().collect(),
+    }
 }
 
 impl<const D: usize, K: Kind> Erased for Tensor<D, K> {
@@ -227,7 +249,11 @@ impl<const D: usize, K: Kind> Erased for DTensor<D, K> {
     }
 
     fn placed(&self) -> Option<(Vec<usize>, Layout, Vec<usize>)> {
-        Some((self.dims().to_vec(), self.layout().clone(), self.local().dims().to_vec()))
+        Some((
+            self.dims().to_vec(),
+            self.layout().clone(),
+            self.local().dims().to_vec(),
+        ))
     }
 
     fn moved(self: Box<Self>, layout: &Layout) -> Result<Value> {
@@ -266,12 +292,18 @@ impl<T: Outputs> Outputs for Vec<T> {
 
 impl<A: Outputs, B: Outputs> Outputs for (A, B) {
     fn values(self) -> Vec<Value> {
-        [self.0.values(), self.1.values()].into_iter().flatten().collect()
+        [self.0.values(), self.1.values()]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }
 
 impl<A: Outputs, B: Outputs, C: Outputs> Outputs for (A, B, C) {
     fn values(self) -> Vec<Value> {
-        [self.0.values(), self.1.values(), self.2.values()].into_iter().flatten().collect()
+        [self.0.values(), self.1.values(), self.2.values()]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }

@@ -7,11 +7,18 @@ use burn_dtensor::nn::DTensorForward;
 use burn_dtensor::testing::prove::{Case, CaseInput, case};
 
 fn causal() -> AttentionModuleOptions {
-    AttentionModuleOptions { is_causal: true, ..Default::default() }
+    AttentionModuleOptions {
+        is_causal: true,
+        ..Default::default()
+    }
 }
 
 fn scaled() -> AttentionModuleOptions {
-    AttentionModuleOptions { scale: Some(0.4), softcap: Some(2.0), is_causal: false }
+    AttentionModuleOptions {
+        scale: Some(0.4),
+        softcap: Some(2.0),
+        is_causal: false,
+    }
 }
 
 pub fn cases() -> Vec<Case> {
@@ -39,7 +46,8 @@ pub fn cases() -> Vec<Case> {
 
 /// Against burn's layer.
 fn rotary(shape: [usize; 3]) -> Case {
-    let layer = move || RotaryEncodingConfig::new(shape[1], shape[2]).init(&Device::flex().autodiff());
+    let layer =
+        move || RotaryEncodingConfig::new(shape[1], shape[2]).init(&Device::flex().autodiff());
     Case::new(
         "rotary_encoding",
         [CaseInput::float("x", shape)],
@@ -50,8 +58,11 @@ fn rotary(shape: [usize; 3]) -> Case {
 
 /// Against burn's layer.
 fn positional(shape: [usize; 3]) -> Case {
-    let layer =
-        move || PositionalEncodingConfig::new(shape[2]).with_max_sequence_size(shape[1] + 2).init(&Device::flex());
+    let layer = move || {
+        PositionalEncodingConfig::new(shape[2])
+            .with_max_sequence_size(shape[1] + 2)
+            .init(&Device::flex())
+    };
     Case::new(
         "positional_encoding",
         [CaseInput::float("x", shape)],

@@ -4,7 +4,10 @@ use burn::tensor::{FloatDType, IntDType};
 use burn_dtensor::testing::prove::{Case, case};
 
 pub fn cases() -> Vec<Case> {
-    [comparisons(), logic(), casts(), masks(), likes()].into_iter().flatten().collect()
+    [comparisons(), logic(), casts(), masks(), likes()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn comparisons() -> Vec<Case> {

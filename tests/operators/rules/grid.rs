@@ -5,7 +5,9 @@ use burn::tensor::ops::{GridSampleOptions, GridSamplePaddingMode, InterpolateMod
 use burn_dtensor::testing::prove::{Case, case};
 
 fn sampled(padding: GridSamplePaddingMode) -> GridSampleOptions {
-    GridSampleOptions::new(InterpolateMode::Bilinear).with_padding_mode(padding).with_align_corners(true)
+    GridSampleOptions::new(InterpolateMode::Bilinear)
+        .with_padding_mode(padding)
+        .with_align_corners(true)
 }
 
 pub fn cases() -> Vec<Case> {

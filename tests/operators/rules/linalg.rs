@@ -6,7 +6,10 @@ use burn_dtensor::dtensor::ops::linalg;
 use burn_dtensor::testing::prove::{Case, CaseInput, case};
 
 pub fn cases() -> Vec<Case> {
-    [norms(), products(), decompositions()].into_iter().flatten().collect()
+    [norms(), products(), decompositions()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn norms() -> Vec<Case> {

@@ -55,20 +55,38 @@ const EXTRA: [&str; 10] = [
 const LOCAL: [&str; 2] = ["avg_pool", "max_pool"];
 
 /// Layers with a rule of their own.
-pub const LAYERS: [&str; 3] = ["local_response_norm", "positional_encoding", "rotary_encoding"];
+pub const LAYERS: [&str; 3] = [
+    "local_response_norm",
+    "positional_encoding",
+    "rotary_encoding",
+];
 
 /// The names of all operators.
 pub fn operators() -> BTreeSet<String> {
     let mut names = BTreeSet::from(LAYERS.map(String::from));
-    let sources: Vec<Vec<String>> = files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dtensor/ops"))
-        .into_iter()
-        .filter(|file| !MACHINERY.contains(&file.file_stem().expect("a name").to_str().expect("a name of ASCII")))
-        .map(|file| tokens(&fs::read_to_string(file).expect("a source")))
-        .collect();
-    let shared = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dtensor/ops/methods.rs"));
+    let sources: Vec<Vec<String>> =
+        files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dtensor/ops"))
+            .into_iter()
+            .filter(|file| {
+                !MACHINERY.contains(
+                    &file
+                        .file_stem()
+                        .expect("a name")
+                        .to_str()
+                        .expect("a name of ASCII"),
+                )
+            })
+            .map(|file| tokens(&fs::read_to_string(file).expect("a source")))
+            .collect();
+    let shared = fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("src/dtensor/ops/methods.rs"),
+    );
     let shared = tokens(&shared.expect("a source"));
-    let macros: BTreeMap<&str, &[String]> =
-        sources.iter().chain([&shared]).flat_map(|source| macro_bodies(source)).collect();
+    let macros: BTreeMap<&str, &[String]> = sources
+        .iter()
+        .chain([&shared])
+        .flat_map(|source| macro_bodies(source))
+        .collect();
     for source in &sources {
         names.extend(functions(source));
         for (at, window) in source.windows(3).enumerate() {
@@ -81,14 +99,28 @@ pub fn operators() -> BTreeSet<String> {
         }
     }
     for other in EXTRA.into_iter().chain(LOCAL) {
-        assert!(names.remove(other), "`{other}` is gone from the sources: take it off the list of exceptions");
+        assert!(
+            names.remove(other),
+            "`{other}` is gone from the sources: take it off the list of exceptions"
+        );
     }
     names
 }
 
 pub fn files(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("a folder of sources").map(|entry| entry.expect("an entry").path());
-    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).sorted().collect()
+    let entries = fs::read_dir(folder)
+        .expect("a folder of sources")
+        .map(|entry| entry.expect("an entry").path());
+    entries
+        .flat_map(|path| {
+            if path.is_dir() {
+                files(&path)
+            } else {
+                vec![path]
+            }
+        })
+        .sorted()
+        .collect()
 }
 
 /// Words, and signs one by one; no comments, no strings.
@@ -116,7 +148,10 @@ pub fn tokens(source: &str) -> Vec<String> {
 /// What is written out as `pub fn`.
 pub fn functions(source: &[String]) -> impl Iterator<Item = String> + '_ {
     let named = |window: &&[String]| window[0] == "pub" && window[1] == "fn" && window[2] != "$";
-    source.windows(3).filter(named).map(|window| window[2].clone())
+    source
+        .windows(3)
+        .filter(named)
+        .map(|window| window[2].clone())
 }
 
 /// The macros that write a `pub fn`, and what they are made of.
@@ -129,8 +164,14 @@ pub fn macro_bodies(source: &[String]) -> impl Iterator<Item = (&str, &[String])
 /// What an invocation of a macro makes: the names that it is given, if the macro takes names, and those that
 /// the macro has of its own.
 pub fn names_of_macro(made_of: &[String], given: &[String]) -> Vec<String> {
-    let takes_names = made_of.windows(3).any(|window| window == ["pub", "fn", "$"]);
-    let given = if takes_names { invoked(given) } else { Vec::new() };
+    let takes_names = made_of
+        .windows(3)
+        .any(|window| window == ["pub", "fn", "$"]);
+    let given = if takes_names {
+        invoked(given)
+    } else {
+        Vec::new()
+    };
     given.into_iter().chain(functions(made_of)).collect()
 }
 
@@ -138,7 +179,8 @@ pub fn names_of_macro(made_of: &[String], given: &[String]) -> Vec<String> {
 fn body(source: &[String]) -> &[String] {
     let mut depth = 1;
     let end = source.iter().position(|token| {
-        depth += i32::from("{([".contains(token.as_str())) - i32::from("})]".contains(token.as_str()));
+        depth +=
+            i32::from("{([".contains(token.as_str())) - i32::from("})]".contains(token.as_str()));
         depth == 0
     });
     &source[..end.unwrap_or(source.len())]
@@ -149,7 +191,8 @@ fn invoked(source: &[String]) -> Vec<String> {
     let (mut names, mut depth) = (Vec::new(), 0);
     let body = body(source);
     for (at, token) in body.iter().enumerate() {
-        depth += i32::from("{([".contains(token.as_str())) - i32::from("})]".contains(token.as_str()));
+        depth +=
+            i32::from("{([".contains(token.as_str())) - i32::from("})]".contains(token.as_str()));
         let is_name = depth == 0 && token.starts_with(|c: char| c.is_lowercase());
         // A table, or a condition on it: but for `Bound: name`.
         let upper = |token: &String| token.starts_with(char::is_uppercase);

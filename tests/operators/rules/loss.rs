@@ -1,10 +1,12 @@
 //! Losses, against burn's, and what burn has not against the definition on whole rows.
 
-use burn::nn::loss::{CrossEntropyLoss as PlainLoss, CrossEntropyLossConfig as PlainConfig, MseLoss};
+use burn::nn::loss::{
+    CrossEntropyLoss as PlainLoss, CrossEntropyLossConfig as PlainConfig, MseLoss,
+};
 use burn::tensor::{DType, Float, Int, Tensor, activation};
 use burn_dtensor::dtensor::ops::loss::{
-    CrossEntropyLoss, CrossEntropyLossConfig, Reduction, binary_cross_entropy_with_logits, cross_entropy, mse_loss,
-    nll_loss,
+    CrossEntropyLoss, CrossEntropyLossConfig, Reduction, binary_cross_entropy_with_logits,
+    cross_entropy, mse_loss, nll_loss,
 };
 use burn_dtensor::testing::prove::{Case, CaseInput, case};
 
@@ -19,7 +21,11 @@ struct Reference {
 
 impl Reference {
     fn plain(classes: usize) -> Self {
-        Self { weights: vec![1.0; classes], smoothing: 0.0, ignored: -1 }
+        Self {
+            weights: vec![1.0; classes],
+            smoothing: 0.0,
+            ignored: -1,
+        }
     }
 
     fn losses(&self, log_probs: Tensor<2>, targets: Tensor<1, Int>) -> (Tensor<1>, Tensor<1>) {
@@ -28,7 +34,10 @@ impl Reference {
         let hard = targets.clone().one_hot::<2>(classes).float();
         let soft = hard * (1.0 - self.smoothing) + self.smoothing / classes as f64;
         let kept = targets.clone().not_equal_elem(self.ignored).float();
-        let losses = (soft * weights.clone().reshape([1, classes]) * log_probs).sum_dim(1).reshape([samples]).neg();
+        let losses = (soft * weights.clone().reshape([1, classes]) * log_probs)
+            .sum_dim(1)
+            .reshape([samples])
+            .neg();
         (losses * kept.clone(), weights.select(0, targets) * kept)
     }
 
@@ -39,7 +48,10 @@ impl Reference {
 }
 
 fn scored(samples: usize, classes: usize) -> [CaseInput; 2] {
-    [CaseInput::float("logits", [samples, classes]), CaseInput::int("targets", [samples], classes as i64)]
+    [
+        CaseInput::float("logits", [samples, classes]),
+        CaseInput::int("targets", [samples], classes as i64),
+    ]
 }
 
 fn of(config: CrossEntropyLossConfig) -> CrossEntropyLoss {
@@ -55,7 +67,11 @@ fn of_burn(shape: [usize; 2], plain: PlainConfig, config: CrossEntropyLossConfig
         scored(shape[0], shape[1]),
         move |inputs| {
             let weights = plain.weights.clone().map(Tensor::autodiff);
-            PlainLoss { weights, ..plain.clone() }.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
+            PlainLoss {
+                weights,
+                ..plain.clone()
+            }
+            .forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
         },
         move |inputs| loss.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
     )
@@ -78,11 +94,18 @@ macro_rules! cross_entropy {
 }
 
 fn everything() -> CrossEntropyLossConfig {
-    CrossEntropyLossConfig::new().with_weights(WEIGHTS).with_smoothing(0.1).with_ignore_index(1)
+    CrossEntropyLossConfig::new()
+        .with_weights(WEIGHTS)
+        .with_smoothing(0.1)
+        .with_ignore_index(1)
 }
 
 fn reference_of_everything() -> Reference {
-    Reference { weights: WEIGHTS.to_vec(), smoothing: f64::from(0.1f32), ignored: 1 }
+    Reference {
+        weights: WEIGHTS.to_vec(),
+        smoothing: f64::from(0.1f32),
+        ignored: 1,
+    }
 }
 
 pub fn cases() -> Vec<Case> {
@@ -100,9 +123,12 @@ pub fn cases() -> Vec<Case> {
             let first = t.clone().narrow(1, 0, 1).reshape([5]);
             module::ctc_loss(p, t, first.ones_like() * 4, first.clamp_max(2), 0)
         }),
-        cross_entropy!("cross_entropy", (4, 3), |p, t| Reference::plain(3).losses(p, t).0, |l, t| {
-            of(CrossEntropyLossConfig::new()).forward_no_reduction(l, t)
-        }),
+        cross_entropy!(
+            "cross_entropy",
+            (4, 3),
+            |p, t| Reference::plain(3).losses(p, t).0,
+            |l, t| { of(CrossEntropyLossConfig::new()).forward_no_reduction(l, t) }
+        ),
         Case::new(
             "cross_entropy",
             [
@@ -115,16 +141,26 @@ pub fn cases() -> Vec<Case> {
             },
             |inputs| cross_entropy(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
         ),
-        cross_entropy!("cross_entropy", (3, 4), |p, t| reference_of_everything().losses(p, t).0.sum(), |l, t| {
-            of(everything().with_reduction(Reduction::Sum)).forward(l, t)
-        }),
+        cross_entropy!(
+            "cross_entropy",
+            (3, 4),
+            |p, t| reference_of_everything().losses(p, t).0.sum(),
+            |l, t| { of(everything().with_reduction(Reduction::Sum)).forward(l, t) }
+        ),
         Case::new(
             "cross_entropy",
-            [CaseInput::float("logits", [2, 3, 4]), CaseInput::int("targets", [2, 3], 4)],
+            [
+                CaseInput::float("logits", [2, 3, 4]),
+                CaseInput::int("targets", [2, 3], 4),
+            ],
             |inputs| {
-                let log_probs = activation::log_softmax(inputs[0].tensor::<3, Float>().reshape([6, 4]), 1);
-                Reference { ignored: 0, ..Reference::plain(4) }
-                    .mean(log_probs, inputs[1].tensor::<2, Int>().reshape([6]))
+                let log_probs =
+                    activation::log_softmax(inputs[0].tensor::<3, Float>().reshape([6, 4]), 1);
+                Reference {
+                    ignored: 0,
+                    ..Reference::plain(4)
+                }
+                .mean(log_probs, inputs[1].tensor::<2, Int>().reshape([6]))
             },
             |inputs| {
                 let loss = of(CrossEntropyLossConfig::new().with_ignore_index(0));
@@ -134,13 +170,19 @@ pub fn cases() -> Vec<Case> {
         Case::new(
             "nll_loss",
             scored(5, 4),
-            |inputs| Reference::plain(4).mean(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
+            |inputs| {
+                Reference::plain(4)
+                    .mean(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
+            },
             |inputs| nll_loss(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
         ),
         Case::new(
             "nll_loss",
             scored(6, 4),
-            |inputs| reference_of_everything().mean(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>()),
+            |inputs| {
+                reference_of_everything()
+                    .mean(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
+            },
             |inputs| {
                 let loss = of(everything().with_log_probs(true));
                 loss.forward(inputs[0].tensor::<2, Float>(), inputs[1].tensor::<1, Int>())
@@ -148,7 +190,10 @@ pub fn cases() -> Vec<Case> {
         ),
         Case::new(
             "mse_loss",
-            [CaseInput::float("x", [5, 3]), CaseInput::float("target", [5, 3])],
+            [
+                CaseInput::float("x", [5, 3]),
+                CaseInput::float("target", [5, 3]),
+            ],
             |inputs| {
                 MseLoss::new().forward(
                     inputs[0].tensor::<2, Float>(),
@@ -156,17 +201,30 @@ pub fn cases() -> Vec<Case> {
                     burn::nn::loss::Reduction::Mean,
                 )
             },
-            |inputs| mse_loss(inputs[0].tensor::<2, Float>(), inputs[1].tensor(), Reduction::Mean),
+            |inputs| {
+                mse_loss(
+                    inputs[0].tensor::<2, Float>(),
+                    inputs[1].tensor(),
+                    Reduction::Mean,
+                )
+            },
         ),
         Case::new(
             "binary_cross_entropy_with_logits",
-            [CaseInput::float("logits", [3, 2]), CaseInput::float("target", [3, 2]).with_range(0.0..1.0)],
+            [
+                CaseInput::float("logits", [3, 2]),
+                CaseInput::float("target", [3, 2]).with_range(0.0..1.0),
+            ],
             |inputs| {
                 let (x, target) = (inputs[0].tensor::<2, Float>(), inputs[1].tensor());
                 ((-x.clone()).exp().log1p() + x * (-target + 1.0)).sum()
             },
             |inputs| {
-                binary_cross_entropy_with_logits(inputs[0].tensor::<2, Float>(), inputs[1].tensor(), Reduction::Sum)
+                binary_cross_entropy_with_logits(
+                    inputs[0].tensor::<2, Float>(),
+                    inputs[1].tensor(),
+                    Reduction::Sum,
+                )
             },
         ),
         case!("cross_entropy_with_logits", (x: 2 = [3, 4], p: 2 positive = [3, 4]) => {

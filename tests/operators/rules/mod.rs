@@ -106,8 +106,16 @@ mod tests {
     /// Takes one case of two, since tests run next to each other.
     fn rules_are_proven(remainder: usize) {
         let step = if crate::effort::is_smoke() { 20 } else { 2 };
-        let cases: Vec<_> = super::cases().into_iter().skip(remainder).step_by(step).collect();
-        let effort = if crate::effort::is_long() { Effort::Test } else { Effort::Brief };
+        let cases: Vec<_> = super::cases()
+            .into_iter()
+            .skip(remainder)
+            .step_by(step)
+            .collect();
+        let effort = if crate::effort::is_long() {
+            Effort::Test
+        } else {
+            Effort::Brief
+        };
         let report = prove_with(&cases, effort);
         println!("{report}");
         assert_eq!(report.wrong(), 0, "{}", report.summary());
@@ -115,12 +123,16 @@ mod tests {
 
     #[test]
     fn rules_are_proven_by_even_cases() {
-        own_process("rules::tests::rules_are_proven_by_even_cases", || rules_are_proven(0));
+        own_process("rules::tests::rules_are_proven_by_even_cases", || {
+            rules_are_proven(0)
+        });
     }
 
     #[test]
     fn rules_are_proven_by_odd_cases() {
-        own_process("rules::tests::rules_are_proven_by_odd_cases", || rules_are_proven(1));
+        own_process("rules::tests::rules_are_proven_by_odd_cases", || {
+            rules_are_proven(1)
+        });
     }
 
     #[test]
@@ -128,11 +140,20 @@ mod tests {
         let (operators, cases) = (operators(), super::cases());
         let proven: BTreeSet<String> = cases.iter().map(Case::name).map(String::from).collect();
         let lacking: Vec<_> = operators.difference(&proven).collect();
-        assert!(lacking.is_empty(), "without a case in `tests/operators/rules`: {lacking:?}");
+        assert!(
+            lacking.is_empty(),
+            "without a case in `tests/operators/rules`: {lacking:?}"
+        );
         let unknown: Vec<_> = proven.difference(&operators).collect();
-        assert!(unknown.is_empty(), "cases of what `src/dtensor/ops` does not have: {unknown:?}");
+        assert!(
+            unknown.is_empty(),
+            "cases of what `src/dtensor/ops` does not have: {unknown:?}"
+        );
         let count = format!("There are {} operators", operators.len());
-        assert!(include_str!("../../../docs/concepts.md").contains(&count), "docs/concepts.md must say: {count}");
+        assert!(
+            include_str!("../../../docs/concepts.md").contains(&count),
+            "docs/concepts.md must say: {count}"
+        );
     }
 
     #[test]
@@ -142,12 +163,20 @@ mod tests {
             let lengths = case.inputs().iter().flat_map(|input| input.shape());
             for (&len, ranks) in lengths.flat_map(|len| [2, 3, 4].map(|ranks| (len, ranks))) {
                 let last = chunk(len, ranks, ranks - 1).len();
-                let short = (0..ranks).any(|rank| (1..len.div_ceil(ranks)).contains(&chunk(len, ranks, rank).len()));
+                let short = (0..ranks)
+                    .any(|rank| (1..len.div_ceil(ranks)).contains(&chunk(len, ranks, rank).len()));
                 let met = met.entry(case.name()).or_default();
-                *met = [met[0] || last * ranks == len, met[1] || short, met[2] || last == 0];
+                *met = [
+                    met[0] || last * ranks == len,
+                    met[1] || short,
+                    met[2] || last == 0,
+                ];
             }
         }
-        let lacking: Vec<_> = met.into_iter().filter(|(_, met)| *met != [true; 3]).collect();
+        let lacking: Vec<_> = met
+            .into_iter()
+            .filter(|(_, met)| *met != [true; 3])
+            .collect();
         assert!(lacking.is_empty(), "even, short, empty: {lacking:?}");
     }
 }

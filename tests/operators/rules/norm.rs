@@ -1,7 +1,9 @@
 //! Normalizations.
 
 use burn::module::Param;
-use burn::nn::{GroupNorm, GroupNormConfig, LocalResponseNorm, LocalResponseNormConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{
+    GroupNorm, GroupNormConfig, LocalResponseNorm, LocalResponseNormConfig, RmsNorm, RmsNormConfig,
+};
 use burn::tensor::Tensor;
 use burn_dtensor::dtensor::{DTensor, ops::module};
 use burn_dtensor::nn::DTensorForward;
@@ -35,12 +37,21 @@ trait Norms: Sized {
     type Vector;
 
     fn rms_norm(self, gamma: Self::Vector, epsilon: f64) -> Self;
-    fn group_norm(self, groups: usize, gamma_beta: Option<(Self::Vector, Self::Vector)>, epsilon: f64) -> Self;
+    fn group_norm(
+        self,
+        groups: usize,
+        gamma_beta: Option<(Self::Vector, Self::Vector)>,
+        epsilon: f64,
+    ) -> Self;
     fn local_response_norm(self) -> Self;
 }
 
 fn local_response() -> LocalResponseNorm {
-    LocalResponseNormConfig::new(3).with_alpha(0.5).with_beta(0.6).with_k(1.5).init()
+    LocalResponseNormConfig::new(3)
+        .with_alpha(0.5)
+        .with_beta(0.6)
+        .with_k(1.5)
+        .init()
 }
 
 impl<const D: usize> Norms for DTensor<D> {
@@ -50,7 +61,12 @@ impl<const D: usize> Norms for DTensor<D> {
         module::rms_norm(self, gamma, epsilon)
     }
 
-    fn group_norm(self, groups: usize, gamma_beta: Option<(DTensor<1>, DTensor<1>)>, epsilon: f64) -> Self {
+    fn group_norm(
+        self,
+        groups: usize,
+        gamma_beta: Option<(DTensor<1>, DTensor<1>)>,
+        epsilon: f64,
+    ) -> Self {
         module::group_norm(self, gamma_beta, groups, epsilon)
     }
 
@@ -63,16 +79,36 @@ impl<const D: usize> Norms for Tensor<D> {
     type Vector = Tensor<1>;
 
     fn rms_norm(self, gamma: Tensor<1>, epsilon: f64) -> Self {
-        let layer = RmsNormConfig::new(gamma.dims()[0]).with_epsilon(epsilon).init(&gamma.device());
-        RmsNorm { gamma: layer.gamma.map(|_| gamma), ..layer }.forward(self)
+        let layer = RmsNormConfig::new(gamma.dims()[0])
+            .with_epsilon(epsilon)
+            .init(&gamma.device());
+        RmsNorm {
+            gamma: layer.gamma.map(|_| gamma),
+            ..layer
+        }
+        .forward(self)
     }
 
-    fn group_norm(self, groups: usize, gamma_beta: Option<(Tensor<1>, Tensor<1>)>, epsilon: f64) -> Self {
+    fn group_norm(
+        self,
+        groups: usize,
+        gamma_beta: Option<(Tensor<1>, Tensor<1>)>,
+        epsilon: f64,
+    ) -> Self {
         let config = GroupNormConfig::new(groups, self.dims()[1]).with_epsilon(epsilon);
-        let layer = config.with_affine(gamma_beta.is_some()).init(&self.device());
+        let layer = config
+            .with_affine(gamma_beta.is_some())
+            .init(&self.device());
         let (gamma, beta) = gamma_beta.unzip();
-        let own = |param: Option<Param<Tensor<1>>>, value| param.zip(value).map(|(param, value)| param.map(|_| value));
-        GroupNorm { gamma: own(layer.gamma.clone(), gamma), beta: own(layer.beta.clone(), beta), ..layer }.forward(self)
+        let own = |param: Option<Param<Tensor<1>>>, value| {
+            param.zip(value).map(|(param, value)| param.map(|_| value))
+        };
+        GroupNorm {
+            gamma: own(layer.gamma.clone(), gamma),
+            beta: own(layer.beta.clone(), beta),
+            ..layer
+        }
+        .forward(self)
     }
 
     fn local_response_norm(self) -> Self {

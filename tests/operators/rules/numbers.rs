@@ -6,7 +6,16 @@ use burn_dtensor::testing::prove::{Case, case};
 use IndexingUpdateOp::{Add, Max, Min};
 
 pub fn cases() -> Vec<Case> {
-    [narrow_integers(), wide_integers(), half_floats(), tied(), meeting()].into_iter().flatten().collect()
+    [
+        narrow_integers(),
+        wide_integers(),
+        half_floats(),
+        tied(),
+        meeting(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// They wrap around, and do not hold every length.

@@ -1,14 +1,22 @@
 //! Pooling, interpolation, and images as columns of blocks.
 
-use burn::tensor::ops::{AvgPoolOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions, UnfoldOptions};
+use burn::tensor::ops::{
+    AvgPoolOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions, UnfoldOptions,
+};
 use burn_dtensor::testing::prove::{Case, case};
 
 fn max<const N: usize>(kernel: [usize; N]) -> MaxPoolOptions<N> {
-    MaxPoolOptions::new(kernel).with_stride([2; N]).with_padding([1; N]).with_ceil_mode(true)
+    MaxPoolOptions::new(kernel)
+        .with_stride([2; N])
+        .with_padding([1; N])
+        .with_ceil_mode(true)
 }
 
 fn avg<const N: usize>(kernel: [usize; N]) -> AvgPoolOptions<N> {
-    AvgPoolOptions::new(kernel).with_stride([2; N]).with_padding_pairs([(1, 0); N]).with_count_include_pad(false)
+    AvgPoolOptions::new(kernel)
+        .with_stride([2; N])
+        .with_padding_pairs([(1, 0); N])
+        .with_count_include_pad(false)
 }
 
 fn resized() -> InterpolateOptions {

@@ -32,8 +32,10 @@ fn drawn_by_hand(weights: Tensor<3>, samples: usize) -> Tensor<3, Int> {
         random::seed(11);
         ones.random_like(Distribution::Uniform(0.0, 1.0))
     });
-    let (uniform, weights): (Vec<f32>, Vec<f32>) =
-        (uniform.into_data().iter().collect(), weights.into_data().iter().collect());
+    let (uniform, weights): (Vec<f32>, Vec<f32>) = (
+        uniform.into_data().iter().collect(),
+        weights.into_data().iter().collect(),
+    );
     let category = |(at, uniform): (usize, &f32)| {
         let weights = &weights[at / samples * categories..][..categories];
         let total: f32 = weights.iter().sum();
@@ -45,7 +47,10 @@ fn drawn_by_hand(weights: Tensor<3>, samples: usize) -> Tensor<3, Int> {
         weights.iter().position(reaches).unwrap_or(categories - 1) as i64
     };
     let categories: Vec<i64> = uniform.iter().enumerate().map(category).collect();
-    Tensor::from_data(TensorData::new(categories, [a, b, samples]), &Device::flex())
+    Tensor::from_data(
+        TensorData::new(categories, [a, b, samples]),
+        &Device::flex(),
+    )
 }
 
 pub fn cases() -> Vec<Case> {
@@ -53,7 +58,9 @@ pub fn cases() -> Vec<Case> {
         Case::new(
             "dropout",
             [CaseInput::float("x", [3, 6])],
-            |inputs| inputs[0].tensor::<2, Float>() * alone([3, 6], |ones| module::dropout(ones, 0.4, 9)),
+            |inputs| {
+                inputs[0].tensor::<2, Float>() * alone([3, 6], |ones| module::dropout(ones, 0.4, 9))
+            },
             |inputs| module::dropout(inputs[0].tensor::<2, Float>(), 0.4, 9),
         ),
         Case::new(

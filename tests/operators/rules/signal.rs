@@ -10,11 +10,19 @@ use burn_dtensor::placement::Placement;
 use burn_dtensor::testing::prove::{Case, CaseInput, case};
 
 fn frames() -> StftOptions {
-    StftOptions { hop_length: 2, ..StftOptions::new(4) }
+    StftOptions {
+        hop_length: 2,
+        ..StftOptions::new(4)
+    }
 }
 
 fn frames_of_three() -> StftOptions {
-    StftOptions { win_length: Some(3), center: false, onesided: false, ..frames() }
+    StftOptions {
+        win_length: Some(3),
+        center: false,
+        onesided: false,
+        ..frames()
+    }
 }
 
 pub fn cases() -> Vec<Case> {
@@ -72,7 +80,11 @@ fn times(
         },
         move |inputs| {
             let x = inputs[0].tensor::<1, Float>();
-            let made = |placement: &Placement| placement.shard_dim().map_or(Placement::Replicate, Placement::Shard);
+            let made = |placement: &Placement| {
+                placement
+                    .shard_dim()
+                    .map_or(Placement::Replicate, Placement::Shard)
+            };
             let placements: Vec<Placement> = x.placements().iter().map(made).collect();
             sharded(x.mesh(), &placements, &x.device()).unwrap_or_else(|error| error.unwind()) * x
         },

@@ -12,9 +12,13 @@ mod comm;
 mod model;
 
 fn main() {
-    let mut numbers = std::env::args().skip(1).map(|n| n.parse::<u64>().expect("schedules and seed are numbers"));
+    let mut numbers = std::env::args()
+        .skip(1)
+        .map(|n| n.parse::<u64>().expect("schedules and seed are numbers"));
     let count = numbers.next().unwrap_or(10_000) as usize;
-    let seed = numbers.next().unwrap_or_else(|| RandomState::new().hash_one(()));
+    let seed = numbers
+        .next()
+        .unwrap_or_else(|| RandomState::new().hash_one(()));
     println!("{count} schedules of each check, seed {seed}");
     for (name, check) in model::CHECKS {
         println!("{name} ...");

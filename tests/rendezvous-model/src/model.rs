@@ -31,27 +31,72 @@ impl Signature for Label {
 /// Every check, by name.
 pub const CHECKS: [(&str, fn(Schedules)); 19] = [
     ("all_meet_round_after_round", all_meet_round_after_round),
-    ("all_are_told_of_one_that_came_last", all_are_told_of_one_that_came_last),
+    (
+        "all_are_told_of_one_that_came_last",
+        all_are_told_of_one_that_came_last,
+    ),
     (
         "works_in_flight_may_be_waited_for_in_any_order_or_dropped",
         works_in_flight_may_be_waited_for_in_any_order_or_dropped,
     ),
     ("a_panic_wakes_every_group", a_panic_wakes_every_group),
-    ("an_early_return_wakes_those_who_need_the_rank", an_early_return_wakes_those_who_need_the_rank),
-    ("an_early_return_leaves_what_the_rank_took_part_in", an_early_return_leaves_what_the_rank_took_part_in),
+    (
+        "an_early_return_wakes_those_who_need_the_rank",
+        an_early_return_wakes_those_who_need_the_rank,
+    ),
+    (
+        "an_early_return_leaves_what_the_rank_took_part_in",
+        an_early_return_leaves_what_the_rank_took_part_in,
+    ),
     ("a_mismatch_reaches_everyone", a_mismatch_reaches_everyone),
-    ("a_cycle_of_waits_is_found_by_the_rank_that_closes_it", a_cycle_of_waits_is_found_by_the_rank_that_closes_it),
-    ("a_deadline_wakes_those_whose_own_is_far", a_deadline_wakes_those_whose_own_is_far),
-    ("a_rank_just_in_time_is_in_time_for_everyone", a_rank_just_in_time_is_in_time_for_everyone),
-    ("threads_of_a_rank_wait_at_once_where_declared", threads_of_a_rank_wait_at_once_where_declared),
-    ("threads_of_a_rank_that_wait_at_once_are_told", threads_of_a_rank_that_wait_at_once_are_told),
-    ("every_contribution_is_freed_once_no_rank_needs_it", every_contribution_is_freed_once_no_rank_needs_it),
-    ("a_failure_frees_every_deposit", a_failure_frees_every_deposit),
-    ("messages_wake_who_waits_for_them", messages_wake_who_waits_for_them),
-    ("deposits_of_another_process_wake_who_waits_for_them", deposits_of_another_process_wake_who_waits_for_them),
-    ("messages_of_another_process_wake_who_waits_for_them", messages_of_another_process_wake_who_waits_for_them),
-    ("the_last_to_return_wakes_who_waits_for_the_end", the_last_to_return_wakes_who_waits_for_the_end),
-    ("a_failed_world_ends_without_a_rank_that_does_not", a_failed_world_ends_without_a_rank_that_does_not),
+    (
+        "a_cycle_of_waits_is_found_by_the_rank_that_closes_it",
+        a_cycle_of_waits_is_found_by_the_rank_that_closes_it,
+    ),
+    (
+        "a_deadline_wakes_those_whose_own_is_far",
+        a_deadline_wakes_those_whose_own_is_far,
+    ),
+    (
+        "a_rank_just_in_time_is_in_time_for_everyone",
+        a_rank_just_in_time_is_in_time_for_everyone,
+    ),
+    (
+        "threads_of_a_rank_wait_at_once_where_declared",
+        threads_of_a_rank_wait_at_once_where_declared,
+    ),
+    (
+        "threads_of_a_rank_that_wait_at_once_are_told",
+        threads_of_a_rank_that_wait_at_once_are_told,
+    ),
+    (
+        "every_contribution_is_freed_once_no_rank_needs_it",
+        every_contribution_is_freed_once_no_rank_needs_it,
+    ),
+    (
+        "a_failure_frees_every_deposit",
+        a_failure_frees_every_deposit,
+    ),
+    (
+        "messages_wake_who_waits_for_them",
+        messages_wake_who_waits_for_them,
+    ),
+    (
+        "deposits_of_another_process_wake_who_waits_for_them",
+        deposits_of_another_process_wake_who_waits_for_them,
+    ),
+    (
+        "messages_of_another_process_wake_who_waits_for_them",
+        messages_of_another_process_wake_who_waits_for_them,
+    ),
+    (
+        "the_last_to_return_wakes_who_waits_for_the_end",
+        the_last_to_return_wakes_who_waits_for_the_end,
+    ),
+    (
+        "a_failed_world_ends_without_a_rank_that_does_not",
+        a_failed_world_ends_without_a_rank_that_does_not,
+    ),
 ];
 
 /// What ranks deposit: a number, and what shows whether it is still there.
@@ -80,7 +125,12 @@ impl Schedules {
         self.check_world(ranks, false, program);
     }
 
-    fn check_world(self, ranks: usize, multithreaded: bool, program: fn(usize, &Arc<World>, GroupKey)) {
+    fn check_world(
+        self,
+        ranks: usize,
+        multithreaded: bool,
+        program: fn(usize, &Arc<World>, GroupKey),
+    ) {
         for lingers in [SpinPolicy::Spinning(0), SpinPolicy::Yielding(2, LINGER)] {
             let run = move || {
                 let world = Arc::new(World::new(ranks, lingers, multithreaded));
@@ -91,7 +141,9 @@ impl Schedules {
                         thread::spawn(move || program(rank, &world, world.group(&all, "")))
                     })
                     .collect();
-                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                threads
+                    .into_iter()
+                    .for_each(|thread| thread.join().unwrap());
             };
             let count = self.count.div_ceil(4);
             let random = RandomScheduler::new_from_seed(self.seed, count);
@@ -121,7 +173,12 @@ fn meet_until(
     part: usize,
 ) -> Result<Vec<usize>, CommError> {
     let (ticket, _) = world.post(group, member, Label(label), Part(part, Arc::default()))?;
-    Ok(world.wait(ticket, deadline)?.parts.iter().map(|part| part.0).collect())
+    Ok(world
+        .wait(ticket, deadline)?
+        .parts
+        .iter()
+        .map(|part| part.0)
+        .collect())
 }
 
 fn all_meet_round_after_round(schedules: Schedules) {
@@ -134,7 +191,9 @@ fn all_meet_round_after_round(schedules: Schedules) {
 
 fn all_are_told_of_one_that_came_last(schedules: Schedules) {
     schedules.check(3, |rank, world, group| {
-        let (ticket, _) = world.post(group, rank, Label("x"), Part(0, Arc::default())).unwrap();
+        let (ticket, _) = world
+            .post(group, rank, Label("x"), Part(0, Arc::default()))
+            .unwrap();
         let Matched { last, .. } = world.wait(ticket, FAR).unwrap();
         assert_eq!(meet(world, group, rank, "y", last).unwrap(), [last; 3]);
     });
@@ -142,7 +201,12 @@ fn all_are_told_of_one_that_came_last(schedules: Schedules) {
 
 fn works_in_flight_may_be_waited_for_in_any_order_or_dropped(schedules: Schedules) {
     schedules.check(2, |rank, world, group| {
-        let issue = |part| world.post(group, rank, Label("x"), Part(part + rank, Arc::default())).unwrap().0;
+        let issue = |part| {
+            world
+                .post(group, rank, Label("x"), Part(part + rank, Arc::default()))
+                .unwrap()
+                .0
+        };
         let [a, b, c] = [10, 20, 30].map(issue);
         let (first, second) = if rank == 0 { (a, c) } else { (c, a) };
         world.release(b);
@@ -157,13 +221,19 @@ fn a_panic_wakes_every_group(schedules: Schedules) {
     schedules.check(4, |rank, world, group| {
         let result = match rank {
             3 => {
-                world.fail(Failure::Panicked { rank, message: String::new() });
+                world.fail(Failure::Panicked {
+                    rank,
+                    message: String::new(),
+                });
                 return;
             }
             2 => meet(world, world.group(&[2, 3], ""), 0, "x", 0),
             _ => meet(world, group, rank, "x", 0),
         };
-        assert!(matches!(result, Err(CommError::RankPanicked { rank: 3, .. })));
+        assert!(matches!(
+            result,
+            Err(CommError::RankPanicked { rank: 3, .. })
+        ));
     });
 }
 
@@ -173,7 +243,10 @@ fn an_early_return_wakes_those_who_need_the_rank(schedules: Schedules) {
             world.returned(rank);
         } else {
             let error = meet(world, group, rank, "x", 0).unwrap_err();
-            assert!(matches!(error, CommError::RankReturned { rank: 1, .. }), "{error}");
+            assert!(
+                matches!(error, CommError::RankReturned { rank: 1, .. }),
+                "{error}"
+            );
         }
     });
 }
@@ -183,7 +256,10 @@ fn an_early_return_leaves_what_the_rank_took_part_in(schedules: Schedules) {
     schedules.check(3, |rank, world, group| {
         let first = meet(world, group, rank, "x", rank);
         assert_eq!(first.unwrap(), [0, 1, 2]);
-        let (pair, last) = (world.group(&[0, 1], ""), world.post(group, rank, Label("y"), Part(rank, Arc::default())));
+        let (pair, last) = (
+            world.group(&[0, 1], ""),
+            world.post(group, rank, Label("y"), Part(rank, Arc::default())),
+        );
         match rank {
             // Takes part, and does not wait.
             2 => world.release(last.unwrap().0),
@@ -200,7 +276,10 @@ fn a_mismatch_reaches_everyone(schedules: Schedules) {
     schedules.check(3, |rank, world, group| {
         let label = if rank == 1 { "other" } else { "x" };
         let error = meet(world, group, rank, label, 0).unwrap_err();
-        assert!(matches!(error, CommError::Mismatch { rank, other, .. } if rank == 1 || other == 1), "{error}");
+        assert!(
+            matches!(error, CommError::Mismatch { rank, other, .. } if rank == 1 || other == 1),
+            "{error}"
+        );
     });
 }
 
@@ -208,7 +287,10 @@ fn a_cycle_of_waits_is_found_by_the_rank_that_closes_it(schedules: Schedules) {
     schedules.check(3, |rank, world, _| {
         let pairs = [[0, 1], [1, 2], [2, 0]];
         let error = meet(world, world.group(&pairs[rank], ""), 0, "right", 0).unwrap_err();
-        assert!(matches!(&error, CommError::Deadlock { waits } if waits.len() == 3), "{error}");
+        assert!(
+            matches!(&error, CommError::Deadlock { waits } if waits.len() == 3),
+            "{error}"
+        );
     });
 }
 
@@ -218,7 +300,12 @@ fn a_deadline_wakes_those_whose_own_is_far(schedules: Schedules) {
         if rank != 2 {
             let error = meet_until(deadline, world, group, rank, "x", 0).unwrap_err();
             // Whoever sees only the failure has not joined; it was missing then.
-            let CommError::DeadlineExceeded { rank: 0, missing, .. } = &error else { panic!("{error}") };
+            let CommError::DeadlineExceeded {
+                rank: 0, missing, ..
+            } = &error
+            else {
+                panic!("{error}")
+            };
             assert!(missing.contains(&2) && !missing.contains(&0), "{missing:?}");
         }
     });
@@ -234,13 +321,20 @@ fn a_rank_just_in_time_is_in_time_for_everyone(schedules: Schedules) {
                 assert_eq!(parts, [0, 1]);
                 assert_eq!(meet(world, group, rank, "y", rank).unwrap(), [0, 1]);
             }
-            Err(error) => assert!(matches!(error, CommError::DeadlineExceeded { rank: 0, .. }), "{error}"),
+            Err(error) => assert!(
+                matches!(error, CommError::DeadlineExceeded { rank: 0, .. }),
+                "{error}"
+            ),
         }
     });
 }
 
 /// Every rank has a thread for each of two groups.
-fn on_two_threads(rank: usize, world: &Arc<World>, group: GroupKey) -> [Result<Vec<usize>, CommError>; 2] {
+fn on_two_threads(
+    rank: usize,
+    world: &Arc<World>,
+    group: GroupKey,
+) -> [Result<Vec<usize>, CommError>; 2] {
     let other = {
         let world = world.clone();
         thread::spawn(move || {
@@ -263,7 +357,12 @@ fn threads_of_a_rank_wait_at_once_where_declared(schedules: Schedules) {
 fn threads_of_a_rank_that_wait_at_once_are_told(schedules: Schedules) {
     schedules.check(2, |rank, world, group| {
         for result in on_two_threads(rank, world, group) {
-            let told = |error| matches!(error, CommError::ConcurrentCalls { .. } | CommError::Deadlock { .. });
+            let told = |error| {
+                matches!(
+                    error,
+                    CommError::ConcurrentCalls { .. } | CommError::Deadlock { .. }
+                )
+            };
             assert!(result.is_ok() || result.is_err_and(told));
         }
     });
@@ -272,8 +371,12 @@ fn threads_of_a_rank_that_wait_at_once_are_told(schedules: Schedules) {
 fn every_contribution_is_freed_once_no_rank_needs_it(schedules: Schedules) {
     schedules.check(2, |rank, world, group| {
         let mine: [Arc<()>; 3] = Default::default();
-        let [held, waited, dropped] =
-            mine.each_ref().map(|part| world.post(group, rank, Label("x"), Part(rank, part.clone())).unwrap().0);
+        let [held, waited, dropped] = mine.each_ref().map(|part| {
+            world
+                .post(group, rank, Label("x"), Part(rank, part.clone()))
+                .unwrap()
+                .0
+        });
         assert_eq!(world.wait(waited, FAR).unwrap().parts.len(), 2);
         world.release(dropped);
         // The first is not waited for; the later ones go all the same, when the other rank is done too.
@@ -288,8 +391,13 @@ fn a_failure_frees_every_deposit(schedules: Schedules) {
     schedules.check(3, |rank, world, group| {
         let mine: Arc<()> = Default::default();
         if rank == 2 {
-            world.fail(Failure::Panicked { rank, message: String::new() });
-        } else if let Ok((ticket, _)) = world.post(group, rank, Label("x"), Part(rank, mine.clone())) {
+            world.fail(Failure::Panicked {
+                rank,
+                message: String::new(),
+            });
+        } else if let Ok((ticket, _)) =
+            world.post(group, rank, Label("x"), Part(rank, mine.clone()))
+        {
             // Never waited for and never released, as by a program that leaks it.
             let _ = ticket;
             meet(world, group, rank, "y", 0).unwrap_err();
@@ -304,11 +412,22 @@ fn a_failure_frees_every_deposit(schedules: Schedules) {
 fn messages_wake_who_waits_for_them(schedules: Schedules) {
     schedules.check(3, |rank, world, group| {
         let send = |to: usize, part: usize| {
-            let message = P2pMessage { from: rank, tag: 0, signature: Label("x"), part: Some(Part(part, Arc::default())) };
+            let message = P2pMessage {
+                from: rank,
+                tag: 0,
+                signature: Label("x"),
+                part: Some(Part(part, Arc::default())),
+            };
             world.send(group, to, message).unwrap();
         };
-        let receive = |from: Option<usize>| world.receive(group, rank, from, 0, Label("x")).unwrap();
-        let take = |claim| world.wait_for_message(claim, FAR).map(|message| (message.from, message.part.0)).unwrap();
+        let receive =
+            |from: Option<usize>| world.receive(group, rank, from, 0, Label("x")).unwrap();
+        let take = |claim| {
+            world
+                .wait_for_message(claim, FAR)
+                .map(|message| (message.from, message.part.0))
+                .unwrap()
+        };
         if rank > 0 {
             (0..2).for_each(|part| send(0, part));
             assert_eq!(take(receive(Some(0))), (0, 10 * rank));
@@ -336,7 +455,15 @@ fn deposits_of_another_process_wake_who_waits_for_them(schedules: Schedules) {
             }
             return;
         }
-        let announced = [0, 1, 2].map(|round| (round, world.post(group, 2, Label("x"), CallData::Remote(DataMode::Eager)).unwrap().0));
+        let announced = [0, 1, 2].map(|round| {
+            (
+                round,
+                world
+                    .post(group, 2, Label("x"), CallData::Remote(DataMode::Eager))
+                    .unwrap()
+                    .0,
+            )
+        });
         let [first, second, third] = announced;
         for (round, ticket) in [second, first, third] {
             world.provide_data(ticket, Part(round, Arc::default()));
@@ -353,7 +480,12 @@ fn messages_of_another_process_wake_who_waits_for_them(schedules: Schedules) {
             }
             return;
         }
-        let message = || P2pMessage { from: 1, tag: 0, signature: Label("x"), part: None };
+        let message = || P2pMessage {
+            from: 1,
+            tag: 0,
+            signature: Label("x"),
+            part: None,
+        };
         let [first, second] = [0, 1].map(|_| world.send(group, 0, message()).unwrap());
         world.provide_message(second, Part(1, Arc::default()));
         world.provide_message(first, Part(0, Arc::default()));
@@ -375,7 +507,10 @@ fn a_failed_world_ends_without_a_rank_that_does_not(schedules: Schedules) {
             return;
         }
         if rank == 0 {
-            world.fail(Failure::Panicked { rank, message: String::new() });
+            world.fail(Failure::Panicked {
+                rank,
+                message: String::new(),
+            });
         }
         world.returned(rank);
         assert!(world.finish(NEAR).contains(&2));

@@ -34,8 +34,14 @@ pub struct Slice(Arc<Cells>);
 impl Bytes {
     pub fn new(heap: &Heap, values: Values) -> Self {
         heap.fetch_add(1, SeqCst);
-        let cells = Cells { values: values.map(AtomicU8::new), step: AtomicBool::new(false) };
-        Self { cells: Arc::new(cells), heap: heap.clone() }
+        let cells = Cells {
+            values: values.map(AtomicU8::new),
+            step: AtomicBool::new(false),
+        };
+        Self {
+            cells: Arc::new(cells),
+            heap: heap.clone(),
+        }
     }
 
     pub fn slice(&self) -> Slice {
@@ -76,6 +82,9 @@ impl Slice {
 
 impl Cells {
     fn write(&self, values: Values) {
-        self.values.iter().zip(values).for_each(|(cell, value)| cell.store(value, SeqCst));
+        self.values
+            .iter()
+            .zip(values)
+            .for_each(|(cell, value)| cell.store(value, SeqCst));
     }
 }

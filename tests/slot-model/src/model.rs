@@ -10,30 +10,54 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler, Scheduler};
 use shuttle::thread::{self, JoinHandle};
 use shuttle::{Runner, sync::atomic::AtomicBool};
 
+use crate::memory::{Bytes, Heap, Slice, Values};
 use crate::storage::Refill;
 use crate::storage::slot::{self, StorageReadError};
 use crate::storage::unshard_state::{After, InSlot, StoredWeight, UnshardState};
-use crate::memory::{Bytes, Heap, Slice, Values};
 
 /// A program of the thread that gathered, and of those that it starts.
 type Check = fn(Pass);
 
 /// Every check, by name.
 pub const CHECKS: [(&str, Check); 14] = [
-    ("readers_meet_the_end_of_forward", readers_meet_the_end_of_forward),
-    ("another_thread_takes_nothing_back", another_thread_takes_nothing_back),
+    (
+        "readers_meet_the_end_of_forward",
+        readers_meet_the_end_of_forward,
+    ),
+    (
+        "another_thread_takes_nothing_back",
+        another_thread_takes_nothing_back,
+    ),
     ("readers_at_once_gather_once", readers_at_once_gather_once),
     ("threads_share_a_view", threads_share_a_view),
-    ("backward_gathers_while_another_thread_reads", backward_gathers_while_another_thread_reads),
+    (
+        "backward_gathers_while_another_thread_reads",
+        backward_gathers_while_another_thread_reads,
+    ),
     ("a_view_outlives_its_pass", a_view_outlives_its_pass),
     ("a_pass_that_unwinds_lets_go", a_pass_that_unwinds_lets_go),
-    ("a_view_that_goes_takes_nothing_along", a_view_that_goes_takes_nothing_along),
-    ("what_was_gathered_again_is_not_taken_back", what_was_gathered_again_is_not_taken_back),
+    (
+        "a_view_that_goes_takes_nothing_along",
+        a_view_that_goes_takes_nothing_along,
+    ),
+    (
+        "what_was_gathered_again_is_not_taken_back",
+        what_was_gathered_again_is_not_taken_back,
+    ),
     ("who_writes_has_a_copy", who_writes_has_a_copy),
     ("who_may_not_copy_is_told", who_may_not_copy_is_told),
-    ("what_is_kept_is_freed_by_hand", what_is_kept_is_freed_by_hand),
-    ("passes_that_share_weights_end_on_two_threads", passes_that_share_weights_end_on_two_threads),
-    ("a_forward_that_failed_is_told", a_forward_that_failed_is_told),
+    (
+        "what_is_kept_is_freed_by_hand",
+        what_is_kept_is_freed_by_hand,
+    ),
+    (
+        "passes_that_share_weights_end_on_two_threads",
+        passes_that_share_weights_end_on_two_threads,
+    ),
+    (
+        "a_forward_that_failed_is_told",
+        a_forward_that_failed_is_told,
+    ),
 ];
 
 const WEIGHT: Values = [1, 2];
@@ -78,7 +102,9 @@ impl Gathering {
         // The other ranks take their time.
         AtomicBool::new(false).load(SeqCst);
         assert_eq!(self.waits.fetch_add(1, SeqCst), 0, "waited for twice");
-        [WEIGHT, OTHER].map(|values| Tensor::Own(Arc::new(Bytes::new(&self.heap, values)))).into()
+        [WEIGHT, OTHER]
+            .map(|values| Tensor::Own(Arc::new(Bytes::new(&self.heap, values))))
+            .into()
     }
 }
 
@@ -103,24 +129,33 @@ impl EvictableStorage {
 
 impl Source {
     fn issue(&self) -> Gathering {
-        Gathering { heap: self.heap.clone(), waits: self.waits.clone() }
+        Gathering {
+            heap: self.heap.clone(),
+            waits: self.waits.clone(),
+        }
     }
 
     /// What backward computes with.
     fn again(&self, position: usize, shared: bool) -> Option<Tensor> {
-        self.gathered.again(position, shared, Gathering::wait, EvictableStorage::fill)
+        self.gathered
+            .again(position, shared, Gathering::wait, EvictableStorage::fill)
     }
 }
 
 impl Refill for Source {
     fn refill(&self) {
-        self.gathered.refill(Gathering::wait, EvictableStorage::fill);
+        self.gathered
+            .refill(Gathering::wait, EvictableStorage::fill);
     }
 }
 
 impl Pass {
     fn gather(heap: &Heap) -> Self {
-        let source = Arc::new(Source { gathered: UnshardState::new(), heap: heap.clone(), waits: Arc::default() });
+        let source = Arc::new(Source {
+            gathered: UnshardState::new(),
+            heap: heap.clone(),
+            waits: Arc::default(),
+        });
         let memory = Bytes::new(heap, WEIGHT);
         let forward = memory.slice();
         let slot = EvictableStorage::new(memory, (), source.clone());
@@ -128,9 +163,20 @@ impl Pass {
         let Ok(()) = source.gathered.unshard(|_| {
             let view = Tensor::StorageView(Arc::new(StorageView::new(slot.clone())));
             let other = Tensor::Own(Arc::new(Bytes::new(heap, OTHER)));
-            Ok::<_, Infallible>(vec![StoredWeight::InSlot(InSlot { view, slot: slot.clone() }), StoredWeight::Own(other)])
+            Ok::<_, Infallible>(vec![
+                StoredWeight::InSlot(InSlot {
+                    view,
+                    slot: slot.clone(),
+                }),
+                StoredWeight::Own(other),
+            ])
         });
-        Self { source, slot, forward, in_forward: Cell::new(true) }
+        Self {
+            source,
+            slot,
+            forward,
+            in_forward: Cell::new(true),
+        }
     }
 
     fn slot(&self) -> Arc<EvictableStorage> {
@@ -149,7 +195,9 @@ impl Pass {
 
     fn leave_to(&self, after: After<Gathering>) {
         self.in_forward.set(false);
-        self.source.gathered.leave(|_| after, EvictableStorage::evict);
+        self.source
+            .gathered
+            .leave(|_| after, EvictableStorage::evict);
     }
 
     fn waits(&self) -> usize {
@@ -177,7 +225,9 @@ fn reader(view: StorageView) -> JoinHandle<()> {
 }
 
 fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
-    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    threads
+        .into_iter()
+        .for_each(|thread| thread.join().unwrap());
 }
 
 /// Which schedules to try.
@@ -194,7 +244,11 @@ impl Schedules {
     pub fn check(self, program: Check) {
         let count = self.count.div_ceil(2);
         run(RandomScheduler::new_from_seed(self.seed, count), 0, program);
-        run(PctScheduler::new_from_seed(self.seed, 3, count), count, program);
+        run(
+            PctScheduler::new_from_seed(self.seed, 3, count),
+            count,
+            program,
+        );
     }
 }
 
@@ -207,7 +261,9 @@ fn run(scheduler: impl Scheduler + 'static, before: usize, program: Check) {
         program(Pass::gather(&heap));
         assert_eq!(heap.load(SeqCst), 0, "every buffer is freed");
     };
-    let ran = catch_unwind(AssertUnwindSafe(|| Runner::new(scheduler, Default::default()).run(program)));
+    let ran = catch_unwind(AssertUnwindSafe(|| {
+        Runner::new(scheduler, Default::default()).run(program)
+    }));
     if let Err(panic) = ran {
         println!("failed in schedule {}", schedule.load(SeqCst));
         resume_unwind(panic);
@@ -264,8 +320,24 @@ fn backward_gathers_while_another_thread_reads(pass: Pass) {
     pass.leave();
     pass.source.refill();
     read(&pass.view());
-    assert!([true, false].iter().all(|&shared| pass.source.again(0, shared).expect("a view").slice().read() == WEIGHT));
-    assert!([true, false].iter().all(|&shared| pass.source.again(1, shared).expect("whole").slice().read() == OTHER));
+    assert!(
+        [true, false].iter().all(|&shared| pass
+            .source
+            .again(0, shared)
+            .expect("a view")
+            .slice()
+            .read()
+            == WEIGHT)
+    );
+    assert!(
+        [true, false].iter().all(|&shared| pass
+            .source
+            .again(1, shared)
+            .expect("whole")
+            .slice()
+            .read()
+            == OTHER)
+    );
     assert!(pass.source.again(1, false).is_none(), "given out once");
     join([elsewhere]);
     assert_eq!(pass.waits(), 1);
@@ -337,11 +409,17 @@ fn who_may_not_copy_is_told(pass: Pass) {
             Ok(place) => assert_eq!(place.slice().read(), WEIGHT),
             Err(unread) => assert!(matches!(unread, StorageReadError::WouldCopy)),
         }
-        assert!(matches!(elsewhere.write(false), Err(StorageReadError::WouldCopy)));
+        assert!(matches!(
+            elsewhere.write(false),
+            Err(StorageReadError::WouldCopy)
+        ));
     });
     assert_eq!(here.read(false).expect("in place").slice().read(), WEIGHT);
     pass.leave();
-    assert_eq!(here.read(false).expect("gathered again").slice().read(), WEIGHT);
+    assert_eq!(
+        here.read(false).expect("gathered again").slice().read(),
+        WEIGHT
+    );
     join([other]);
 }
 
@@ -351,7 +429,9 @@ fn what_is_kept_is_freed_by_hand(pass: Pass) {
     let other = reader(elsewhere);
     pass.leave_to(After::Keep { share: false });
     read(&here);
-    pass.source.gathered.reshard(|| pass.source.issue(), EvictableStorage::evict);
+    pass.source
+        .gathered
+        .reshard(|| pass.source.issue(), EvictableStorage::evict);
     read(&here);
     join([other]);
 }
@@ -361,15 +441,29 @@ fn passes_that_share_weights_end_on_two_threads(pass: Pass) {
     let view = pass.view();
     pass.leave_to(After::Keep { share: true });
     pass.source.gathered.begin_pass();
-    pass.source.gathered.leave(|_| After::Keep { share: true }, EvictableStorage::evict);
+    pass.source
+        .gathered
+        .leave(|_| After::Keep { share: true }, EvictableStorage::evict);
     let source = pass.source.clone();
     let other = thread::spawn(move || {
-        assert_eq!(source.again(0, false).expect("a view").slice().read(), WEIGHT);
+        assert_eq!(
+            source.again(0, false).expect("a view").slice().read(),
+            WEIGHT
+        );
         source.gathered.end_pass(false);
     });
-    pass.source.gathered.reshard(|| pass.source.issue(), EvictableStorage::evict);
+    pass.source
+        .gathered
+        .reshard(|| pass.source.issue(), EvictableStorage::evict);
     read(&view);
-    assert_eq!(pass.source.again(1, true).expect("the first pass has not ended").slice().read(), OTHER);
+    assert_eq!(
+        pass.source
+            .again(1, true)
+            .expect("the first pass has not ended")
+            .slice()
+            .read(),
+        OTHER
+    );
     join([other]);
 }
 

@@ -14,26 +14,46 @@ pub struct Folder {
 impl Folder {
     /// Creates a folder of this process.
     pub fn new(name: &str) -> Self {
-        let path = env::temp_dir().join(format!("burn-dtensor-checkpoint-{}-{name}", process::id()));
+        let path =
+            env::temp_dir().join(format!("burn-dtensor-checkpoint-{}-{name}", process::id()));
         fs::create_dir_all(&path).unwrap();
-        Self { path, is_ours: true }
+        Self {
+            path,
+            is_ours: true,
+        }
     }
 
     /// Returns the folder of all processes of a test, whose temporary files are in a folder that the test removes.
     #[cfg(feature = "mpi")]
     pub fn of_all(name: &str) -> Self {
-        Self { path: env::temp_dir().join(name), is_ours: false }
+        Self {
+            path: env::temp_dir().join(name),
+            is_ours: false,
+        }
     }
 
     /// Returns every file below by its path in the folder, with its contents.
     pub fn files(&self) -> BTreeMap<PathBuf, Vec<u8>> {
-        files(&self.path).into_iter().map(|file| (file.clone(), fs::read(file).unwrap())).collect()
+        files(&self.path)
+            .into_iter()
+            .map(|file| (file.clone(), fs::read(file).unwrap()))
+            .collect()
     }
 }
 
 fn files(path: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
-    entries.flat_map(|entry| if entry.is_dir() { files(&entry) } else { vec![entry] }).collect()
+    let entries = fs::read_dir(path)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .flat_map(|entry| {
+            if entry.is_dir() {
+                files(&entry)
+            } else {
+                vec![entry]
+            }
+        })
+        .collect()
 }
 
 impl Deref for Folder {

@@ -38,9 +38,11 @@ fn manager(folder: &Path, mesh: &DeviceMesh) -> CheckpointManager {
 fn state(mesh: &DeviceMesh, step: u64) -> Result<State> {
     let full = Tensor::<2>::from_data(values(step), mesh.device());
     let mut state = State::new(mesh).with_step(step).with_value("step", &step)?;
-    for (key, placements) in
-        [("rows", [Replicate, Shard(0)]), ("columns", [Shard(1), Shard(0)]), ("all", [Replicate; 2])]
-    {
+    for (key, placements) in [
+        ("rows", [Replicate, Shard(0)]),
+        ("columns", [Shard(1), Shard(0)]),
+        ("all", [Replicate; 2]),
+    ] {
         let tensor = DTensor::distribute_replicated(full.clone(), mesh, &placements)?;
         state = state.with_tensor(key, &tensor)?;
     }
@@ -52,7 +54,9 @@ fn save_until_killed(folder: &Path) {
     let saved = launch(Launch::threads(4), |world| {
         let mesh = DeviceMesh::new(world, [2, 2], ["a", "b"])?;
         let manager = manager(folder, &mesh);
-        let first = manager.latest()?.map_or(1, |checkpoint| checkpoint.step().unwrap() + 1);
+        let first = manager
+            .latest()?
+            .map_or(1, |checkpoint| checkpoint.step().unwrap() + 1);
         let mut behind = AsyncCheckpointer::new(manager.clone())?;
         let returned = |step: u64| match world.rank() {
             0 => fs::write(folder.join("returned"), step.to_string()),
@@ -76,13 +80,22 @@ fn save_until_killed(folder: &Path) {
 fn check(folder: &Path) -> Option<u64> {
     let steps = launch(Launch::threads(3), |world| {
         let mesh = DeviceMesh::new(world, [3], ["shard"])?;
-        let Some(checkpoint) = manager(folder, &mesh).latest()? else { return Ok(None) };
+        let Some(checkpoint) = manager(folder, &mesh).latest()? else {
+            return Ok(None);
+        };
         let step = checkpoint.step().expect("it was saved with a step");
         assert_eq!(checkpoint.value::<u64>("step")?, step);
         let empty = Tensor::<2>::zeros(SHAPE, mesh.device());
         for key in ["rows", "columns", "all"] {
             let like = DTensor::distribute_replicated(empty.clone(), &mesh, &[Shard(0)])?;
-            assert_eq!(checkpoint.load_tensor(key, &like)?.full_tensor()?.into_data(), values(step), "{key} of {step}");
+            assert_eq!(
+                checkpoint
+                    .load_tensor(key, &like)?
+                    .full_tensor()?
+                    .into_data(),
+                values(step),
+                "{key} of {step}"
+            );
         }
         Ok(Some(step))
     });
@@ -102,12 +115,23 @@ fn what_was_saved_before_a_process_is_killed_loads() {
     let mut latest = None;
     for time in 0..times {
         let mut program = Command::new(env::current_exe().unwrap());
-        program.args([NAME, "--exact", "--nocapture"]).env(FOLDER, &folder).stdout(Stdio::null()).stderr(Stdio::null());
+        program
+            .args([NAME, "--exact", "--nocapture"])
+            .env(FOLDER, &folder)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mut program = program.spawn().unwrap();
         // It has saved at least once when it is killed; at what moment is left to chance.
-        let returned = || fs::read_to_string(folder.join("returned")).ok().and_then(|step| step.parse::<u64>().ok());
+        let returned = || {
+            fs::read_to_string(folder.join("returned"))
+                .ok()
+                .and_then(|step| step.parse::<u64>().ok())
+        };
         while returned() <= latest {
-            assert!(program.try_wait().unwrap().is_none(), "it ends only when it is killed");
+            assert!(
+                program.try_wait().unwrap().is_none(),
+                "it ends only when it is killed"
+            );
             thread::sleep(Duration::from_millis(1));
         }
         thread::sleep(Duration::from_micros(rng.random_range(0..20_000)));
@@ -121,7 +145,10 @@ fn what_was_saved_before_a_process_is_killed_loads() {
         );
         latest = found;
     }
-    println!("killed {times} times, {} checkpoints", latest.unwrap_or_default());
+    println!(
+        "killed {times} times, {} checkpoints",
+        latest.unwrap_or_default()
+    );
     fs::remove_dir_all(folder).unwrap();
 }
 
@@ -148,12 +175,21 @@ fn what_is_saved_behind_training_is_the_state_of_the_call() {
                 break done;
             }
         };
-        assert!(done.path.ends_with("step-4") && behind.poll()?.is_none() && behind.finish()?.is_none());
+        assert!(
+            done.path.ends_with("step-4") && behind.poll()?.is_none() && behind.finish()?.is_none()
+        );
         Ok(bytes.into_iter().sum::<u64>())
     });
     // Each of the tensors is written once.
     let full = 3 * 4 * (SHAPE[0] * SHAPE[1] * 4) as u64;
-    assert_eq!(reports.unwrap().into_iter().map(|(_, bytes)| bytes).sum::<u64>(), full);
+    assert_eq!(
+        reports
+            .unwrap()
+            .into_iter()
+            .map(|(_, bytes)| bytes)
+            .sum::<u64>(),
+        full
+    );
     assert_eq!(check(&folder), Some(4));
     fs::remove_dir_all(folder).unwrap();
 }
@@ -166,14 +202,23 @@ fn a_failure_behind_training_is_the_next_calls_error() {
         let mesh = DeviceMesh::new(world, [3], ["shard"])?;
         let full = Tensor::<2>::from_data(values(1), mesh.device());
         let tensor = DTensor::distribute_replicated(full, &mesh, &[Shard(0)])?;
-        let state = |step| State::new(&mesh).with_step(step).with_tensor("tensor", &tensor);
+        let state = |step| {
+            State::new(&mesh)
+                .with_step(step)
+                .with_tensor("tensor", &tensor)
+        };
         let mut behind = AsyncCheckpointer::new(manager(&folder, &mesh))?;
         behind.save(&state(1)?)?;
         // As another program does that saves under the same name.
         if mesh.rank() == 0 {
             let files = fs::read_dir(folder.join("step-1"))?.map(|entry| entry.unwrap().path());
-            let probe =
-                files.into_iter().find(|file| file.file_name().unwrap().to_str().unwrap().starts_with("probe-"));
+            let probe = files.into_iter().find(|file| {
+                file.file_name()
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .starts_with("probe-")
+            });
             fs::remove_file(probe.expect("the checkpoint is not complete"))?;
         }
         let refused = behind.save(&state(2)?).unwrap_err().to_string();

@@ -45,7 +45,9 @@ impl Net {
             norm: BatchNormConfig::new(WIDTH).init(device),
             up: LinearConfig::new(WIDTH, HIDDEN).init(device),
             down: LinearConfig::new(HIDDEN, WIDTH).init(device),
-            experts: Experts { weight: Param::from_tensor(Tensor::zeros([3, WIDTH, WIDTH], device)) },
+            experts: Experts {
+                weight: Param::from_tensor(Tensor::zeros([3, WIDTH, WIDTH], device)),
+            },
             frozen: LinearConfig::new(WIDTH, 1).init(device).no_grad(),
             spare: Param::from_tensor(Tensor::zeros([WIDTH], device)),
             steps: Param::initialized(ParamId::new(), Tensor::zeros([2], device)),
@@ -82,18 +84,28 @@ pub fn filled<M: Module>(model: M, seed: u64) -> M {
         fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
             self.0 += 1;
             param.map(|old| {
-                tensor(self.0, old.dims(), &old.device()).cast(old.dtype()).set_require_grad(old.is_require_grad())
+                tensor(self.0, old.dims(), &old.device())
+                    .cast(old.dtype())
+                    .set_require_grad(old.is_require_grad())
             })
         }
 
-        fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        fn map_int<const D: usize>(
+            &mut self,
+            param: Param<Tensor<D, Int>>,
+        ) -> Param<Tensor<D, Int>> {
             self.0 += 1;
             param.map(|old| (tensor(self.0, old.dims(), &old.device()).inner() * 100.0).int())
         }
 
-        fn map_bool<const D: usize>(&mut self, param: Param<Tensor<D, Bool>>) -> Param<Tensor<D, Bool>> {
+        fn map_bool<const D: usize>(
+            &mut self,
+            param: Param<Tensor<D, Bool>>,
+        ) -> Param<Tensor<D, Bool>> {
             self.0 += 1;
-            let ints = |old: &Tensor<D, Bool>| (tensor(self.0, old.dims(), &old.device()).inner() * 1000.0).int();
+            let ints = |old: &Tensor<D, Bool>| {
+                (tensor(self.0, old.dims(), &old.device()).inner() * 1000.0).int()
+            };
             param.map(|old| ints(&old).remainder_scalar(2).equal_elem(0))
         }
     }
@@ -123,15 +135,18 @@ impl ModuleVisitor for Visit {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.values.insert(self.path.join("."), param.base().into_data());
+        self.values
+            .insert(self.path.join("."), param.base().into_data());
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.values.insert(self.path.join("."), param.val().into_data());
+        self.values
+            .insert(self.path.join("."), param.val().into_data());
     }
 
     fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.values.insert(self.path.join("."), param.val().into_data());
+        self.values
+            .insert(self.path.join("."), param.val().into_data());
     }
 }
 
@@ -151,7 +166,12 @@ pub fn kept<M: Module>(model: &M) -> BTreeMap<String, String> {
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
             let base = param.base();
             let (grad, dtype, shape) = (param.is_require_grad(), base.dtype(), base.dims());
-            let kept = format!("{} {grad} {dtype:?} {:?} {shape:?} {:?}", param.id, base.device(), param.shard());
+            let kept = format!(
+                "{} {grad} {dtype:?} {:?} {shape:?} {:?}",
+                param.id,
+                base.device(),
+                param.shard()
+            );
             self.1.insert(self.0.join("."), kept);
         }
     }
@@ -175,27 +195,52 @@ pub type Distribute = fn(Net, &DeviceMesh) -> Result<Net>;
 
 pub const LAYOUTS: [(&str, Distribute); 8] = [
     ("ordinary", |net, _| Ok(net)),
-    ("sharded over one dimension", |net, mesh| fully_shard(net, &mesh.slice("dp")?, config())),
-    ("sharded over both", |net, mesh| fully_shard(net, mesh, config().with_shard_dims(["dp", "tp"]))),
-    ("replicated and sharded", |net, mesh| fully_shard(net, mesh, config())),
-    ("parallelized", |net, mesh| parallelize(net, &mesh.slice("tp")?, plan())),
+    ("sharded over one dimension", |net, mesh| {
+        fully_shard(net, &mesh.slice("dp")?, config())
+    }),
+    ("sharded over both", |net, mesh| {
+        fully_shard(net, mesh, config().with_shard_dims(["dp", "tp"]))
+    }),
+    ("replicated and sharded", |net, mesh| {
+        fully_shard(net, mesh, config())
+    }),
+    ("parallelized", |net, mesh| {
+        parallelize(net, &mesh.slice("tp")?, plan())
+    }),
     ("parallelized and sharded", |net, mesh| {
-        fully_shard(parallelize(net, &mesh.slice("tp")?, plan())?, &mesh.slice("dp")?, config())
+        fully_shard(
+            parallelize(net, &mesh.slice("tp")?, plan())?,
+            &mesh.slice("dp")?,
+            config(),
+        )
     }),
     ("offloaded, in bf16", |net, mesh| {
-        let precision = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_output_dtype(DType::F32);
+        let precision = MixedPrecisionPolicy::new()
+            .with_param_dtype(DType::BF16)
+            .with_output_dtype(DType::F32);
         let config = config().with_offload(OffloadPolicy::Cpu);
-        fully_shard(net, mesh, config.with_mixed_precision_for(["up", "down"], precision))
+        fully_shard(
+            net,
+            mesh,
+            config.with_mixed_precision_for(["up", "down"], precision),
+        )
     }),
     ("experts", |net, mesh| {
         let placed = Plan::new().with_style("*", Style::placed(Placement::Shard(0)));
         let experts = parallelize(net.experts.clone(), &mesh.slice("tp")?, placed)?;
-        fully_shard(Net { experts, ..net }, mesh, config().with_shard_dims(["dp", "tp"]))
+        fully_shard(
+            Net { experts, ..net },
+            mesh,
+            config().with_shard_dims(["dp", "tp"]),
+        )
     }),
 ];
 
 pub fn config() -> FullyShard {
-    FullyShard::new().with_units(["up", "down"]).with_ignored(["spare"]).with_layer_warnings(false)
+    FullyShard::new()
+        .with_units(["up", "down"])
+        .with_ignored(["spare"])
+        .with_layer_warnings(false)
 }
 
 fn plan() -> Plan {

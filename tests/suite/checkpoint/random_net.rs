@@ -8,8 +8,16 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
-pub const INTS: [DType; 8] =
-    [DType::I64, DType::I32, DType::I16, DType::I8, DType::U64, DType::U32, DType::U16, DType::U8];
+pub const INTS: [DType; 8] = [
+    DType::I64,
+    DType::I32,
+    DType::I16,
+    DType::I8,
+    DType::U64,
+    DType::U32,
+    DType::U16,
+    DType::U8,
+];
 
 /// Shape and dtype of one tensor, and whether it is trained.
 pub type Item = (Vec<usize>, DType, bool);
@@ -52,17 +60,34 @@ pub struct Block {
 
 impl NetPlan {
     pub fn draw(rng: &mut StdRng) -> Self {
-        let blocks = (0..rng.random_range(1..=3)).map(|_| BlockPlan::draw(rng)).collect();
+        let blocks = (0..rng.random_range(1..=3))
+            .map(|_| BlockPlan::draw(rng))
+            .collect();
         // What is placed over experts has no buffers.
-        let expert = |rng: &mut StdRng| BlockPlan { ints: None, mask: None, running: None, ..BlockPlan::draw(rng) };
-        Self { blocks, experts: (0..rng.random_range(0..=1)).map(|_| expert(rng)).collect() }
+        let expert = |rng: &mut StdRng| BlockPlan {
+            ints: None,
+            mask: None,
+            running: None,
+            ..BlockPlan::draw(rng)
+        };
+        Self {
+            blocks,
+            experts: (0..rng.random_range(0..=1)).map(|_| expert(rng)).collect(),
+        }
     }
 
     /// Creates the model. With `bits`, floats have any bits, also those of infinities and NaNs; otherwise they are finite.
     pub fn build(&self, seed: u64, bits: bool, device: &Device) -> Net {
-        let mut fill = Fill { rng: StdRng::seed_from_u64(seed), bits, device: device.clone() };
+        let mut fill = Fill {
+            rng: StdRng::seed_from_u64(seed),
+            bits,
+            device: device.clone(),
+        };
         let mut blocks = |plans: &[BlockPlan]| plans.iter().map(|plan| fill.block(plan)).collect();
-        Net { blocks: blocks(&self.blocks), experts: blocks(&self.experts) }
+        Net {
+            blocks: blocks(&self.blocks),
+            experts: blocks(&self.experts),
+        }
     }
 }
 
@@ -72,7 +97,10 @@ impl BlockPlan {
             // Uneven over most numbers of ranks, and often fewer than them.
             let most = [40, 11, 6, 4][ndim - 1];
             let shape = (0..ndim).map(|_| rng.random_range(1..=most)).collect();
-            let (dtype, is_trained) = (dtypes[rng.random_range(0..dtypes.len())], rng.random_bool(0.8));
+            let (dtype, is_trained) = (
+                dtypes[rng.random_range(0..dtypes.len())],
+                rng.random_bool(0.8),
+            );
             rng.random_bool(share).then_some((shape, dtype, is_trained))
         };
         let mut plan = Self {
@@ -91,8 +119,14 @@ impl BlockPlan {
     }
 
     fn floats(&self) -> impl Iterator<Item = (&'static str, &Item)> {
-        let all = [("vector", &self.vector), ("matrix", &self.matrix), ("cube", &self.cube), ("kernel", &self.kernel)];
-        all.into_iter().filter_map(|(name, item)| Some((name, item.as_ref()?)))
+        let all = [
+            ("vector", &self.vector),
+            ("matrix", &self.matrix),
+            ("cube", &self.cube),
+            ("kernel", &self.kernel),
+        ];
+        all.into_iter()
+            .filter_map(|(name, item)| Some((name, item.as_ref()?)))
     }
 }
 
@@ -109,20 +143,33 @@ impl Fill {
             matrix: self.float(&plan.matrix),
             cube: self.float(&plan.cube),
             kernel: self.float(&plan.kernel),
-            ints: self.tensor(&plan.ints).map(|tensor| Param::initialized(ParamId::new(), tensor)),
-            mask: self.tensor(&plan.mask).map(|tensor| Param::initialized(ParamId::new(), tensor)),
+            ints: self
+                .tensor(&plan.ints)
+                .map(|tensor| Param::initialized(ParamId::new(), tensor)),
+            mask: self
+                .tensor(&plan.mask)
+                .map(|tensor| Param::initialized(ParamId::new(), tensor)),
             running: self.tensor(&plan.running).map(RunningState::new),
         }
     }
 
     fn float<const D: usize>(&mut self, item: &Option<Item>) -> Option<Param<Tensor<D>>> {
         let param = Param::from_tensor(self.tensor(item)?);
-        Some(if item.as_ref().is_some_and(|(_, _, is_trained)| *is_trained) { param } else { param.no_grad() })
+        Some(
+            if item.as_ref().is_some_and(|(_, _, is_trained)| *is_trained) {
+                param
+            } else {
+                param.no_grad()
+            },
+        )
     }
 
     fn tensor<const D: usize, K: Kind>(&mut self, item: &Option<Item>) -> Option<Tensor<D, K>> {
         let (shape, dtype, _) = item.as_ref()?;
-        Some(Tensor::from_data(data(&mut self.rng, shape, *dtype, self.bits), (&self.device, *dtype)))
+        Some(Tensor::from_data(
+            data(&mut self.rng, shape, *dtype, self.bits),
+            (&self.device, *dtype),
+        ))
     }
 }
 
@@ -158,7 +205,11 @@ pub fn grads<M: Module>(model: &M, step: u64) -> GradientsParams {
             }
         }
     }
-    let mut grads = Grads { seen: 0, step, grads: GradientsParams::new() };
+    let mut grads = Grads {
+        seen: 0,
+        step,
+        grads: GradientsParams::new(),
+    };
     model.visit(&mut grads);
     grads.grads
 }

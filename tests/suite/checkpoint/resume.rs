@@ -43,7 +43,10 @@ impl Net {
     fn new() -> Self {
         let device = Device::flex();
         device.seed(3);
-        let net = Self { up: LinearConfig::new(5, 7).init(&device), down: LinearConfig::new(7, 3).init(&device) };
+        let net = Self {
+            up: LinearConfig::new(5, 7).init(&device),
+            down: LinearConfig::new(7, 3).init(&device),
+        };
         // Draw now, on one thread.
         let _ = values(&net, None);
         net
@@ -51,18 +54,33 @@ impl Net {
 
     fn distribute(&self, mesh: &DeviceMesh) -> Result<Self> {
         let net = on_device(self, &mesh.device().clone().autodiff());
-        let named = |is: fn(&str) -> bool| mesh.names().iter().filter(|name| is(name)).cloned().collect::<Vec<_>>();
-        let (data, shard) = (named(|name| name != "tp"), named(|name| name.starts_with("shard")));
+        let named = |is: fn(&str) -> bool| {
+            mesh.names()
+                .iter()
+                .filter(|name| is(name))
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        let (data, shard) = (
+            named(|name| name != "tp"),
+            named(|name| name.starts_with("shard")),
+        );
         let config = FullyShard::new().with_units(["up"]).with_shard_dims(shard);
         let config = config.with_replicate_dims(named(|name| name == "replicate"));
         let net = match tp(mesh)? {
             Some(tp) => {
-                let plan = Plan::new().with_style("up", Style::colwise()).with_style("down", Style::rowwise());
+                let plan = Plan::new()
+                    .with_style("up", Style::colwise())
+                    .with_style("down", Style::rowwise());
                 parallelize(net, &tp, plan)?
             }
             None => net,
         };
-        if data.is_empty() { Ok(net) } else { fully_shard(net, &mesh.slice(data)?, config) }
+        if data.is_empty() {
+            Ok(net)
+        } else {
+            fully_shard(net, &mesh.slice(data)?, config)
+        }
     }
 
     fn loss(&self, step: u64, mesh: &DeviceMesh) -> Result<Tensor<1>> {
@@ -72,42 +90,65 @@ impl Net {
         let rows = |seed| tensor::<2>(seed, [ROWS, 5], &device).slice([own.clone()]);
         let tp = tp(mesh)?;
         let y = unit(self, rows(2 * step), |net, x| match &tp {
-            None => net.down.forward(unit(&net.up, x, |up, x| up.forward(x)).tanh()),
+            None => net
+                .down
+                .forward(unit(&net.up, x, |up, x| up.forward(x)).tanh()),
             Some(tp) => {
-                let x = DTensor::from_local(x, tp, &[Placement::Replicate]).unwrap_or_else(|error| error.unwind());
+                let x = DTensor::from_local(x, tp, &[Placement::Replicate])
+                    .unwrap_or_else(|error| error.unwind());
                 let h = unit(&net.up, x, |up, x| up.forward_dtensor(x)).tanh();
-                net.down.forward_dtensor(h).full_tensor().unwrap_or_else(|error| error.unwind())
+                net.down
+                    .forward_dtensor(h)
+                    .full_tensor()
+                    .unwrap_or_else(|error| error.unwind())
             }
         });
-        Ok((y - rows(2 * step + 1).slice([0..ROWS / ranks, 0..3])).square().mean())
+        Ok((y - rows(2 * step + 1).slice([0..ROWS / ranks, 0..3]))
+            .square()
+            .mean())
     }
 }
 
 fn tp(mesh: &DeviceMesh) -> Result<Option<DeviceMesh>> {
-    mesh.names().iter().any(|name| name == "tp").then(|| mesh.slice("tp")).transpose()
+    mesh.names()
+        .iter()
+        .any(|name| name == "tp")
+        .then(|| mesh.slice("tp"))
+        .transpose()
 }
 
 impl Run {
     fn new(net: Net) -> Self {
-        Self { net, optimizer: sharded(AdamWConfig::new().with_weight_decay(0.1)) }
+        Self {
+            net,
+            optimizer: sharded(AdamWConfig::new().with_weight_decay(0.1)),
+        }
     }
 
     fn train(mut self, steps: Range<u64>, mesh: &DeviceMesh) -> Result<Self> {
         for step in steps {
-            let grads = GradientsParams::from_grads(self.net.loss(step, mesh)?.backward(), &self.net);
+            let grads =
+                GradientsParams::from_grads(self.net.loss(step, mesh)?.backward(), &self.net);
             // The rate is another in every step: one that is repeated or left out shows.
-            self.net = self.optimizer.step(1e-2 / (step + 1) as f64, self.net, grads)?;
+            self.net = self
+                .optimizer
+                .step(1e-2 / (step + 1) as f64, self.net, grads)?;
         }
         Ok(self)
     }
 
     /// Returns all state as one device has it.
     fn full(&self) -> Result<(Net, FullOptimizerState)> {
-        Ok((full_model(&self.net)?, self.optimizer.state(&self.net)?.full()?))
+        Ok((
+            full_model(&self.net)?,
+            self.optimizer.state(&self.net)?.full()?,
+        ))
     }
 
     fn save(&self, manager: &CheckpointManager, mesh: &DeviceMesh) -> Result<()> {
-        let state = State::new(mesh).with_step(STEPS).with_model("model", &self.net)?;
+        let state = State::new(mesh)
+            .with_step(STEPS)
+            .with_model("model", &self.net)?;
         let state = state.with_optimizer("optimizer", &self.optimizer.state(&self.net)?)?;
         manager.save(&state.with_value("batches", &STEPS)?)?;
         Ok(())
@@ -117,10 +158,15 @@ impl Run {
     fn resume(manager: &CheckpointManager, mesh: &DeviceMesh) -> Result<Self> {
         let checkpoint = manager.latest()?.expect("it was saved");
         let first: u64 = checkpoint.value("batches")?;
-        let (net, _) = checkpoint.load_model("model", Net::new().distribute(mesh)?, &LoadOptions::new())?;
+        let (net, _) =
+            checkpoint.load_model("model", Net::new().distribute(mesh)?, &LoadOptions::new())?;
         let Self { net, optimizer } = Self::new(net);
-        let optimizer =
-            optimizer.load_state(&net, checkpoint.load_optimizer("optimizer", &net, &LoadOptions::new())?.0)?;
+        let optimizer = optimizer.load_state(
+            &net,
+            checkpoint
+                .load_optimizer("optimizer", &net, &LoadOptions::new())?
+                .0,
+        )?;
         Self { net, optimizer }.train(first..2 * STEPS, mesh)
     }
 
@@ -164,9 +210,16 @@ fn resumes_on_every_mesh(save: &[usize], has_tp: bool) {
             assert_eq!(values(&resumed.0), values(&carried.0), "weights on {mesh}");
             assert_eq!(resumed.1, carried.1, "optimizer on {mesh}");
             let apart = max_diff(&values(&resumed.0), &values(&uninterrupted.0));
-            assert!(apart <= BOUND, "{apart:.1e} apart from an uninterrupted run on {mesh}");
+            assert!(
+                apart <= BOUND,
+                "{apart:.1e} apart from an uninterrupted run on {mesh}"
+            );
             if (sizes, loads_tp) == (save, has_tp) {
-                assert_eq!(values(&resumed.0), values(&uninterrupted.0), "weights on {mesh}");
+                assert_eq!(
+                    values(&resumed.0),
+                    values(&uninterrupted.0),
+                    "weights on {mesh}"
+                );
                 assert_eq!(resumed.1, uninterrupted.1, "optimizer on {mesh}");
             }
             Ok(())

@@ -77,15 +77,24 @@ impl Case {
     /// Draws a case, both meshes of which have `ranks` ranks if that is given.
     fn draw(seed: u64, ranks: Option<usize>) -> Self {
         let mut rng = StdRng::seed_from_u64(seed);
-        let (save, load) = (Sharding::draw(&mut rng, ranks), Sharding::draw(&mut rng, ranks));
+        let (save, load) = (
+            Sharding::draw(&mut rng, ranks),
+            Sharding::draw(&mut rng, ranks),
+        );
         // The optimizer of an ordinary model has no state by path.
         let has_optimizer = rng.random_bool(0.6) && !save.is_ordinary() && !load.is_ordinary();
-        let tensors =
-            (0..rng.random_range(0..=2)).map(|_| TensorPlan::draw(&mut rng, &save.sizes, &load.sizes)).collect();
+        let tensors = (0..rng.random_range(0..=2))
+            .map(|_| TensorPlan::draw(&mut rng, &save.sizes, &load.sizes))
+            .collect();
         Self {
             seed,
             net: NetPlan::draw(&mut rng),
-            optimizer: has_optimizer.then(|| (rng.random_range(0..OPTIMIZERS.len()), rng.random_range(1..=2))),
+            optimizer: has_optimizer.then(|| {
+                (
+                    rng.random_range(0..OPTIMIZERS.len()),
+                    rng.random_range(1..=2),
+                )
+            }),
             tensors,
             save,
             load,
@@ -95,7 +104,11 @@ impl Case {
     }
 
     fn device(&self, world: &World) -> Device {
-        if self.has_autodiff { world.device().clone().autodiff() } else { world.device().clone() }
+        if self.has_autodiff {
+            world.device().clone().autodiff()
+        } else {
+            world.device().clone()
+        }
     }
 
     fn optimizer(&self) -> ShardedOptimizer {
@@ -104,31 +117,50 @@ impl Case {
 
     fn tensor(&self, index: usize) -> TensorData {
         let TensorPlan { shape, dtype, .. } = &self.tensors[index];
-        data(&mut StdRng::seed_from_u64(self.seed ^ (index as u64 + 1)), shape, *dtype, true)
+        data(
+            &mut StdRng::seed_from_u64(self.seed ^ (index as u64 + 1)),
+            shape,
+            *dtype,
+            true,
+        )
     }
 
     /// Saves on every rank of the first mesh.
     fn save(&self, world: &World, folder: &Path) -> Result<Expected> {
         let mesh = self.save.mesh(world)?;
         // Optimizers may make other bits of NaNs on one rank than on another.
-        let net = self.net.build(self.seed, self.optimizer.is_none(), &self.device(world));
+        let net = self
+            .net
+            .build(self.seed, self.optimizer.is_none(), &self.device(world));
         let (mut net, mut optimizer) = (self.save.distribute(net, &mesh)?, self.optimizer());
         for step in 0..self.optimizer.map_or(0, |(_, steps)| steps) {
             let grads = grads(&net, step);
             net = optimizer.step(0.05, net, grads)?;
         }
         let optimizer = optimizer.state(&net)?;
-        let expected = Expected { model: values(&full_model(&net)?), optimizer: optimizer.full()? };
+        let expected = Expected {
+            model: values(&full_model(&net)?),
+            optimizer: optimizer.full()?,
+        };
         let mut state = State::new(&mesh).with_step(self.seed);
-        state = state.with_model("model", &net)?.with_optimizer("optimizer", &optimizer)?;
+        state = state
+            .with_model("model", &net)?
+            .with_optimizer("optimizer", &optimizer)?;
         for (index, plan) in self.tensors.iter().enumerate() {
-            state =
-                state.with_tensor(&format!("tensor{index}"), distributed(self.tensor(index), &mesh, &plan.save)?)?;
+            state = state.with_tensor(
+                &format!("tensor{index}"),
+                distributed(self.tensor(index), &mesh, &plan.save)?,
+            )?;
         }
         checkpoint::save(folder, &state)?;
         mesh.world().barrier("all have saved")?;
         let tensors = (0..self.tensors.len()).map(|index| self.tensor(index));
-        let all = expected.model.values().chain(expected.optimizer.tensors.values()).cloned().chain(tensors);
+        let all = expected
+            .model
+            .values()
+            .chain(expected.optimizer.tensors.values())
+            .cloned()
+            .chain(tensors);
         assert_eq!(
             stored(folder),
             all.map(|data| data.as_bytes().len()).sum::<usize>(),
@@ -144,11 +176,17 @@ impl Case {
         let checkpoint = checkpoint.with_read_options(ReadOptions::new().with_memory(self.memory));
         assert_eq!(checkpoint.step(), Some(self.seed));
 
-        let net = self.load.distribute(self.net.build(!self.seed, true, &self.device(world)), &mesh)?;
+        let net = self
+            .load
+            .distribute(self.net.build(!self.seed, true, &self.device(world)), &mesh)?;
         let (net, report) = checkpoint.load_model("model", net, &LoadOptions::new())?;
         assert!(report.loaded.iter().eq(expected.model.keys()), "{report:?}");
         for (path, tensor) in StateDict::of_model(&net, &mesh)?.tensors() {
-            assert_eq!(tensor.local_data(), shard(&expected.model[path], tensor), "shard of `{path}`");
+            assert_eq!(
+                tensor.local_data(),
+                shard(&expected.model[path], tensor),
+                "shard of `{path}`"
+            );
         }
         assert_eq!(values(&full_model(&net)?), expected.model);
 
@@ -157,7 +195,12 @@ impl Case {
         let (state, _) = checkpoint.load_optimizer("optimizer", &net, &options)?;
         assert_eq!(state.full()?, expected.optimizer);
         // burn loads an optimizer's state in one dtype.
-        if expected.optimizer.tensors.values().all(|data| data.dtype() == DType::F32) {
+        if expected
+            .optimizer
+            .tensors
+            .values()
+            .all(|data| data.dtype() == DType::F32)
+        {
             let optimizer = self.optimizer().load_state(&net, state)?;
             assert_eq!(optimizer.state(&net)?.full()?, expected.optimizer);
         }
@@ -168,9 +211,17 @@ impl Case {
                 plan.shape.clone(),
                 plan.dtype,
             );
-            let loaded = load_tensor(&checkpoint, &format!("tensor{index}"), &distributed(zeros, &mesh, &plan.load)?)?;
+            let loaded = load_tensor(
+                &checkpoint,
+                &format!("tensor{index}"),
+                &distributed(zeros, &mesh, &plan.load)?,
+            )?;
             assert_eq!(loaded.spec().layout(), &plan.load);
-            assert_eq!(loaded.local_data(), shard(&self.tensor(index), &loaded), "shard of tensor {index}");
+            assert_eq!(
+                loaded.local_data(),
+                shard(&self.tensor(index), &loaded),
+                "shard of tensor {index}"
+            );
             assert_eq!(loaded.full_data()?, self.tensor(index));
         }
         Ok(())
@@ -178,27 +229,45 @@ impl Case {
 
     /// Describes what is wrong, if anything is.
     fn fails(&self, folder: &Path) -> Option<String> {
-        let threads = |sharding: &Sharding| Launch::threads(sharding.ranks()).with_deadline(DEADLINE);
+        let threads =
+            |sharding: &Sharding| Launch::threads(sharding.ranks()).with_deadline(DEADLINE);
         let saved = match launch(threads(&self.save), |world| self.save(world, folder)) {
             Ok(saved) => saved,
             Err(error) => return Some(error.to_string()),
         };
         let expected = &saved[0].1;
-        launch(threads(&self.load), |world| self.load(world, folder, expected)).err().map(|error| error.to_string())
+        launch(threads(&self.load), |world| {
+            self.load(world, folder, expected)
+        })
+        .err()
+        .map(|error| error.to_string())
     }
 }
 
 impl TensorPlan {
     fn draw(rng: &mut StdRng, save: &[usize], load: &[usize]) -> Self {
-        let shape: Vec<_> = (0..rng.random_range(1..=4)).map(|_| rng.random_range(1..=9)).collect();
-        let dtypes = [DType::F32, DType::F64, DType::F16, DType::BF16, DType::Bool(BoolStore::Native)];
+        let shape: Vec<_> = (0..rng.random_range(1..=4))
+            .map(|_| rng.random_range(1..=9))
+            .collect();
+        let dtypes = [
+            DType::F32,
+            DType::F64,
+            DType::F16,
+            DType::BF16,
+            DType::Bool(BoolStore::Native),
+        ];
         let dtypes = [&dtypes[..], &INTS].concat();
         let mut layout = |mesh: &[usize]| {
             let layout = layouts::draw(rng, mesh, shape.len(), 0.0, |_| Placement::Replicate);
             layouts::uneven(layout, &shape, rng.random())
         };
         let (save, load) = (layout(save), layout(load));
-        Self { dtype: dtypes[rng.random_range(0..dtypes.len())], shape, save, load }
+        Self {
+            dtype: dtypes[rng.random_range(0..dtypes.len())],
+            shape,
+            save,
+            load,
+        }
     }
 }
 
@@ -214,8 +283,13 @@ const OPTIMIZERS: [fn() -> ShardedOptimizer; 7] = [
 
 /// Returns the number of bytes of all tensors in safetensors files.
 fn stored(folder: &Path) -> usize {
-    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let files = paths.filter(|path| path.extension().is_some_and(|extension| extension == "safetensors"));
+    let paths = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let files = paths.filter(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "safetensors")
+    });
     let stored = files.map(|path| {
         let file = fs::read(path).unwrap();
         let (len, rest) = file.split_at(8);
@@ -232,14 +306,20 @@ fn distributed(full: TensorData, mesh: &DeviceMesh, layout: &Layout) -> Result<D
 }
 
 fn load_tensor(checkpoint: &Checkpoint, key: &str, like: &DynDTensor) -> Result<DynDTensor> {
-    fn load<const D: usize>(checkpoint: &Checkpoint, key: &str, like: &DynDTensor) -> Result<DynDTensor> {
+    fn load<const D: usize>(
+        checkpoint: &Checkpoint,
+        key: &str,
+        like: &DynDTensor,
+    ) -> Result<DynDTensor> {
         if let Some(like) = like.dtensor::<D, Float>() {
             return Ok(checkpoint.load_tensor(key, &like)?.into());
         }
         if let Some(like) = like.dtensor::<D, Int>() {
             return Ok(checkpoint.load_tensor(key, &like)?.into());
         }
-        Ok(checkpoint.load_tensor(key, &like.dtensor::<D, Bool>().expect("one of three kinds"))?.into())
+        Ok(checkpoint
+            .load_tensor(key, &like.dtensor::<D, Bool>().expect("one of three kinds"))?
+            .into())
     }
     match like.spec().shape().num_dims() {
         1 => load::<1>(checkpoint, key, like),
@@ -252,20 +332,37 @@ fn load_tensor(checkpoint: &Checkpoint, key: &str, like: &DynDTensor) -> Result<
 /// Returns a rank's shard of the full data, element by element.
 fn shard(full: &TensorData, tensor: &DynDTensor) -> TensorData {
     let spec = tensor.spec();
-    let slices: Vec<Range<usize>> = (0..full.shape().num_dims()).map(|dim| spec.local_range(dim)).collect();
-    let positions = slices.iter().zip(full.shape().iter()).fold(vec![0], |outer, (slice, len)| {
-        outer.iter().flat_map(|&outer| slice.clone().map(move |at| outer * len + at)).collect()
-    });
+    let slices: Vec<Range<usize>> = (0..full.shape().num_dims())
+        .map(|dim| spec.local_range(dim))
+        .collect();
+    let positions = slices
+        .iter()
+        .zip(full.shape().iter())
+        .fold(vec![0], |outer, (slice, len)| {
+            outer
+                .iter()
+                .flat_map(|&outer| slice.clone().map(move |at| outer * len + at))
+                .collect()
+        });
     let size = full.dtype().size();
-    let bytes = positions.into_iter().flat_map(|at: usize| &full.as_bytes()[at * size..(at + 1) * size]);
+    let bytes = positions
+        .into_iter()
+        .flat_map(|at: usize| &full.as_bytes()[at * size..(at + 1) * size]);
     let shape: Vec<_> = slices.iter().map(ExactSizeIterator::len).collect();
     TensorData::from_bytes_vec(bytes.copied().collect(), shape, full.dtype())
 }
 
 #[test]
 fn what_is_saved_on_one_mesh_is_loaded_on_another_to_the_bit() {
-    let default = if is_smoke() { ROUND_TRIPS / 10 } else { ROUND_TRIPS };
-    let (first, count) = (setting("ROUND_TRIPS_FROM", 0), setting("ROUND_TRIPS", default));
+    let default = if is_smoke() {
+        ROUND_TRIPS / 10
+    } else {
+        ROUND_TRIPS
+    };
+    let (first, count) = (
+        setting("ROUND_TRIPS_FROM", 0),
+        setting("ROUND_TRIPS", default),
+    );
     println!("round trips {first}..{}", first + count);
     let mut failures = Vec::new();
     let folder = Folder::new("round-trips");
@@ -278,7 +375,10 @@ fn what_is_saved_on_one_mesh_is_loaded_on_another_to_the_bit() {
         }
         let _ = fs::remove_dir_all(folder);
     }
-    assert!(failures.is_empty(), "round trips of seeds {failures:?} failed");
+    assert!(
+        failures.is_empty(),
+        "round trips of seeds {failures:?} failed"
+    );
 }
 
 /// The bytes of a replicated tensor are divided among the ranks, 16 MiB at a time.
@@ -291,7 +391,14 @@ fn what_all_ranks_hold_is_written_by_all() {
         let tensor = distributed(full.clone(), mesh, &Layout::replicate(mesh.shape())?)?;
         checkpoint::save(&path, &State::new(mesh).with_tensor("tensor", tensor)?)
     });
-    assert!(reports[0].bytes.iter().all(|&bytes| bytes > 16 << 20 && bytes < 17 << 20), "{}", reports[0]);
+    assert!(
+        reports[0]
+            .bytes
+            .iter()
+            .all(|&bytes| bytes > 16 << 20 && bytes < 17 << 20),
+        "{}",
+        reports[0]
+    );
     MeshTest::new([2], ["dp"]).run(|mesh| {
         let like = distributed(
             TensorData::zeros::<f32, _>([3 << 22]),
@@ -311,17 +418,35 @@ fn running_statistics_are_saved_as_all_ranks_agree_on_them() {
     let path = folder.join("checkpoint");
     let distributed = |mesh: &DeviceMesh| {
         let norm = BatchNormConfig::new(3).init(&mesh.device().clone().autodiff());
-        fully_shard(norm, mesh, FullyShard::new().with_buffer_sync(BufferSync::Average).with_layer_warnings(false))
+        fully_shard(
+            norm,
+            mesh,
+            FullyShard::new()
+                .with_buffer_sync(BufferSync::Average)
+                .with_layer_warnings(false),
+        )
     };
     MeshTest::new([2], ["dp"]).run(|mesh| {
         let norm = distributed(mesh)?;
-        norm.forward(Tensor::<2>::full([4, 3], mesh.rank() as f32, &mesh.device().clone().autodiff()));
+        norm.forward(Tensor::<2>::full(
+            [4, 3],
+            mesh.rank() as f32,
+            &mesh.device().clone().autodiff(),
+        ));
         checkpoint::save(&path, &State::new(mesh).with_model("norm", &norm)?)
     });
     MeshTest::new([3], ["dp"]).run(|mesh| {
-        let (norm, _) = Checkpoint::open(&path, mesh)?.load_model("norm", distributed(mesh)?, &LoadOptions::new())?;
+        let (norm, _) = Checkpoint::open(&path, mesh)?.load_model(
+            "norm",
+            distributed(mesh)?,
+            &LoadOptions::new(),
+        )?;
         let mean = norm.valid().running_mean.value();
-        assert_eq!(mean.into_data().try_to_vec::<f32>()?, [0.05; 3], "momentum 0.1, of means 0 and 1");
+        assert_eq!(
+            mean.into_data().try_to_vec::<f32>()?,
+            [0.05; 3],
+            "momentum 0.1, of means 0 and 1"
+        );
         Ok(())
     });
 }
@@ -351,7 +476,11 @@ mod processes {
             println!("{EACH} round trips");
         });
         let Some(text) = text else { return };
-        assert_eq!(text.matches(&format!("{EACH} round trips")).count(), processes, "{text}");
+        assert_eq!(
+            text.matches(&format!("{EACH} round trips")).count(),
+            processes,
+            "{text}"
+        );
     }
 
     #[test]

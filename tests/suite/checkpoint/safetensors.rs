@@ -31,7 +31,15 @@ fn stored(path: &str, value: TensorData) -> TensorData {
         }
         "frozen.weight" => {
             let [before, after] = OTHERS.map(|rows| Tensor::<2>::full([rows, WIDTH], 9.0, &cpu));
-            Tensor::cat(vec![before, Tensor::<2>::from_data(value, &cpu).transpose(), after], 0).into_data()
+            Tensor::cat(
+                vec![
+                    before,
+                    Tensor::<2>::from_data(value, &cpu).transpose(),
+                    after,
+                ],
+                0,
+            )
+            .into_data()
         }
         _ => value,
     }
@@ -60,21 +68,29 @@ fn dtype(data: &TensorData) -> Dtype {
 
 /// Writes the model's tensors into two files with an index.
 fn write(folder: &std::path::Path, model: &BTreeMap<String, TensorData>) {
-    let tensors: Vec<_> = model.iter().map(|(path, value)| (path, stored(path, value.clone()))).collect();
+    let tensors: Vec<_> = model
+        .iter()
+        .map(|(path, value)| (path, stored(path, value.clone())))
+        .collect();
     let mut index = serde_json::Map::new();
     for (file, part) in tensors.chunks(tensors.len().div_ceil(2)).enumerate() {
         // With characters that a checkpoint's own files do not have.
         let name = format!("mod\u{e8}le {} of 2.safetensors", file + 1);
         let views = part.iter().map(|(path, data)| {
             index.insert(format!("transformer.{path}"), name.clone().into());
-            let view = TensorView::new(dtype(data), data.shape().to_vec(), data.as_bytes()).unwrap();
+            let view =
+                TensorView::new(dtype(data), data.shape().to_vec(), data.as_bytes()).unwrap();
             (format!("transformer.{path}"), view)
         });
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         safetensors::serialize_to_file(views, Some(metadata), &folder.join(&name)).unwrap();
     }
     let index = serde_json::json!({ "metadata": { "total_size": 1 }, "weight_map": index });
-    fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    fs::write(
+        folder.join("model.safetensors.index.json"),
+        index.to_string(),
+    )
+    .unwrap();
 }
 
 #[test]
@@ -89,8 +105,15 @@ fn weights_of_other_libraries_load_into_every_layout() {
             let model = distribute(Net::new(2, &device(mesh)), mesh)?;
             let (model, report) = weights.load_model(model, source)?;
             assert_eq!(report.loaded.len(), expected.len(), "{layout}: {report:?}");
-            assert!(report.missing.is_empty() && report.unexpected.is_empty(), "{layout}: {report:?}");
-            assert_eq!(StateDict::of_model(&model, mesh)?.full()?, expected, "{layout}");
+            assert!(
+                report.missing.is_empty() && report.unexpected.is_empty(),
+                "{layout}: {report:?}"
+            );
+            assert_eq!(
+                StateDict::of_model(&model, mesh)?.full()?,
+                expected,
+                "{layout}"
+            );
         }
         Ok(())
     });
@@ -110,8 +133,14 @@ fn files_that_differ_between_ranks_are_refused() {
     });
     test().run(|mesh| {
         let own = &*folders[usize::from(mesh.rank() == 3)];
-        let error = SafetensorsWeights::open(own, mesh).map(drop).unwrap_err().to_string();
-        assert!(error.contains("is not the same folder on rank 3 as on rank 0"), "{error}");
+        let error = SafetensorsWeights::open(own, mesh)
+            .map(drop)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("is not the same folder on rank 3 as on rank 0"),
+            "{error}"
+        );
         Ok(())
     });
 }
@@ -129,20 +158,45 @@ fn a_file_with_odd_tensors_loads_apart_from_them() {
         ("nine", Dtype::U8, vec![1; 9], &ones[..1]),
         ("eighth", Dtype::F8_E4M3, vec![5], &ones[..5]),
     ];
-    let views = tensors.map(|(name, dtype, shape, bytes)| (name, TensorView::new(dtype, shape, bytes).unwrap()));
+    let views = tensors
+        .map(|(name, dtype, shape, bytes)| (name, TensorView::new(dtype, shape, bytes).unwrap()));
     safetensors::serialize_to_file(views, None, &file).unwrap();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let weights = SafetensorsWeights::open(&file, mesh)?;
-        let model = || fully_shard(LinearConfig::new(2, 3).init(mesh.device()), mesh, FullyShard::new());
-        let weight = |path: &str| WeightSource::new(if path == "weight" { "weight[0:2,0:3]" } else { path });
+        let model = || {
+            fully_shard(
+                LinearConfig::new(2, 3).init(mesh.device()),
+                mesh,
+                FullyShard::new(),
+            )
+        };
+        let weight = |path: &str| {
+            WeightSource::new(if path == "weight" {
+                "weight[0:2,0:3]"
+            } else {
+                path
+            })
+        };
         let (model, report) = weights.load_model(model()?, |path| Some(weight(path)))?;
-        assert!(values(&full_model(&model)?).values().all(|data| data.iter::<f32>().all(|value| value == 0.0)));
+        assert!(
+            values(&full_model(&model)?)
+                .values()
+                .all(|data| data.iter::<f32>().all(|value| value == 0.0))
+        );
         assert_eq!(report.unexpected, ["eighth", "nine", "steps"]);
-        for (key, saved) in [("steps", "[] i64"), ("nine", "[1, 1, 1, 1, 1, 1, 1, 1, 1] u8"), ("eighth", "[5] F8_E4M3")]
-        {
-            let error = weights.load_model(model.clone(), |_| Some(WeightSource::new(key))).map(drop).unwrap_err();
+        for (key, saved) in [
+            ("steps", "[] i64"),
+            ("nine", "[1, 1, 1, 1, 1, 1, 1, 1, 1] u8"),
+            ("eighth", "[5] F8_E4M3"),
+        ] {
+            let error = weights
+                .load_model(model.clone(), |_| Some(WeightSource::new(key)))
+                .map(drop)
+                .unwrap_err();
             assert!(
-                error.to_string().contains(&format!("`bias` is [3] f32, but `{key}` was saved as {saved}")),
+                error.to_string().contains(&format!(
+                    "`bias` is [3] f32, but `{key}` was saved as {saved}"
+                )),
                 "{error}"
             );
         }
@@ -167,12 +221,21 @@ fn weights_that_do_not_fit_are_listed_on_all_ranks() {
             _ => source(path),
         });
         let text = error.map(drop).unwrap_err().to_string();
-        for part in ["`up.weight` is [5, 7]", "[7, 5]", "rows 6..14", "`norm.gamma`", "to be transposed", "frozen.bias"]
-        {
+        for part in [
+            "`up.weight` is [5, 7]",
+            "[7, 5]",
+            "rows 6..14",
+            "`norm.gamma`",
+            "to be transposed",
+            "frozen.bias",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("spare"), "{text}");
-        assert!(text.contains("Return another `WeightSource`") && !text.contains("LoadOptions"), "{text}");
+        assert!(
+            text.contains("Return another `WeightSource`") && !text.contains("LoadOptions"),
+            "{text}"
+        );
         Ok(())
     });
 }

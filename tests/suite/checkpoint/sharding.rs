@@ -134,17 +134,37 @@ impl Sharding {
             .with_shard_dims(&shard)
             .with_replicate_dims(self.named(|name| name == "replicate"))
             .with_layer_warnings(false);
-        let config = if self.has_units { config.with_units(["blocks.*"]) } else { config };
-        let config = if self.is_offloaded { config.with_offload(OffloadPolicy::Cpu) } else { config };
+        let config = if self.has_units {
+            config.with_units(["blocks.*"])
+        } else {
+            config
+        };
+        let config = if self.is_offloaded {
+            config.with_offload(OffloadPolicy::Cpu)
+        } else {
+            config
+        };
         // Shards of tensor-parallel ranks may have other sizes than the explicit ones.
-        let is_alone = !self.names.iter().any(|name| name.starts_with("tp") || *name == "ep");
-        let config = if self.is_balanced && is_alone { config.with_balanced_bytes() } else { config };
+        let is_alone = !self
+            .names
+            .iter()
+            .any(|name| name.starts_with("tp") || *name == "ep");
+        let config = if self.is_balanced && is_alone {
+            config.with_balanced_bytes()
+        } else {
+            config
+        };
         let config = if self.ignores && is_alone && !self.has_units && blocks > 1 {
             config.with_ignored(["blocks.0.*"])
         } else {
             config
         };
-        let ranks = self.sizes.iter().zip(self.names).filter(|(_, name)| shard.contains(name)).map(|(size, _)| size);
+        let ranks = self
+            .sizes
+            .iter()
+            .zip(self.names)
+            .filter(|(_, name)| shard.contains(name))
+            .map(|(size, _)| size);
         let (ranks, sharding) = (ranks.product(), self.clone());
         config.with_shard_placement_fn(move |ParamInfo { path, shape }: ParamInfo<'_>| {
             let dim = sharding.pick(path, "dim", shape.len());
@@ -152,7 +172,10 @@ impl Sharding {
             match sharding.pick(path, "placement", 6) {
                 0 => None,
                 1 => Some(Placement::Replicate.into()),
-                2 if is_alone => Some(ParamPlacement::uneven(dim, sharding.split(path, shape[dim], ranks))),
+                2 if is_alone => Some(ParamPlacement::uneven(
+                    dim,
+                    sharding.split(path, shape[dim], ranks),
+                )),
                 3 if shard.len() == 2 && is_alone => Some(sharded().with_mesh_dims(shard[1])),
                 _ => Some(sharded()),
             }
@@ -161,11 +184,16 @@ impl Sharding {
 
     /// Divides a length among ranks.
     fn split(&self, path: &str, len: usize, ranks: usize) -> Vec<usize> {
-        let mut ends: Vec<_> = (1..ranks).map(|rank| self.pick(path, &rank.to_string(), len + 1)).collect();
+        let mut ends: Vec<_> = (1..ranks)
+            .map(|rank| self.pick(path, &rank.to_string(), len + 1))
+            .collect();
         ends.push(len);
         ends.sort_unstable();
         let starts = std::iter::once(0).chain(ends.iter().copied());
-        ends.iter().zip(starts).map(|(end, start)| end - start).collect()
+        ends.iter()
+            .zip(starts)
+            .map(|(end, start)| end - start)
+            .collect()
     }
 
     fn named(&self, is: impl Fn(&str) -> bool) -> Vec<&'static str> {

@@ -33,7 +33,10 @@ fn assert_shared<M: Module>(state: &StateDict, model: &M) {
             if path.contains("distributed.part") {
                 return;
             }
-            let tensor = self.0.get::<D, K>(&path).unwrap_or_else(|| panic!("`{path}` is there"));
+            let tensor = self
+                .0
+                .get::<D, K>(&path)
+                .unwrap_or_else(|| panic!("`{path}` is there"));
             assert_eq!(address(tensor.to_local()), address(stored), "{path}");
             self.2 += 1;
         }
@@ -75,12 +78,24 @@ fn a_state_dict_has_the_tensors_of_the_model_itself() {
             let state = StateDict::of_model(&model, mesh)?;
             assert_eq!(calls(mesh), sent, "{layout}");
             assert_shared(&state, &model);
-            assert!(state.tensors().all(|(_, tensor)| !tensor.spec().layout().has_partial()));
+            assert!(
+                state
+                    .tensors()
+                    .all(|(_, tensor)| !tensor.spec().layout().has_partial())
+            );
             assert_eq!(state.full()?, expected, "{layout}");
             let one = state.full_if(mesh.rank() == 3)?;
-            assert_eq!(one, (mesh.rank() == 3).then(|| expected.clone()), "{layout}");
+            assert_eq!(
+                one,
+                (mesh.rank() == 3).then(|| expected.clone()),
+                "{layout}"
+            );
             for parameter in named_parameters(&model)? {
-                let tensor = state.tensors().find(|(path, _)| *path == parameter.path).expect("it is there").1;
+                let tensor = state
+                    .tensors()
+                    .find(|(path, _)| *path == parameter.path)
+                    .expect("it is there")
+                    .1;
                 assert_eq!(*tensor.spec(), parameter.spec, "{layout}");
             }
         }
@@ -98,7 +113,10 @@ fn later_steps_do_not_show_in_a_state_dict() {
             let mut optim = sharded(AdamWConfig::new());
             // So that a postponed update of statistics is pending.
             model.loss(0, 0, &device);
-            let (state, before) = (StateDict::of_model(&model, mesh)?, values(&full_model(&model)?));
+            let (state, before) = (
+                StateDict::of_model(&model, mesh)?,
+                values(&full_model(&model)?),
+            );
             assert_eq!(state.full()?, before, "{layout}");
             for step in 1..3 {
                 let grads = model.grads(step, 0, &device);
@@ -106,8 +124,15 @@ fn later_steps_do_not_show_in_a_state_dict() {
             }
             assert_eq!(state.full()?, before, "{layout}");
             let after = StateDict::of_model(&model, mesh)?.full()?;
-            let same: Vec<_> = before.keys().filter(|path| before[*path] == after[*path]).collect();
-            assert_eq!(same, ["frozen.bias", "frozen.weight", "mask", "steps"], "{layout}");
+            let same: Vec<_> = before
+                .keys()
+                .filter(|path| before[*path] == after[*path])
+                .collect();
+            assert_eq!(
+                same,
+                ["frozen.bias", "frozen.weight", "mask", "steps"],
+                "{layout}"
+            );
         }
         Ok(())
     });
@@ -123,8 +148,15 @@ fn a_state_dict_loads_into_every_layout() {
             let source = distribute_from(Net::new(1, &device), mesh)?;
             let state = StateDict::of_model(&source, mesh)?;
             // Itself and the next three, if there is no time for all.
-            let others =
-                LAYOUTS.into_iter().cycle().skip(at).take(if crate::effort::is_long() { LAYOUTS.len() } else { 4 });
+            let others = LAYOUTS
+                .into_iter()
+                .cycle()
+                .skip(at)
+                .take(if crate::effort::is_long() {
+                    LAYOUTS.len()
+                } else {
+                    4
+                });
             for (to, distribute_to) in others {
                 let target = distribute_to(Net::new(2, &device), mesh)?;
                 // An update of statistics that is pending must not come after the load.
@@ -134,7 +166,14 @@ fn a_state_dict_loads_into_every_layout() {
                 let sent = calls(mesh) - sent;
                 assert!(report.loaded.iter().eq(expected.keys()), "{report:?}");
                 assert!(
-                    [&report.cast, &report.missing, &report.skipped, &report.unexpected].iter().all(|l| l.is_empty())
+                    [
+                        &report.cast,
+                        &report.missing,
+                        &report.skipped,
+                        &report.unexpected
+                    ]
+                    .iter()
+                    .all(|l| l.is_empty())
                 );
                 assert_eq!(kept(&loaded), before, "{from} into {to}");
                 if from == to {
@@ -143,7 +182,8 @@ fn a_state_dict_loads_into_every_layout() {
                     let losses = [&source, &loaded].map(|net| net.loss(1, 0, &device));
                     let losses = losses.map(|loss| (loss.clone().into_data(), loss.backward()));
                     assert_eq!(losses[0].0, losses[1].0, "{from}");
-                    let [one, other] = losses.map(|(_, grads)| GradientsParams::from_grads(grads, &source).len());
+                    let [one, other] =
+                        losses.map(|(_, grads)| GradientsParams::from_grads(grads, &source).len());
                     assert_eq!((one, other), (8, 0), "{from}: leaves of its own");
                     // That forward has changed the statistics of both.
                     continue;
@@ -163,7 +203,10 @@ fn a_state_dict_of_three_dimensions_loads_on_another_mesh() {
     let expected = values(&model);
     MeshTest::new([2, 2, 2], ["replicate", "shard", "tp"]).run(|mesh| {
         let units = || FullyShard::new().with_units(["blocks.*"]);
-        let state = StateDict::of_model(&distribute_with(model.clone(), mesh, plan(), units())?, mesh)?;
+        let state = StateDict::of_model(
+            &distribute_with(model.clone(), mesh, plan(), units())?,
+            mesh,
+        )?;
         assert_eq!(state.full()?, expected);
         let fresh = || filled(model.clone(), 3);
         for (shape, names) in [(vec![2, 4], ["tp", "shard"]), (vec![4, 2], ["shard", "tp"])] {
@@ -177,7 +220,8 @@ fn a_state_dict_of_three_dimensions_loads_on_another_mesh() {
 }
 
 fn adapted(seed: u64, device: &Device) -> Net {
-    let lora = Lora::new(2, 3.0).set_param_group(ParamGroup::from_paths(vec!["up.weight", "down.weight"]));
+    let lora =
+        Lora::new(2, 3.0).set_param_group(ParamGroup::from_paths(vec!["up.weight", "down.weight"]));
     filled(Net::new(seed, device).apply_lora(lora), seed)
 }
 
@@ -192,16 +236,30 @@ fn adapters_are_in_the_state_dict_and_load_alone() {
             assert_eq!(state.full()?, expected, "{layout}");
             let target = || distribute(adapted(2, &device), mesh);
             // `full_model` merges the adapters of parameters that are not distributed.
-            let full = |net: &Net| if named_parameters(net)?.is_empty() { Ok(net.clone()) } else { full_model(net) };
+            let full = |net: &Net| {
+                if named_parameters(net)?.is_empty() {
+                    Ok(net.clone())
+                } else {
+                    full_model(net)
+                }
+            };
             let (loaded, _) = state.load_model(target()?, mesh, &strict())?;
             assert_eq!(values(&full(&loaded)?), expected, "{layout}");
             // The adapters into another base.
             state.retain(|path| path.contains(".lora."));
-            let (loaded, report) = state.load_model(target()?, mesh, &strict().with_partial(true))?;
-            assert_eq!((report.loaded.len(), report.missing.len()), (4, expected.len() - 4));
+            let (loaded, report) =
+                state.load_model(target()?, mesh, &strict().with_partial(true))?;
+            assert_eq!(
+                (report.loaded.len(), report.missing.len()),
+                (4, expected.len() - 4)
+            );
             let base = values(&adapted(2, &Device::flex()));
             for (path, value) in values(&full(&loaded)?) {
-                let from = if path.contains(".lora.") { &expected } else { &base };
+                let from = if path.contains(".lora.") {
+                    &expected
+                } else {
+                    &base
+                };
                 assert_eq!(value, from[&path], "{layout}: {path}");
             }
         }
@@ -212,8 +270,17 @@ fn adapters_are_in_the_state_dict_and_load_alone() {
 #[test]
 fn lazy_parameters_are_not_drawn_by_a_load() {
     let lazy = |device: &Device| -> Linear {
-        let weight = Param::uninitialized(ParamId::new(), |_, _| panic!("drawn"), device.clone(), true, [4, 6].into());
-        Linear { weight, bias: LinearConfig::new(4, 6).init(device).bias }
+        let weight = Param::uninitialized(
+            ParamId::new(),
+            |_, _| panic!("drawn"),
+            device.clone(),
+            true,
+            [4, 6].into(),
+        );
+        Linear {
+            weight,
+            bias: LinearConfig::new(4, 6).init(device).bias,
+        }
     };
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = device(mesh);
@@ -223,14 +290,26 @@ fn lazy_parameters_are_not_drawn_by_a_load() {
         let (loaded, _) = state.load_model(lazy(&device), mesh, &strict())?;
         assert_eq!(values(&loaded), values(&source));
         assert!(loaded.weight.is_require_grad());
-        let bias_only = strict().with_renamed(|path| (path == "bias").then(|| path.into())).with_partial(true);
+        let bias_only = strict()
+            .with_renamed(|path| (path == "bias").then(|| path.into()))
+            .with_partial(true);
         let (loaded, report) = state.load_model(lazy(&device), mesh, &bias_only)?;
         assert!(!loaded.weight.is_initialized());
-        assert_eq!((report.loaded, report.skipped), (vec!["bias".into()], vec!["weight".into()]));
+        assert_eq!(
+            (report.loaded, report.skipped),
+            (vec!["bias".into()], vec!["weight".into()])
+        );
         // Taken, they are drawn: burn's own initial values.
         let fresh: Linear = LinearConfig::new(4, 6).init(&device);
         let state = StateDict::of_model(&fresh, mesh)?;
-        assert_eq!(state.get::<2, Float>("weight").unwrap().to_local().into_data(), fresh.weight.val().into_data());
+        assert_eq!(
+            state
+                .get::<2, Float>("weight")
+                .unwrap()
+                .to_local()
+                .into_data(),
+            fresh.weight.val().into_data()
+        );
         Ok(())
     });
 }
@@ -238,13 +317,25 @@ fn lazy_parameters_are_not_drawn_by_a_load() {
 /// burn's clones of one parameter: still one leaf, of whose gradient the optimizer sees all.
 #[test]
 fn tied_parameters_stay_tied_unless_their_values_differ() {
-    let tied = |net: Net| Net { frozen: net.up.clone(), ..net };
+    let tied = |net: Net| Net {
+        frozen: net.up.clone(),
+        ..net
+    };
     let sharded = |net: Net, mesh: &DeviceMesh| {
-        fully_shard(tied(net), mesh, config().with_ignored(["spare", "up.*", "frozen.*"]).with_units(["down"]))
+        fully_shard(
+            tied(net),
+            mesh,
+            config()
+                .with_ignored(["spare", "up.*", "frozen.*"])
+                .with_units(["down"]),
+        )
     };
     let of_leaf = |net: &Net| {
         let loss = net.up.weight.val().sum() + net.frozen.weight.val().sum() * 2.0;
-        GradientsParams::from_grads(loss.backward(), net).get::<2>(net.up.weight.id).unwrap().into_data()
+        GradientsParams::from_grads(loss.backward(), net)
+            .get::<2>(net.up.weight.id)
+            .unwrap()
+            .into_data()
     };
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = device(mesh);
@@ -254,12 +345,16 @@ fn tied_parameters_stay_tied_unless_their_values_differ() {
         let state = StateDict::of_model(&source, mesh)?;
         let from_data = StateDict::from_full(state.full()?, mesh)?;
         for state in [&state, &from_data] {
-            let (loaded, _) = state.load_model(sharded(Net::new(2, &device), mesh)?, mesh, &strict())?;
+            let (loaded, _) =
+                state.load_model(sharded(Net::new(2, &device), mesh)?, mesh, &strict())?;
             assert_eq!(of_leaf(&loaded), expected);
         }
         // One key serves both, and two values are two parameters.
-        let from_one = strict().with_renamed(|path| Some(path.replace("frozen.", "up."))).with_partial(true);
-        let (loaded, report) = state.load_model(sharded(Net::new(2, &device), mesh)?, mesh, &from_one)?;
+        let from_one = strict()
+            .with_renamed(|path| Some(path.replace("frozen.", "up.")))
+            .with_partial(true);
+        let (loaded, report) =
+            state.load_model(sharded(Net::new(2, &device), mesh)?, mesh, &from_one)?;
         assert_eq!(
             (of_leaf(&loaded), report.unexpected),
             (expected, vec!["frozen.bias".into(), "frozen.weight".into()])
@@ -267,9 +362,15 @@ fn tied_parameters_stay_tied_unless_their_values_differ() {
         let mut full = state.full()?;
         let zeros = TensorData::zeros::<f32, _>(full["frozen.weight"].shape().clone());
         full.insert("frozen.weight".into(), zeros.clone());
-        let (loaded, _) =
-            StateDict::from_full(full, mesh)?.load_model(sharded(Net::new(2, &device), mesh)?, mesh, &strict())?;
-        assert_eq!(loaded.up.weight.val().into_data(), source.up.weight.val().into_data());
+        let (loaded, _) = StateDict::from_full(full, mesh)?.load_model(
+            sharded(Net::new(2, &device), mesh)?,
+            mesh,
+            &strict(),
+        )?;
+        assert_eq!(
+            loaded.up.weight.val().into_data(),
+            source.up.weight.val().into_data()
+        );
         assert_eq!(loaded.frozen.weight.val().into_data(), zeros);
         Ok(())
     });
@@ -299,14 +400,22 @@ fn a_report_names_what_was_loaded_and_what_was_not() {
         });
         for (layout, distribute) in LAYOUTS {
             let state = StateDict::from_full(saved.clone(), mesh)?;
-            let (loaded, report) = state.load_model(distribute(Net::new(2, &device), mesh)?, mesh, &options)?;
+            let (loaded, report) =
+                state.load_model(distribute(Net::new(2, &device), mesh)?, mesh, &options)?;
             assert_eq!(report.cast, ["down.weight", "steps"], "{layout}");
-            assert_eq!((&report.missing[..], &report.skipped[..]), (&["spare".into()][..], &["norm.beta".into()][..]));
+            assert_eq!(
+                (&report.missing[..], &report.skipped[..]),
+                (&["spare".into()][..], &["norm.beta".into()][..])
+            );
             assert_eq!(report.unexpected, ["extra"]);
             assert!(report.loaded.contains(&"up.weight".into()) && report.loaded.len() == 12);
             let (one, other) = (values_of(1), values_of(2));
             for (path, value) in values(&full_model(&loaded)?) {
-                let from = if ["spare", "norm.beta"].contains(&path.as_str()) { &other } else { &one };
+                let from = if ["spare", "norm.beta"].contains(&path.as_str()) {
+                    &other
+                } else {
+                    &one
+                };
                 assert_eq!(value, from[&path], "{layout}: {path}");
             }
         }
@@ -316,9 +425,12 @@ fn a_report_names_what_was_loaded_and_what_was_not() {
 
 fn refused<T>(result: Result<T>) -> [Vec<String>; 3] {
     match result.map(drop) {
-        Err(Error::Checkpoint(CheckpointError::Keys { of: LoadKind::Model, missing, unexpected, mismatched })) => {
-            [missing, unexpected, mismatched]
-        }
+        Err(Error::Checkpoint(CheckpointError::Keys {
+            of: LoadKind::Model,
+            missing,
+            unexpected,
+            mismatched,
+        })) => [missing, unexpected, mismatched],
         other => panic!("{other:?}"),
     }
 }
@@ -332,10 +444,16 @@ fn all_keys_that_do_not_fit_are_in_one_error() {
             saved.retain(|path, _| path != "spare" && path != "down.bias");
             let wide = TensorData::zeros::<f32, _>([5, 8]);
             let bools = TensorData::from([true, false]);
-            saved.extend([("up.weight".into(), wide), ("steps".into(), bools), ("a.b".into(), TensorData::from([1]))]);
+            saved.extend([
+                ("up.weight".into(), wide),
+                ("steps".into(), bools),
+                ("a.b".into(), TensorData::from([1])),
+            ]);
             let state = StateDict::from_full(saved, mesh)?;
             let load = |options: &LoadOptions| {
-                let error = state.load_model(distribute(Net::new(2, &device), mesh)?, mesh, options).map(drop);
+                let error = state
+                    .load_model(distribute(Net::new(2, &device), mesh)?, mesh, options)
+                    .map(drop);
                 let text = error.as_ref().unwrap_err().to_string();
                 Ok::<_, Error>((text, refused(error)))
             };
@@ -347,15 +465,28 @@ fn all_keys_that_do_not_fit_are_in_one_error() {
             );
             let shapes = "`up.weight` is [5, 7] f32, but `up.weight` was saved as [5, 8] f32";
             assert!(
-                mismatched.len() == 2 && mismatched[1] == shapes && mismatched[0].contains("`steps`"),
+                mismatched.len() == 2
+                    && mismatched[1] == shapes
+                    && mismatched[0].contains("`steps`"),
                 "{mismatched:?}"
             );
-            let parts = ["Not saved: `down.bias`, `spare`. ", "Not in the model: `a.b`. ", shapes, "with_partial"];
+            let parts = [
+                "Not saved: `down.bias`, `spare`. ",
+                "Not in the model: `a.b`. ",
+                shapes,
+                "with_partial",
+            ];
             assert!(parts.iter().all(|part| text.contains(part)), "{text}");
             // A partial load does not forgive a shape, and is not proposed for it.
             let (text, [missing, unexpected, mismatched]) = load(&strict().with_partial(true))?;
-            assert!(missing.is_empty() && unexpected.is_empty() && mismatched.len() == 2, "{layout}");
-            assert!(text.contains("allows no other shapes") && !text.contains("To load the rest"), "{text}");
+            assert!(
+                missing.is_empty() && unexpected.is_empty() && mismatched.len() == 2,
+                "{layout}"
+            );
+            assert!(
+                text.contains("allows no other shapes") && !text.contains("To load the rest"),
+                "{text}"
+            );
         }
         Ok(())
     });
@@ -371,9 +502,15 @@ fn ranks_refuse_a_state_dict_together() {
             state.retain(|path| path != "spare");
         }
         let load = |options: &LoadOptions| state.load_model(Net::new(2, &device), mesh, options);
-        assert_eq!(refused(load(&strict())).map(|keys| keys.join(" ")), ["spare", "", ""]);
+        assert_eq!(
+            refused(load(&strict())).map(|keys| keys.join(" ")),
+            ["spare", "", ""]
+        );
         // The group is in order.
-        assert_eq!(load(&strict().with_partial(true))?.1.missing.len(), usize::from(mesh.rank() == 2));
+        assert_eq!(
+            load(&strict().with_partial(true))?.1.missing.len(),
+            usize::from(mesh.rank() == 2)
+        );
         Ok(())
     });
 }
@@ -392,7 +529,8 @@ fn one_rank_has_the_values_for_all() {
         for (layout, distribute) in LAYOUTS {
             let target = distribute(Net::new(2, &device), mesh)?;
             let before = kept(&target);
-            let (loaded, report) = StateDict::load_model_from_first(given(mesh.rank()), target, mesh, &strict())?;
+            let (loaded, report) =
+                StateDict::load_model_from_first(given(mesh.rank()), target, mesh, &strict())?;
             assert!(report.loaded.iter().eq(expected.keys()), "{layout}");
             assert_eq!(kept(&loaded), before, "{layout}");
             assert_eq!(values(&full_model(&loaded)?), expected, "{layout}");
@@ -406,18 +544,35 @@ fn one_rank_has_the_values_for_all() {
             let target = LAYOUTS[5].1(Net::new(2, &device), mesh)?;
             StateDict::load_model_from_first(half.clone(), target, mesh, options)
         };
-        assert_eq!(refused(load(&strict())).map(|keys| keys.join(" ")), ["spare steps", "other", ""]);
+        assert_eq!(
+            refused(load(&strict())).map(|keys| keys.join(" ")),
+            ["spare steps", "other", ""]
+        );
         // One value for several parameters.
         let options = strict().with_partial(true).with_renamed(|path| match path {
             "spare" | "norm.gamma" => Some("other".into()),
             path => Some(path.into()),
         });
         let (loaded, report) = load(&options)?;
-        assert_eq!((&report.cast[..], report.missing.len()), (&["norm.gamma".into(), "spare".into()][..], 1));
+        assert_eq!(
+            (&report.cast[..], report.missing.len()),
+            (&["norm.gamma".into(), "spare".into()][..], 1)
+        );
         let loaded = values(&full_model(&loaded)?);
-        assert!(["spare", "norm.gamma"].iter().all(|path| loaded[*path] == expected["spare"]));
-        let none = StateDict::load_model_from_first(None, Net::new(2, &device), mesh, &strict()).map(drop);
-        assert!(matches!(none, Err(Error::Checkpoint(CheckpointError::NoValues { rank: 0 }))), "{none:?}");
+        assert!(
+            ["spare", "norm.gamma"]
+                .iter()
+                .all(|path| loaded[*path] == expected["spare"])
+        );
+        let none =
+            StateDict::load_model_from_first(None, Net::new(2, &device), mesh, &strict()).map(drop);
+        assert!(
+            matches!(
+                none,
+                Err(Error::Checkpoint(CheckpointError::NoValues { rank: 0 }))
+            ),
+            "{none:?}"
+        );
         Ok(())
     });
 }
@@ -438,11 +593,27 @@ fn an_optimizers_state_moves_with_the_model() {
             }
             let own = optim.state(&model)?;
             let (state, full) = (StateDict::of_optimizer(&own), own.full()?);
-            assert!(state.tensors().map(|(key, _)| key).eq(full.tensors.keys()), "{layout}");
-            assert!(state.scalars().eq(full.scalars.iter().map(|(key, scalar)| (key.as_str(), *scalar))));
-            assert_eq!((state.full()?, state.len()), (full.tensors.clone(), full.tensors.len() + full.scalars.len()));
+            assert!(
+                state.tensors().map(|(key, _)| key).eq(full.tensors.keys()),
+                "{layout}"
+            );
+            assert!(
+                state.scalars().eq(full
+                    .scalars
+                    .iter()
+                    .map(|(key, scalar)| (key.as_str(), *scalar)))
+            );
+            assert_eq!(
+                (state.full()?, state.len()),
+                (
+                    full.tensors.clone(),
+                    full.tensors.len() + full.scalars.len()
+                )
+            );
             let moment = own.tensor::<2>("up.weight.momentum.moment_1").unwrap();
-            let taken = state.get::<2, Float>("up.weight.momentum.moment_1").unwrap();
+            let taken = state
+                .get::<2, Float>("up.weight.momentum.moment_1")
+                .unwrap();
             assert_eq!(
                 (address(taken.clone().to_local()), taken.spec()),
                 (address(moment.local().clone()), moment.spec())
@@ -450,7 +621,8 @@ fn an_optimizers_state_moves_with_the_model() {
 
             let onto = |to: fn(Net, &DeviceMesh) -> Result<Net>, model: &Net, state: &StateDict| {
                 let values = StateDict::of_model(model, mesh)?;
-                let (model, _) = values.load_model(to(Net::new(2, &device), mesh)?, mesh, &strict())?;
+                let (model, _) =
+                    values.load_model(to(Net::new(2, &device), mesh)?, mesh, &strict())?;
                 let (state, _) = state.optimizer_state(&model, &strict())?;
                 let optim = optimizer().load_state(&model, state)?;
                 Ok::<_, Error>((model, optim))
@@ -458,25 +630,52 @@ fn an_optimizers_state_moves_with_the_model() {
             let (moved, there) = onto(other, &model, &state)?;
             let state_there = there.state(&moved)?;
             assert_eq!(state_there.full()?, full, "{layout} to {other_layout}");
-            let (mut back, mut again) = onto(distribute, &moved, &StateDict::of_optimizer(&state_there))?;
+            let (mut back, mut again) =
+                onto(distribute, &moved, &StateDict::of_optimizer(&state_there))?;
             for step in 2..4 {
                 let [grads, of_back] = [&model, &back].map(|net| net.grads(step, 0, &device));
                 model = optim.step(0.1, model, grads)?;
                 back = again.step(0.1, back, of_back)?;
             }
-            assert_eq!(again.state(&back)?.full()?, optim.state(&model)?.full()?, "{layout}");
-            assert_eq!(values(&full_model(&back)?), values(&full_model(&model)?), "{layout}");
+            assert_eq!(
+                again.state(&back)?.full()?,
+                optim.state(&model)?.full()?,
+                "{layout}"
+            );
+            assert_eq!(
+                values(&full_model(&back)?),
+                values(&full_model(&model)?),
+                "{layout}"
+            );
         }
         let model = LAYOUTS[1].1(Net::new(1, &device), mesh)?;
-        let foreign = StateDict::from_full([("nowhere.moment_1".into(), TensorData::from([1.0]))], mesh)?;
-        let error = foreign.optimizer_state(&model, &strict()).map(drop).unwrap_err();
+        let foreign =
+            StateDict::from_full([("nowhere.moment_1".into(), TensorData::from([1.0]))], mesh)?;
+        let error = foreign
+            .optimizer_state(&model, &strict())
+            .map(drop)
+            .unwrap_err();
         let unexpected = vec!["nowhere.moment_1".to_owned()];
         let of = LoadKind::Optimizer;
-        let expected =
-            CheckpointError::Keys { of, missing: vec![], unexpected: unexpected.clone(), mismatched: vec![] };
-        assert!(matches!(&error, Error::Checkpoint(error) if *error == expected), "{error}");
+        let expected = CheckpointError::Keys {
+            of,
+            missing: vec![],
+            unexpected: unexpected.clone(),
+            mismatched: vec![],
+        };
+        assert!(
+            matches!(&error, Error::Checkpoint(error) if *error == expected),
+            "{error}"
+        );
         let (nothing, report) = foreign.optimizer_state(&model, &strict().with_partial(true))?;
-        assert_eq!((nothing.paths().count(), report.loaded.len(), report.unexpected), (0, 0, unexpected));
+        assert_eq!(
+            (
+                nothing.paths().count(),
+                report.loaded.len(),
+                report.unexpected
+            ),
+            (0, 0, unexpected)
+        );
         Ok(())
     });
 }
@@ -491,13 +690,34 @@ fn an_optimizers_state_follows_renamed_parameters() {
         let grads = model.grads(0, 0, &device);
         model = optim.step(0.1, model, grads)?;
         let own = optim.state(&model)?;
-        let keyed = |path: &str| if path.starts_with("up.") { format!("before.{path}") } else { path.to_owned() };
-        let saved = own.full()?.tensors.into_iter().map(|(key, data)| (keyed(&key), data));
+        let keyed = |path: &str| {
+            if path.starts_with("up.") {
+                format!("before.{path}")
+            } else {
+                path.to_owned()
+            }
+        };
+        let saved = own
+            .full()?
+            .tensors
+            .into_iter()
+            .map(|(key, data)| (keyed(&key), data));
         let saved = StateDict::from_full(saved, mesh)?;
 
-        let error = saved.optimizer_state(&model, &strict()).map(drop).unwrap_err().to_string();
-        assert!(error.contains("before.up.weight.momentum.moment_1"), "{error}");
-        let left_out = own.paths().find(|path| !path.starts_with("up.")).unwrap().to_owned();
+        let error = saved
+            .optimizer_state(&model, &strict())
+            .map(drop)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("before.up.weight.momentum.moment_1"),
+            "{error}"
+        );
+        let left_out = own
+            .paths()
+            .find(|path| !path.starts_with("up."))
+            .unwrap()
+            .to_owned();
         let renamed = {
             let left_out = left_out.clone();
             strict().with_renamed(move |path| (path != left_out).then(|| keyed(path)))
@@ -511,7 +731,11 @@ fn an_optimizers_state_follows_renamed_parameters() {
         assert!(state.paths().eq(loaded));
         for (name, tensor) in state.tensors() {
             let same = own.tensors().find(|(other, _)| *other == name).unwrap().1;
-            assert_eq!((tensor.local_data(), tensor.spec()), (same.local_data(), same.spec()), "{name}");
+            assert_eq!(
+                (tensor.local_data(), tensor.spec()),
+                (same.local_data(), same.spec()),
+                "{name}"
+            );
         }
         Ok(())
     });
@@ -527,7 +751,10 @@ fn a_replaced_parameter_is_named() {
         model.up.weight = Param::from_tensor(tensor(1, [5, 7], &device));
         for error in [
             StateDict::of_model(&model, mesh).map(drop).unwrap_err(),
-            state.load_model(model, mesh, &strict()).map(drop).unwrap_err(),
+            state
+                .load_model(model, mesh, &strict())
+                .map(drop)
+                .unwrap_err(),
         ] {
             assert!(error.to_string().contains("up.weight"), "{error}");
         }

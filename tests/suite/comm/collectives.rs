@@ -12,21 +12,33 @@ use super::run;
 fn threads(check: &str) {
     for ranks in crate::CONFORMING {
         let conformance = Conformance::of(Launch::threads).with_ranks([ranks]);
-        let conformance =
-            if ranks > 2 && !crate::effort::is_long() { conformance.with_few_cases() } else { conformance };
+        let conformance = if ranks > 2 && !crate::effort::is_long() {
+            conformance.with_few_cases()
+        } else {
+            conformance
+        };
         assert!(conformance.check(check) > 0);
     }
 }
 
 /// Checks that the others are most like, where ranks are many: every one takes seconds.
-const OF_MANY_RANKS: [&str; 7] =
-    ["all_gather", "reduce_scatter", "all_reduce", "all_to_all_single", "barrier", "broadcast", "messages"];
+const OF_MANY_RANKS: [&str; 7] = [
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "messages",
+];
 
 /// On the world, and on the rows and columns of a mesh: with `LONG_TESTS` every check.
 #[test]
 fn checks_hold_on_128_ranks() {
     let of_check = |check| {
-        let cases = Conformance::of(Launch::threads).with_ranks([128]).check(check);
+        let cases = Conformance::of(Launch::threads)
+            .with_ranks([128])
+            .check(check);
         assert!(cases > 0, "{check}");
         cases
     };
@@ -149,22 +161,43 @@ fn sums_are_of_neighbours_first_and_rounded_once() {
 
 #[test]
 fn wrong_use_is_named_on_every_rank() {
-    assert!(Conformance::of(Launch::threads).with_ranks([2, 3, 8]).misuse() >= 3 * 38);
+    assert!(
+        Conformance::of(Launch::threads)
+            .with_ranks([2, 3, 8])
+            .misuse()
+            >= 3 * 38
+    );
 }
 
 #[test]
 fn a_plan_that_was_sent_is_the_plan() {
     run(2, |world| {
         let comm = world.all();
-        let meta = TensorMeta { shape: Shape::from([5, 3]), dtype: DType::F32 };
-        let plan = comm.plan_reduce_scatter(vec![(meta, 0, ShardSizes::Uneven([4, 1].into()))], ReduceOp::Max)?;
-        let sent: CollectivePlan = postcard::from_bytes(&postcard::to_stdvec(&*plan).unwrap()).unwrap();
+        let meta = TensorMeta {
+            shape: Shape::from([5, 3]),
+            dtype: DType::F32,
+        };
+        let plan = comm.plan_reduce_scatter(
+            vec![(meta, 0, ShardSizes::Uneven([4, 1].into()))],
+            ReduceOp::Max,
+        )?;
+        let sent: CollectivePlan =
+            postcard::from_bytes(&postcard::to_stdvec(&*plan).unwrap()).unwrap();
         assert_eq!(format!("{sent:?}"), format!("{plan:?}"));
         assert_eq!((sent.tensors(), sent.ranks()), (plan.tensors(), 2));
         let full = Tensor::<2>::full([5, 3], world.rank() as f32, world.device());
-        let shard = comm.execute_plan("sent".into(), &sent.into(), vec![full.into_dispatch()]).wait()?.remove(0);
+        let shard = comm
+            .execute_plan("sent".into(), &sent.into(), vec![full.into_dispatch()])
+            .wait()?
+            .remove(0);
         let expected = vec![1.0; 3 * [4, 1][world.rank()]];
-        assert_eq!(Tensor::<2>::from_dispatch(shard).into_data().try_to_vec::<f32>().unwrap(), expected);
+        assert_eq!(
+            Tensor::<2>::from_dispatch(shard)
+                .into_data()
+                .try_to_vec::<f32>()
+                .unwrap(),
+            expected
+        );
         Ok(())
     });
 }
@@ -176,14 +209,27 @@ fn the_average_is_the_sum_over_the_number_of_ranks() {
             let value = |rank: usize, i: usize| ((i * 7 + rank * 11) % 5) as f64;
             for dtype in [DType::F32, DType::F64] {
                 let own: Vec<f64> = (0..33).map(|i| value(world.rank(), i)).collect();
-                let tensor = Tensor::<1>::from_data(&own[..], (world.device(), dtype)).into_dispatch();
-                let average = world.all().all_reduce(Call::default(), vec![tensor], ReduceOp::Avg).wait()?.remove(0);
+                let tensor =
+                    Tensor::<1>::from_data(&own[..], (world.device(), dtype)).into_dispatch();
+                let average = world
+                    .all()
+                    .all_reduce(Call::default(), vec![tensor], ReduceOp::Avg)
+                    .wait()?
+                    .remove(0);
                 let sums = (0..33).map(|i| (0..ranks).map(|rank| value(rank, i)).sum::<f64>());
                 let expected: Vec<f64> = match dtype {
-                    DType::F32 => sums.map(|sum| f64::from(sum as f32 / ranks as f32)).collect(),
+                    DType::F32 => sums
+                        .map(|sum| f64::from(sum as f32 / ranks as f32))
+                        .collect(),
                     _ => sums.map(|sum| sum / ranks as f64).collect(),
                 };
-                assert_eq!(Tensor::<1>::from_dispatch(average).into_data().iter::<f64>().collect::<Vec<_>>(), expected);
+                assert_eq!(
+                    Tensor::<1>::from_dispatch(average)
+                        .into_data()
+                        .iter::<f64>()
+                        .collect::<Vec<_>>(),
+                    expected
+                );
             }
             Ok(())
         });

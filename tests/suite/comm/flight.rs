@@ -7,7 +7,9 @@ use std::time::Duration;
 use std::{env, fs};
 
 use burn::tensor::{DType, Tensor};
-use burn_dtensor::comm::{CommError, Communicator, Launch, LaunchError, Op, StartError, Work, World, launch};
+use burn_dtensor::comm::{
+    CommError, Communicator, Launch, LaunchError, Op, StartError, Work, World, launch,
+};
 use burn_dtensor::comm::{ReduceOp, ShardedTensor};
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::{Error, Result};
@@ -22,7 +24,11 @@ struct Folder(PathBuf);
 impl Folder {
     fn new() -> Self {
         static FOLDERS: AtomicUsize = AtomicUsize::new(0);
-        let name = format!("flight-{}-{}", std::process::id(), FOLDERS.fetch_add(1, Ordering::Relaxed));
+        let name = format!(
+            "flight-{}-{}",
+            std::process::id(),
+            FOLDERS.fetch_add(1, Ordering::Relaxed)
+        );
         Self(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name))
     }
 
@@ -43,7 +49,9 @@ impl Drop for Folder {
 /// Three ranks whose programs fail: how the launch did, and what their files say.
 fn fails(program: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, LaunchTrace) {
     let folder = Folder::new();
-    let config = Launch::threads(3).with_deadline(FAR).with_flight_recorder(&folder.0);
+    let config = Launch::threads(3)
+        .with_deadline(FAR)
+        .with_flight_recorder(&folder.0);
     let error = launch(config, |world| {
         world.barrier("start")?;
         program(world)
@@ -82,9 +90,20 @@ fn blames(why: FaultKind, text: &[&str], (error, flights): (LaunchError, LaunchT
     for text in text {
         assert!(fault.text.contains(text), "{fault}");
     }
-    assert!(flights.to_string().lines().nth(1).unwrap().starts_with("  at fault: rank 2 "), "{flights}");
+    assert!(
+        flights
+            .to_string()
+            .lines()
+            .nth(1)
+            .unwrap()
+            .starts_with("  at fault: rank 2 "),
+        "{flights}"
+    );
     let json: serde_json::Value = serde_json::from_str(&flights.to_json(3)).unwrap();
-    assert_eq!((&json["fault"]["rank"], &json["fault"]["why"]), (&2.into(), &why.name().into()));
+    assert_eq!(
+        (&json["fault"]["rank"], &json["fault"]["why"]),
+        (&2.into(), &why.name().into())
+    );
     assert_eq!(json["ranks"].as_array().unwrap().len(), 3);
 }
 
@@ -93,16 +112,28 @@ fn step(_: &World, comm: &Communicator) -> Vec<Work<()>> {
 }
 
 /// An all-gather of a matrix that is cut along its rows.
-fn gather(label: &str, dtype: DType, width: usize) -> impl Fn(&World, &Communicator) -> Vec<Work<()>> {
+fn gather(
+    label: &str,
+    dtype: DType,
+    width: usize,
+) -> impl Fn(&World, &Communicator) -> Vec<Work<()>> {
     move |world, comm| {
-        let tensor = Tensor::<2>::ones([2, width], world.device()).cast(dtype).into_dispatch();
-        let shard = ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(6) };
+        let tensor = Tensor::<2>::ones([2, width], world.device())
+            .cast(dtype)
+            .into_dispatch();
+        let shard = ShardedTensor {
+            tensor,
+            dim: 0,
+            sizes: ShardSizes::Chunked(6),
+        };
         vec![comm.all_gather(label.into(), vec![shard]).then(drop)]
     }
 }
 
 /// Waits for all.
-fn wait(calls: impl Fn(&World, &Communicator) -> Vec<Work<()>>) -> impl Fn(&World, &Communicator) -> Result<()> {
+fn wait(
+    calls: impl Fn(&World, &Communicator) -> Vec<Work<()>>,
+) -> impl Fn(&World, &Communicator) -> Result<()> {
     move |world, comm| Ok(calls(world, comm).into_iter().try_for_each(Work::wait)?)
 }
 
@@ -110,16 +141,29 @@ fn wait(calls: impl Fn(&World, &Communicator) -> Vec<Work<()>>) -> impl Fn(&Worl
 fn a_panic() {
     let ended = provoke(step, |_, _| panic!("boom"));
     let text = ended.0.to_string();
-    assert!(text.contains("\n  rank 2 took part in barrier #0 `start` on ranks [0, 1, 2]\n"), "{text}");
-    assert!(text.contains("\n  what each rank did last is in "), "{text}");
+    assert!(
+        text.contains("\n  rank 2 took part in barrier #0 `start` on ranks [0, 1, 2]\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("\n  what each rank did last is in "),
+        "{text}"
+    );
     let panicked = ended.1.rank(2).unwrap().ending.as_ref().unwrap();
-    assert_eq!((panicked.how, &*panicked.text), (ExitKind::Panicked, "boom"));
+    assert_eq!(
+        (panicked.how, &*panicked.text),
+        (ExitKind::Panicked, "boom")
+    );
     blames(FaultKind::Panicked, &["panicked: boom"], ended);
 }
 
 #[test]
 fn an_error() {
-    blames(FaultKind::Failed, &["failed: no batch left"], provoke(step, |_, _| Err(Error::other("no batch left"))));
+    blames(
+        FaultKind::Failed,
+        &["failed: no batch left"],
+        provoke(step, |_, _| Err(Error::other("no batch left"))),
+    );
 }
 
 /// Of the process, by the program of one of its ranks.
@@ -128,18 +172,27 @@ fn an_exit() {
     const NAME: &str = "comm::flight::an_exit";
     const OWN: &str = "BURN_DTENSOR_FLIGHT_OF_AN_EXIT";
     if let Some(folder) = env::var_os(OWN) {
-        let ended = launch(Launch::threads(3).with_deadline(FAR).with_flight_recorder(folder), |world| {
-            world.barrier("start")?;
-            if world.rank() == 1 {
-                process::exit(7);
-            }
-            world.barrier("step")
-        });
+        let ended = launch(
+            Launch::threads(3)
+                .with_deadline(FAR)
+                .with_flight_recorder(folder),
+            |world| {
+                world.barrier("start")?;
+                if world.rank() == 1 {
+                    process::exit(7);
+                }
+                world.barrier("step")
+            },
+        );
         panic!("{ended:?}");
     }
     let folder = Folder::new();
     let mut command = Command::new(env::current_exe().unwrap());
-    let output = command.args([NAME, "--exact", "--nocapture"]).env(OWN, &folder.0).output().unwrap();
+    let output = command
+        .args([NAME, "--exact", "--nocapture"])
+        .env(OWN, &folder.0)
+        .output()
+        .unwrap();
     assert_eq!(output.status.code(), Some(7), "{output:?}");
     let flights = folder.flights();
     let fault = flights.fault().unwrap_or_else(|| panic!("{flights}"));
@@ -153,18 +206,38 @@ fn an_exit() {
 fn an_argument_that_cannot_be_right() {
     let wrong = |world: &World, comm: &Communicator| {
         let tensor = Tensor::<2>::ones([3, 3], world.device()).into_dispatch();
-        comm.all_gather("rows".into(), vec![ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(6) }]).wait()?;
+        comm.all_gather(
+            "rows".into(),
+            vec![ShardedTensor {
+                tensor,
+                dim: 0,
+                sizes: ShardSizes::Chunked(6),
+            }],
+        )
+        .wait()?;
         Ok(())
     };
-    blames(FaultKind::Failed, &["length 3 in dimension 0"], provoke(step, wrong));
+    blames(
+        FaultKind::Failed,
+        &["length 3 in dimension 0"],
+        provoke(step, wrong),
+    );
 }
 
 /// A call too few, at the end.
 #[test]
 fn an_early_return() {
     let left = provoke(step, |_, _| Ok(()));
-    assert!(left.1.waits().iter().any(|waiting| waiting.missing == [2]), "{}", left.1);
-    blames(FaultKind::Left, &["waits for it in barrier #1 `step` on ranks [0, 1, 2]"], left);
+    assert!(
+        left.1.waits().iter().any(|waiting| waiting.missing == [2]),
+        "{}",
+        left.1
+    );
+    blames(
+        FaultKind::Left,
+        &["waits for it in barrier #1 `step` on ranks [0, 1, 2]"],
+        left,
+    );
 }
 
 /// It is waited for, too, and came too late.
@@ -182,36 +255,65 @@ fn a_rank_that_was_told_of_another_is_not_at_fault() {
         told.store(true, Ordering::Release);
         step
     });
-    assert!(ended.1.waits().iter().any(|waiting| waiting.missing == [1, 2]), "{}", ended.1);
-    blames(FaultKind::Left, &["waits for it in barrier #1 `step` on ranks [0, 1, 2]"], ended);
+    assert!(
+        ended
+            .1
+            .waits()
+            .iter()
+            .any(|waiting| waiting.missing == [1, 2]),
+        "{}",
+        ended.1
+    );
+    blames(
+        FaultKind::Left,
+        &["waits for it in barrier #1 `step` on ranks [0, 1, 2]"],
+        ended,
+    );
 }
 
 #[test]
 fn another_operation() {
     let wrong = |world: &World, comm: &Communicator| {
         let tensor = Tensor::<1>::ones([3], world.device()).into_dispatch();
-        comm.all_reduce("step".into(), vec![tensor], ReduceOp::Sum).wait()?;
+        comm.all_reduce("step".into(), vec![tensor], ReduceOp::Sum)
+            .wait()?;
         Ok(())
     };
-    blames(FaultKind::Disagrees, &["operation all_reduce vs barrier", "[3] f32"], provoke(step, wrong));
+    blames(
+        FaultKind::Disagrees,
+        &["operation all_reduce vs barrier", "[3] f32"],
+        provoke(step, wrong),
+    );
 }
 
 #[test]
 fn another_shape() {
     let wrong = wait(gather("rows", DType::F32, 4));
-    blames(FaultKind::Disagrees, &["tensor 0: shape [6, 4] vs [6, 3]"], provoke(gather("rows", DType::F32, 3), wrong));
+    blames(
+        FaultKind::Disagrees,
+        &["tensor 0: shape [6, 4] vs [6, 3]"],
+        provoke(gather("rows", DType::F32, 3), wrong),
+    );
 }
 
 #[test]
 fn another_dtype() {
     let wrong = wait(gather("rows", DType::F64, 3));
-    blames(FaultKind::Disagrees, &["tensor 0: dtype f64 vs f32"], provoke(gather("rows", DType::F32, 3), wrong));
+    blames(
+        FaultKind::Disagrees,
+        &["tensor 0: dtype f64 vs f32"],
+        provoke(gather("rows", DType::F32, 3), wrong),
+    );
 }
 
 #[test]
 fn another_label() {
     let wrong = wait(gather("columns", DType::F32, 3));
-    blames(FaultKind::Disagrees, &["label `columns` vs `rows`"], provoke(gather("rows", DType::F32, 3), wrong));
+    blames(
+        FaultKind::Disagrees,
+        &["label `columns` vs `rows`"],
+        provoke(gather("rows", DType::F32, 3), wrong),
+    );
 }
 
 /// Messages are no collectives, of which the files have all calls: what ranks were told counts.
@@ -219,10 +321,20 @@ fn another_label() {
 fn a_receive_of_another_message() {
     let send = |world: &World, comm: &Communicator| {
         let tensor = Tensor::<1>::ones([3], world.device()).into_dispatch();
-        if world.rank() == 0 { vec![comm.send("step".into(), vec![tensor], 2, 7)] } else { vec![] }
+        if world.rank() == 0 {
+            vec![comm.send("step".into(), vec![tensor], 2, 7)]
+        } else {
+            vec![]
+        }
     };
-    let wrong = |_: &World, comm: &Communicator| Ok(comm.receive("other".into(), None, 0, 7).wait().map(drop)?);
-    blames(FaultKind::Disagrees, &["differs: ", "label `other` vs `step`"], provoke(send, wrong));
+    let wrong = |_: &World, comm: &Communicator| {
+        Ok(comm.receive("other".into(), None, 0, 7).wait().map(drop)?)
+    };
+    blames(
+        FaultKind::Disagrees,
+        &["differs: ", "label `other` vs `step`"],
+        provoke(send, wrong),
+    );
 }
 
 fn barriers(labels: [&'static str; 2]) -> impl Fn(&World, &Communicator) -> Vec<Work<()>> {
@@ -231,32 +343,71 @@ fn barriers(labels: [&'static str; 2]) -> impl Fn(&World, &Communicator) -> Vec<
 
 #[test]
 fn another_order() {
-    let ended = provoke(barriers(["first", "second"]), wait(barriers(["second", "first"])));
-    blames(FaultKind::Disagrees, &["label `second` vs `first`", "in another order"], ended);
+    let ended = provoke(
+        barriers(["first", "second"]),
+        wait(barriers(["second", "first"])),
+    );
+    blames(
+        FaultKind::Disagrees,
+        &["label `second` vs `first`", "in another order"],
+        ended,
+    );
 }
 
 #[test]
 fn a_call_too_many_between_others() {
     let ended = provoke(step, wait(barriers(["more", "step"])));
-    blames(FaultKind::Disagrees, &["label `more` vs `step`", "it makes one call too many"], ended);
+    blames(
+        FaultKind::Disagrees,
+        &["label `more` vs `step`", "it makes one call too many"],
+        ended,
+    );
 }
 
 #[test]
 fn a_call_too_few_between_others() {
-    let ended = provoke(barriers(["first", "second"]), wait(|_, comm| vec![comm.barrier("second".into())]));
-    blames(FaultKind::Disagrees, &["label `second` vs `first`", "it has left one call out"], ended);
+    let ended = provoke(
+        barriers(["first", "second"]),
+        wait(|_, comm| vec![comm.barrier("second".into())]),
+    );
+    blames(
+        FaultKind::Disagrees,
+        &["label `second` vs `first`", "it has left one call out"],
+        ended,
+    );
 }
 
 /// The launch names the first of those that the call waits for, since it cannot tell a call too many from returns that are
 /// too early. Here most have returned.
 #[test]
 fn a_call_too_many_at_the_end() {
-    let (error, flights) = fails(|world| if world.rank() == 2 { world.barrier("more") } else { Ok(()) });
-    let Error::Comm(CommError::RankReturned { rank: 0 | 1, during }) = &error.cause else { panic!("{error}") };
+    let (error, flights) = fails(|world| {
+        if world.rank() == 2 {
+            world.barrier("more")
+        } else {
+            Ok(())
+        }
+    });
+    let Error::Comm(CommError::RankReturned {
+        rank: 0 | 1,
+        during,
+    }) = &error.cause
+    else {
+        panic!("{error}")
+    };
     assert_eq!(&*during.label, "more");
     let fault = flights.fault().unwrap();
-    assert_eq!((fault.rank, fault.why), (2, FaultKind::Surplus), "{flights}");
-    assert!(fault.text.contains("a call too many: ranks [0, 1] have returned without it"), "{fault}");
+    assert_eq!(
+        (fault.rank, fault.why),
+        (2, FaultKind::Surplus),
+        "{flights}"
+    );
+    assert!(
+        fault
+            .text
+            .contains("a call too many: ranks [0, 1] have returned without it"),
+        "{fault}"
+    );
 }
 
 /// Of a circle none is more at fault than another: the launch names the one whose wait closed it, the files the one that
@@ -266,17 +417,26 @@ fn a_deadlock() {
     let (error, flights) = fails(|world| {
         let pairs = [[0, 1], [1, 2], [2, 0]];
         // Every rank begins with the pair that it shares with the next.
-        world.group(&pairs[world.rank()])?.barrier("right".into()).wait()?;
-        world.group(&pairs[(world.rank() + 2) % 3])?.barrier("left".into()).wait()?;
+        world
+            .group(&pairs[world.rank()])?
+            .barrier("right".into())
+            .wait()?;
+        world
+            .group(&pairs[(world.rank() + 2) % 3])?
+            .barrier("left".into())
+            .wait()?;
         Ok(())
     });
-    let Error::Comm(CommError::Deadlock { waits }) = &error.cause else { panic!("{error}") };
+    let Error::Comm(CommError::Deadlock { waits }) = &error.cause else {
+        panic!("{error}")
+    };
     assert_eq!(waits.len(), 3);
     let fault = flights.fault().unwrap();
     assert_eq!(fault.why, FaultKind::Deadlock, "{flights}");
     for rank in 0..3 {
         let (next, ranks) = ((rank + 1) % 3, [[0, 1], [1, 2], [2, 0]][rank]);
-        let waits = format!("rank {rank} waits in barrier #0 `right` on ranks {ranks:?} for rank {next}");
+        let waits =
+            format!("rank {rank} waits in barrier #0 `right` on ranks {ranks:?} for rank {next}");
         assert!(fault.text.contains(&waits), "{fault}");
     }
 }
@@ -306,10 +466,20 @@ fn late(then: impl Fn(&World) -> Result<()> + Sync) -> (LaunchError, LaunchTrace
 #[test]
 fn a_deadline() {
     let ended = late(|world| world.barrier("step"));
-    assert!(matches!(ended.0.cause, Error::Comm(CommError::DeadlineExceeded { .. })), "{}", ended.0);
+    assert!(
+        matches!(
+            ended.0.cause,
+            Error::Comm(CommError::DeadlineExceeded { .. })
+        ),
+        "{}",
+        ended.0
+    );
     blames(
         FaultKind::Absent,
-        &["is missing; last operation: barrier #0 `start`", "wait for it, first in barrier #1 `step`"],
+        &[
+            "is missing; last operation: barrier #0 `start`",
+            "wait for it, first in barrier #1 `step`",
+        ],
         ended,
     );
 }
@@ -319,8 +489,15 @@ fn a_deadline() {
 fn a_call_after_a_failure_is_no_disagreement() {
     let ended = late(|world| world.barrier("clean up"));
     let refused = ended.1.rank(2).unwrap().operations.last().unwrap();
-    assert_eq!((&*refused.id.label, refused.over.unwrap().1), ("clean up", OpOutcome::Refused));
-    blames(FaultKind::Absent, &["is missing; last operation: barrier #0 `start`"], ended);
+    assert_eq!(
+        (&*refused.id.label, refused.over.unwrap().1),
+        ("clean up", OpOutcome::Refused)
+    );
+    blames(
+        FaultKind::Absent,
+        &["is missing; last operation: barrier #0 `start`"],
+        ended,
+    );
 }
 
 /// Of two callers the one that came last is at fault to the launch; once a third has called, the files have a majority.
@@ -354,67 +531,120 @@ fn the_majority_counts_also_of_those_who_called_after_the_failure() {
     });
     assert_eq!(error.rank, 1, "{error}");
     let fault = flights.fault().unwrap();
-    assert_eq!((fault.rank, fault.why), (2, FaultKind::Disagrees), "{flights}");
+    assert_eq!(
+        (fault.rank, fault.why),
+        (2, FaultKind::Disagrees),
+        "{flights}"
+    );
 }
 
 #[test]
 fn a_program_that_is_well_has_no_fault() {
     let folder = Folder::new();
-    launch(Launch::threads(3).with_flight_recorder(&folder.0), |world| {
-        let all = world.all();
-        let tensor = || Tensor::<2>::ones([2, 5], world.device()).into_dispatch();
-        let sum = all.all_reduce("sum".into(), vec![tensor()], ReduceOp::Sum);
-        drop(all.duplicate("second").barrier("dropped".into()));
-        sum.wait()?;
-        // From whoever comes first, and in the order in which they came.
-        if world.rank() == 0 {
-            let froms: Vec<_> =
-                (0..2).map(|_| Ok(all.receive("any".into(), None, None, 7).wait()?.from)).collect::<Result<_>>()?;
-            let flight = world.ledger().flight();
-            let received = flight.operations.iter().filter(|operation| operation.id.op == Op::Receive);
-            let noted: Vec<_> = received.map(|operation| operation.over.unwrap().1).collect();
-            assert_eq!(noted, froms.into_iter().map(|from| OpOutcome::Done(Some(from))).collect::<Vec<_>>());
-        } else {
-            all.send("any".into(), vec![tensor()], 0, 7).wait()?;
-        }
-        world.barrier("end")
-    })
+    launch(
+        Launch::threads(3).with_flight_recorder(&folder.0),
+        |world| {
+            let all = world.all();
+            let tensor = || Tensor::<2>::ones([2, 5], world.device()).into_dispatch();
+            let sum = all.all_reduce("sum".into(), vec![tensor()], ReduceOp::Sum);
+            drop(all.duplicate("second").barrier("dropped".into()));
+            sum.wait()?;
+            // From whoever comes first, and in the order in which they came.
+            if world.rank() == 0 {
+                let froms: Vec<_> = (0..2)
+                    .map(|_| Ok(all.receive("any".into(), None, None, 7).wait()?.from))
+                    .collect::<Result<_>>()?;
+                let flight = world.ledger().flight();
+                let received = flight
+                    .operations
+                    .iter()
+                    .filter(|operation| operation.id.op == Op::Receive);
+                let noted: Vec<_> = received
+                    .map(|operation| operation.over.unwrap().1)
+                    .collect();
+                assert_eq!(
+                    noted,
+                    froms
+                        .into_iter()
+                        .map(|from| OpOutcome::Done(Some(from)))
+                        .collect::<Vec<_>>()
+                );
+            } else {
+                all.send("any".into(), vec![tensor()], 0, 7).wait()?;
+            }
+            world.barrier("end")
+        },
+    )
     .unwrap();
     let flights = folder.flights();
     assert_eq!(flights.fault(), None, "{flights}");
-    assert!(flights.to_string().contains("\n  every rank has returned\n"), "{flights}");
+    assert!(
+        flights
+            .to_string()
+            .contains("\n  every rank has returned\n"),
+        "{flights}"
+    );
     let sum = &flights.rank(1).unwrap().operations[0];
-    assert_eq!(sum.to_string(), "all_reduce #0 `sum` on ranks [0, 1, 2]: [2, 5] f32");
+    assert_eq!(
+        sum.to_string(),
+        "all_reduce #0 `sum` on ranks [0, 1, 2]: [2, 5] f32"
+    );
     assert_eq!((sum.reduction, sum.bytes, sum.index), (Some("sum"), 40, 0));
     assert!(sum.waited.is_some() && matches!(sum.over, Some((_, OpOutcome::Done(Some(_))))));
     let dropped = &flights.rank(1).unwrap().operations[1];
-    assert_eq!((&*dropped.channel, dropped.over.unwrap().1, dropped.waited), ("second", OpOutcome::Dropped, None));
+    assert_eq!(
+        (&*dropped.channel, dropped.over.unwrap().1, dropped.waited),
+        ("second", OpOutcome::Dropped, None)
+    );
     // Messages have numbers of their own.
     let last = flights.rank(0).unwrap().operations.last().unwrap();
     assert_eq!(last.id.to_string(), "barrier #1 `end` on ranks [0, 1, 2]");
-    let sent = flights.rank(2).unwrap().operations.iter().find(|operation| operation.id.op == Op::Send).unwrap();
-    assert_eq!(sent.to_string(), "send #0 `any` on ranks [0, 1, 2] to rank 0, tag 7: [2, 5] f32");
+    let sent = flights
+        .rank(2)
+        .unwrap()
+        .operations
+        .iter()
+        .find(|operation| operation.id.op == Op::Send)
+        .unwrap();
+    assert_eq!(
+        sent.to_string(),
+        "send #0 `any` on ranks [0, 1, 2] to rank 0, tag 7: [2, 5] f32"
+    );
 }
 
 /// While a rank waits, its files say for whom.
 #[test]
 fn a_program_that_runs_says_who_is_waited_for() {
     let folder = Folder::new();
-    launch(Launch::threads(3).with_flight_recorder(&folder.0), |world| {
-        if world.rank() == 1 {
-            let waits = |flights: &LaunchTrace| flights.waits().iter().filter(|waiting| waiting.missing == [1]).count();
-            let flights = loop {
-                let flights = folder.flights();
-                if flights.ranks.len() == 3 && waits(&flights) == 2 {
-                    break flights;
-                }
-            };
-            let fault = flights.fault().unwrap();
-            assert_eq!((fault.rank, fault.why), (1, FaultKind::Absent), "{flights}");
-            assert!(fault.text.contains("ranks [0, 2] wait for it, first in barrier #0 `step`"), "{fault}");
-        }
-        world.barrier("step")
-    })
+    launch(
+        Launch::threads(3).with_flight_recorder(&folder.0),
+        |world| {
+            if world.rank() == 1 {
+                let waits = |flights: &LaunchTrace| {
+                    flights
+                        .waits()
+                        .iter()
+                        .filter(|waiting| waiting.missing == [1])
+                        .count()
+                };
+                let flights = loop {
+                    let flights = folder.flights();
+                    if flights.ranks.len() == 3 && waits(&flights) == 2 {
+                        break flights;
+                    }
+                };
+                let fault = flights.fault().unwrap();
+                assert_eq!((fault.rank, fault.why), (1, FaultKind::Absent), "{flights}");
+                assert!(
+                    fault
+                        .text
+                        .contains("ranks [0, 2] wait for it, first in barrier #0 `step`"),
+                    "{fault}"
+                );
+            }
+            world.barrier("step")
+        },
+    )
     .unwrap();
 }
 
@@ -422,26 +652,45 @@ fn a_program_that_runs_says_who_is_waited_for() {
 fn a_folder_that_cannot_be_made_fails_the_launch_at_once() {
     let folder = Folder::new();
     fs::write(&folder.0, "a file").unwrap();
-    let config = Launch::threads(3).with_deadline(FAR).with_flight_recorder(folder.0.join("inside"));
+    let config = Launch::threads(3)
+        .with_deadline(FAR)
+        .with_flight_recorder(folder.0.join("inside"));
     let error = launch(config, |world| world.barrier("never")).unwrap_err();
-    let Error::Start(StartError::Flight { path, .. }) = &error.cause else { panic!("{error}") };
-    assert!(path.starts_with(&folder.0) && error.to_string().contains("Name a folder"), "{error}");
+    let Error::Start(StartError::Flight { path, .. }) = &error.cause else {
+        panic!("{error}")
+    };
+    assert!(
+        path.starts_with(&folder.0) && error.to_string().contains("Name a folder"),
+        "{error}"
+    );
     fs::remove_file(&folder.0).unwrap();
 }
 
 #[test]
 fn the_files_say_what_the_ledger_does() {
     let folder = Folder::new();
-    let own = launch(Launch::threads(2).with_flight_recorder(&folder.0), |world| {
-        (0..2000).try_for_each(|step| world.barrier(&*format!("step {step}")))?;
-        Ok((world.ledger().flight(), world.ledger().recent()))
-    })
+    let own = launch(
+        Launch::threads(2).with_flight_recorder(&folder.0),
+        |world| {
+            (0..2000).try_for_each(|step| world.barrier(&*format!("step {step}")))?;
+            Ok((world.ledger().flight(), world.ledger().recent()))
+        },
+    )
     .unwrap();
     for (rank, (flight, entries)) in own {
         let mut file = RankTrace::read(folder.0.join(flight.launch.file_name(rank))).unwrap();
-        assert_eq!(file.ending.take().map(|ending| ending.how), Some(ExitKind::Returned));
-        assert_eq!((file, flight.posted, entries.len()), (flight.clone(), 2000, 1024));
-        let labels = flight.operations.iter().map(|operation| operation.id.label.clone());
+        assert_eq!(
+            file.ending.take().map(|ending| ending.how),
+            Some(ExitKind::Returned)
+        );
+        assert_eq!(
+            (file, flight.posted, entries.len()),
+            (flight.clone(), 2000, 1024)
+        );
+        let labels = flight
+            .operations
+            .iter()
+            .map(|operation| operation.id.label.clone());
         assert!(labels.eq(entries.iter().map(|entry| entry.label.clone())));
     }
 }

@@ -15,8 +15,12 @@ fn rows_and_columns_of_a_mesh_work_at_once() {
         let rows = world.group(&(0..4).map(|c| row * 4 + c).collect::<Vec<_>>())?;
         let columns = world.group(&[column, 4 + column])?;
         let sum = |comm: &Communicator| -> Result<f32, Error> {
-            let tensor = Tensor::<1>::full([3], world.rank() as f32, world.device()).into_dispatch();
-            let sum = comm.all_reduce("sum".into(), vec![tensor], ReduceOp::Sum).wait()?.remove(0);
+            let tensor =
+                Tensor::<1>::full([3], world.rank() as f32, world.device()).into_dispatch();
+            let sum = comm
+                .all_reduce("sum".into(), vec![tensor], ReduceOp::Sum)
+                .wait()?
+                .remove(0);
             Ok(into_data(sum).try_to_vec::<f32>().unwrap()[0])
         };
         for _ in 0..50 {
@@ -31,11 +35,18 @@ fn rows_and_columns_of_a_mesh_work_at_once() {
 #[test]
 fn the_librarys_own_names_are_refused() {
     let error = launch(Launch::threads(2), |world| {
-        world.all().duplicate("burn_dtensor::reduced").barrier("own".into()).wait()?;
+        world
+            .all()
+            .duplicate("burn_dtensor::reduced")
+            .barrier("own".into())
+            .wait()?;
         Ok(())
     });
     let error = error.unwrap_err().to_string();
-    assert!(error.contains("names that begin with \"burn_dtensor::\" are this crate's own"), "{error}");
+    assert!(
+        error.contains("names that begin with \"burn_dtensor::\" are this crate's own"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -56,17 +67,29 @@ fn enumerated_groups_are_checked_and_hold_who_they_name() {
         let of = |groups: &[&[usize]]| world.subgroup(groups.iter().map(|ranks| ranks.to_vec()));
         let group = of(&[&[2, 0], &[3]])?;
         let ranks = group.as_ref().map(|group| group.group().ranks().to_vec());
-        assert_eq!(ranks, [Some(vec![2, 0]), None, Some(vec![2, 0]), Some(vec![3])][world.rank()]);
+        assert_eq!(
+            ranks,
+            [Some(vec![2, 0]), None, Some(vec![2, 0]), Some(vec![3])][world.rank()]
+        );
         if let Some(group) = group {
-            assert_eq!(group.group().group_rank_of(world.rank()), Some(group.group().rank()));
             assert_eq!(
-                (group.group().group_rank_of(1), group.group().ranks()[group.group().rank()]),
+                group.group().group_rank_of(world.rank()),
+                Some(group.group().rank())
+            );
+            assert_eq!(
+                (
+                    group.group().group_rank_of(1),
+                    group.group().ranks()[group.group().rank()]
+                ),
                 (None, world.rank())
             );
         }
         let problem = |groups: &[&[usize]]| of(groups).unwrap_err().to_string();
         assert!(problem(&[&[0, 4]]).contains("rank 4 is outside a world of 4 ranks"));
-        assert!(problem(&[&[0, 1], &[1, 2]]).contains("rank 1 is named in [0, 1] too. Name each rank at most once"));
+        assert!(
+            problem(&[&[0, 1], &[1, 2]])
+                .contains("rank 1 is named in [0, 1] too. Name each rank at most once")
+        );
         assert!(problem(&[&[3, 3]]).contains("rank 3 is named twice"));
         assert!(problem(&[&[0], &[]]).contains("it has no ranks"));
         Ok(())
@@ -76,13 +99,28 @@ fn enumerated_groups_are_checked_and_hold_who_they_name() {
 #[test]
 fn groups_of_one_size_are_of_adjacent_ranks() {
     run(6, |world| {
-        for (size, first) in [(1, world.rank()), (2, world.rank() / 2 * 2), (3, world.rank() / 3 * 3), (6, 0)] {
+        for (size, first) in [
+            (1, world.rank()),
+            (2, world.rank() / 2 * 2),
+            (3, world.rank() / 3 * 3),
+            (6, 0),
+        ] {
             let group = world.subgroup_of_size(size)?;
-            assert!(group.group().ranks().iter().copied().eq(first..first + size));
+            assert!(
+                group
+                    .group()
+                    .ranks()
+                    .iter()
+                    .copied()
+                    .eq(first..first + size)
+            );
         }
         for size in [0, 4, 5, 12] {
             let problem = world.subgroup_of_size(size).unwrap_err().to_string();
-            assert!(problem.contains(&format!("cannot split 6 ranks into groups of {size}")), "{problem}");
+            assert!(
+                problem.contains(&format!("cannot split 6 ranks into groups of {size}")),
+                "{problem}"
+            );
         }
         Ok(())
     });
@@ -92,11 +130,23 @@ fn groups_of_one_size_are_of_adjacent_ranks() {
 fn a_split_is_by_color_in_the_order_of_keys_and_waits_as_long_as_its_parent() {
     run(5, |world| {
         let parent = world.group(&[4, 3, 2, 1, 0])?;
-        let (color, key) = [(Some(7), 1), (Some(7), 0), (None, 0), (Some(0), 0), (Some(7), 1)][world.rank()];
+        let (color, key) = [
+            (Some(7), 1),
+            (Some(7), 0),
+            (None, 0),
+            (Some(0), 0),
+            (Some(7), 1),
+        ][world.rank()];
         let part = world.split(&parent, color, key)?;
         let ranks = part.as_ref().map(|part| part.group().ranks().to_vec());
         // Of one key, in the parent's order: 4 before 0.
-        let expected = [Some(vec![1, 4, 0]), Some(vec![1, 4, 0]), None, Some(vec![3]), Some(vec![1, 4, 0])];
+        let expected = [
+            Some(vec![1, 4, 0]),
+            Some(vec![1, 4, 0]),
+            None,
+            Some(vec![3]),
+            Some(vec![1, 4, 0]),
+        ];
         assert_eq!(ranks, expected[world.rank()]);
         Ok(())
     });
@@ -104,11 +154,17 @@ fn a_split_is_by_color_in_the_order_of_keys_and_waits_as_long_as_its_parent() {
     let deadline = Duration::from_secs(2);
     let late = launch(Launch::threads(3), |world| {
         let parent = world.all().with_deadline(deadline);
-        let part = world.split(&parent, Some(world.rank() / 2), 0)?.expect("every rank gave a color");
+        let part = world
+            .split(&parent, Some(world.rank() / 2), 0)?
+            .expect("every rank gave a color");
         match world.rank() {
             0 => Ok(part.barrier("part".into()).wait()?),
             // Until the world ends.
-            _ => Ok(world.all().receive("for good".into(), None, None, 0).wait().map(drop)?),
+            _ => Ok(world
+                .all()
+                .receive("for good".into(), None, None, 0)
+                .wait()
+                .map(drop)?),
         }
     });
     let cause = late.unwrap_err().cause;

@@ -18,8 +18,11 @@ use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, World, launch};
 
 fn run(ranks: usize, program: impl Fn(&World) -> Result<(), Error> + Sync) {
-    launch(Launch::threads(ranks).with_deadline(Duration::from_secs(60)), program)
-        .unwrap_or_else(|error| panic!("{error}"));
+    launch(
+        Launch::threads(ranks).with_deadline(Duration::from_secs(60)),
+        program,
+    )
+    .unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// What a one-dimensional tensor of floats holds.

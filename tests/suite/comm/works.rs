@@ -14,8 +14,12 @@ fn works_may_be_waited_for_in_any_order_or_not_at_all() {
         for round in 0..20 {
             let mut rng = StdRng::seed_from_u64(round * 4 + world.rank() as u64);
             let issue = |value: usize| {
-                let tensor = Tensor::<1>::full([value + 1], value as f32, world.device()).into_dispatch();
-                (value, comm.all_reduce(Call::default(), vec![tensor], ReduceOp::Sum))
+                let tensor =
+                    Tensor::<1>::full([value + 1], value as f32, world.device()).into_dispatch();
+                (
+                    value,
+                    comm.all_reduce(Call::default(), vec![tensor], ReduceOp::Sum),
+                )
             };
             let mut works: Vec<_> = (0..10).map(issue).collect();
             while !works.is_empty() {
@@ -23,7 +27,9 @@ fn works_may_be_waited_for_in_any_order_or_not_at_all() {
                 if rng.random_bool(0.3) {
                     continue;
                 }
-                let sum = into_data(work.wait()?.remove(0)).try_to_vec::<f32>().unwrap();
+                let sum = into_data(work.wait()?.remove(0))
+                    .try_to_vec::<f32>()
+                    .unwrap();
                 assert_eq!(sum, vec![4.0 * value as f32; value + 1]);
             }
         }
@@ -56,12 +62,30 @@ fn a_work_says_when_all_have_joined() {
 fn among_threads_the_rank_that_waits_copies() {
     run(2, |world| {
         let tensor = Tensor::<1>::ones([3], world.device()).into_dispatch();
-        let (_, course) = world.all().all_reduce(Call::default(), vec![tensor], ReduceOp::Sum).wait_with_timing()?;
+        let (_, course) = world
+            .all()
+            .all_reduce(Call::default(), vec![tensor], ReduceOp::Sum)
+            .wait_with_timing()?;
         let course = course.expect("there are two ranks");
-        let OpTiming { posted, transfer: TransferTiming { send_started, started, completed }, requested } = course;
+        let OpTiming {
+            posted,
+            transfer:
+                TransferTiming {
+                    send_started,
+                    started,
+                    completed,
+                },
+            requested,
+        } = course;
         assert_eq!(send_started, Some(posted));
-        assert!([posted, requested, started, completed].is_sorted(), "{course:?}");
-        let (_, alone) = world.group(&[world.rank()])?.barrier(Call::default()).wait_with_timing()?;
+        assert!(
+            [posted, requested, started, completed].is_sorted(),
+            "{course:?}"
+        );
+        let (_, alone) = world
+            .group(&[world.rank()])?
+            .barrier(Call::default())
+            .wait_with_timing()?;
         assert_eq!(alone, None, "nothing has moved");
         Ok(())
     });

@@ -18,12 +18,24 @@ use crate::launched;
 fn a_tensor_on_another_device_is_an_error_that_names_both() {
     let failure = MeshTest::new([2], ["shard"]).run_failing(|mesh| {
         let elsewhere = mesh.world().rank() == 1;
-        let device = if elsewhere { gpu() } else { mesh.device().clone() };
+        let device = if elsewhere {
+            gpu()
+        } else {
+            mesh.device().clone()
+        };
         mesh.all_reduce(Tensor::<1>::ones([3], &device), ReduceOp::Sum)
     });
     let text = failure.to_string();
     assert!(
-        ["rank 1", "tensor 0", "Flex", backend(), "Launch::with_devices"].iter().all(|word| text.contains(word)),
+        [
+            "rank 1",
+            "tensor 0",
+            "Flex",
+            backend(),
+            "Launch::with_devices"
+        ]
+        .iter()
+        .all(|word| text.contains(word)),
         "{text}"
     );
 }
@@ -54,14 +66,20 @@ fn a_model_may_be_sharded_over_devices_of_two_backends() {
             let x = Tensor::<2>::ones([2, 5], &device) * (world.rank() + 1) as f32;
             let loss = unit(&model, x, |model, x| model.forward(x)).square().sum();
             let grads = GradientsParams::from_grads(loss.backward(), &model);
-            Ok(values(&model, Some(&grads)).into_values().flatten().collect::<Vec<f32>>())
+            Ok(values(&model, Some(&grads))
+                .into_values()
+                .flatten()
+                .collect::<Vec<f32>>())
         });
         launched::values(ranks.unwrap())
     };
     let expected = gradients([Device::flex(), Device::flex(), Device::flex()]);
     let found = gradients([gpu(), Device::flex(), gpu()]);
     for (found, expected) in found.iter().zip(&expected) {
-        assert!(furthest(found, expected) < rounding(1e-4), "{found:?} {expected:?}");
+        assert!(
+            furthest(found, expected) < rounding(1e-4),
+            "{found:?} {expected:?}"
+        );
     }
 }
 

@@ -22,15 +22,31 @@ use crate::launched;
 /// burn's matrix products on CUDA round their operands to TF32, which has 10 bits of fraction.
 fn rounding<F: From<f32> + PartialOrd>(single: F) -> F {
     let tf32 = F::from(5e-3);
-    if cfg!(feature = "cuda") && tf32 > single { tf32 } else { single }
+    if cfg!(feature = "cuda") && tf32 > single {
+        tf32
+    } else {
+        single
+    }
 }
 
 /// Returns the word by which messages name the GPU's backend.
 fn backend() -> &'static str {
-    if cfg!(feature = "cuda") { "Cuda" } else { "Wgpu" }
+    if cfg!(feature = "cuda") {
+        "Cuda"
+    } else {
+        "Wgpu"
+    }
 }
 
-fn run<T: Send>(ranks: usize, device: &Device, program: impl Fn(&World) -> Result<T, Error> + Sync) -> Vec<T> {
-    let config = Launch::threads(ranks).with_deadline(Duration::from_secs(120)).with_device(device.clone());
-    launch(config, program).map(launched::values).unwrap_or_else(|error| panic!("{error}"))
+fn run<T: Send>(
+    ranks: usize,
+    device: &Device,
+    program: impl Fn(&World) -> Result<T, Error> + Sync,
+) -> Vec<T> {
+    let config = Launch::threads(ranks)
+        .with_deadline(Duration::from_secs(120))
+        .with_device(device.clone());
+    launch(config, program)
+        .map(launched::values)
+        .unwrap_or_else(|error| panic!("{error}"))
 }

@@ -11,15 +11,26 @@ use burn_dtensor::testing::gpu;
 use super::run;
 
 fn layer(device: &Device) -> Linear {
-    let values = |count: usize| (0..count).map(|i| ((i * 37 % 23) as f32 - 11.0) / 23.0).collect::<Vec<_>>();
+    let values = |count: usize| {
+        (0..count)
+            .map(|i| ((i * 37 % 23) as f32 - 11.0) / 23.0)
+            .collect::<Vec<_>>()
+    };
     let weight = Param::from_data(TensorData::new(values(35), [7, 5]), device);
-    Linear { weight, bias: Some(Param::from_data(TensorData::new(values(5), [5]), device)) }
+    Linear {
+        weight,
+        bias: Some(Param::from_data(TensorData::new(values(5), [5]), device)),
+    }
 }
 
 fn config(param: DType) -> FullyShard {
-    let policy =
-        MixedPrecisionPolicy::new().with_param_dtype(param).with_reduce_dtype(DType::F32).with_output_dtype(DType::F32);
-    FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(policy)
+    let policy = MixedPrecisionPolicy::new()
+        .with_param_dtype(param)
+        .with_reduce_dtype(DType::F32)
+        .with_output_dtype(DType::F32);
+    FullyShard::new()
+        .with_reshard_after_forward(ReshardAfterForward::Always)
+        .with_mixed_precision(policy)
 }
 
 /// The output, the gradient of the whole weight, and what was launched for how many collectives.
@@ -50,17 +61,32 @@ fn units_compute_in_the_types_that_the_device_has() {
             run(2, &gpu(), |world| {
                 let mesh = DeviceMesh::new(world, [2], ["shard"])?;
                 let refused = fully_shard(layer(world.device()), &mesh, config(param)).map(|_| ());
-                assert!(matches!(refused, Err(Error::Fsdp(FsdpError::DeviceElementType { what: "param_dtype", .. }))));
+                assert!(matches!(
+                    refused,
+                    Err(Error::Fsdp(FsdpError::DeviceElementType {
+                        what: "param_dtype",
+                        ..
+                    }))
+                ));
                 Ok(())
             });
             continue;
         }
         computed += 1;
-        for (found, expected) in step(param, &gpu()).into_iter().zip(step(param, &Device::flex())) {
+        for (found, expected) in step(param, &gpu())
+            .into_iter()
+            .zip(step(param, &Device::flex()))
+        {
             let of = [(found.0, expected.0), (found.1, expected.1)];
-            for (found, expected) in of.into_iter().flat_map(|(found, expected)| found.into_iter().zip(expected)) {
+            for (found, expected) in of
+                .into_iter()
+                .flat_map(|(found, expected)| found.into_iter().zip(expected))
+            {
                 let bound = 2e-2 * expected.abs().max(1.0);
-                assert!((found - expected).abs() <= bound, "{param:?}: {found} {expected}");
+                assert!(
+                    (found - expected).abs() <= bound,
+                    "{param:?}: {found} {expected}"
+                );
             }
             // Two gathers, of which what backward gathers is read where it is, and a reduction.
             assert_eq!((found.2, found.3), (5, 3), "{param:?}");

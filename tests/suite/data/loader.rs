@@ -29,15 +29,23 @@ fn rows(len: usize) -> InMemDataset<usize> {
 
 /// Two shards, global batches of 4 rows: shard 1 has 4 batches of 2 rows in an epoch.
 fn sampler() -> DistributedSampler {
-    DistributedSampler::new(17, DataShard { index: 1, count: 2 }).with_batch_size(2).with_shuffle(8)
+    DistributedSampler::new(17, DataShard { index: 1, count: 2 })
+        .with_batch_size(2)
+        .with_shuffle(8)
 }
 
 fn loader(num_workers: usize) -> DistributedLoader<usize, Vec<usize>> {
-    DistributedLoader::new(rows(17), sampler(), Items).unwrap().with_num_workers(num_workers)
+    DistributedLoader::new(rows(17), sampler(), Items)
+        .unwrap()
+        .with_num_workers(num_workers)
 }
 
 fn expected(epoch: usize) -> Vec<Vec<usize>> {
-    sampler().epoch(epoch).unwrap().map(|batch| batch.into_rows()).collect()
+    sampler()
+        .epoch(epoch)
+        .unwrap()
+        .map(|batch| batch.into_rows())
+        .collect()
 }
 
 fn batches<O>(loader: &dyn DataLoader<O>) -> Vec<O> {
@@ -50,7 +58,11 @@ fn each_iteration_is_the_next_epoch_with_any_number_of_workers() {
         let loader = loader(num_workers);
         assert_eq!(loader.num_items(), 8);
         for epoch in 0..3 {
-            assert_eq!(batches(&loader), expected(epoch), "{num_workers} workers, epoch {epoch}");
+            assert_eq!(
+                batches(&loader),
+                expected(epoch),
+                "{num_workers} workers, epoch {epoch}"
+            );
         }
         let mut iterator = loader.iter();
         for items in [2, 4, 6, 8] {
@@ -91,20 +103,36 @@ fn loaders_of_another_device_and_of_some_rows_continue() {
             device.clone()
         }
     }
-    let moved = DistributedLoader::new(rows(17), sampler(), OnDevice).unwrap().to_device(&Device::flex().autodiff());
-    assert!(batches(&*moved).into_iter().all(|device| device.is_autodiff()));
+    let moved = DistributedLoader::new(rows(17), sampler(), OnDevice)
+        .unwrap()
+        .to_device(&Device::flex().autodiff());
+    assert!(
+        batches(&*moved)
+            .into_iter()
+            .all(|device| device.is_autodiff())
+    );
 
     for num_workers in [0, 2] {
         let loader = loader(num_workers);
         batches(&loader);
         let moved = loader.to_device(&Device::flex());
-        assert_eq!([batches(&*moved), batches(&*moved)], [expected(1), expected(2)]);
+        assert_eq!(
+            [batches(&*moved), batches(&*moved)],
+            [expected(1), expected(2)]
+        );
         // Positions 1..6 of the rows of an epoch, in batches of two; of these 1..4; of these those that exist.
         let of_epoch: Vec<usize> = expected(1).concat();
         let chunks = |rows: &[usize]| rows.chunks(2).map(<[_]>::to_vec).collect::<Vec<_>>();
         let sliced = loader.slice(1, 6);
         let again = sliced.slice(1, 4);
-        assert_eq!((sliced.num_items(), again.num_items(), again.slice(2, 9).num_items()), (5, 3, 1));
+        assert_eq!(
+            (
+                sliced.num_items(),
+                again.num_items(),
+                again.slice(2, 9).num_items()
+            ),
+            (5, 3, 1)
+        );
         assert_eq!(batches(&*sliced), chunks(&of_epoch[1..6]));
         assert_eq!(batches(&*again), chunks(&of_epoch[2..5]));
     }
@@ -117,16 +145,32 @@ fn a_batcher_that_does_not_see_padding_gets_none() {
         Some(Error::Data(error)) => error,
         _ => panic!("no error of the data"),
     };
-    assert_eq!(error(DistributedLoader::new(rows(17), padded, Items)), DataError::UnseenPadding);
+    assert_eq!(
+        error(DistributedLoader::new(rows(17), padded, Items)),
+        DataError::UnseenPadding
+    );
     let other = error(DistributedLoader::new(rows(18), sampler(), Items));
-    assert_eq!(other, DataError::OtherDataset { sampler: 17, dataset: 18 });
+    assert_eq!(
+        other,
+        DataError::OtherDataset {
+            sampler: 17,
+            dataset: 18
+        }
+    );
     let empty = DistributedSampler::new(0, DataShard::ALL);
-    assert_eq!(error(DistributedLoader::new(rows(0), empty, Items)), DataError::EmptyDataset);
+    assert_eq!(
+        error(DistributedLoader::new(rows(0), empty, Items)),
+        DataError::EmptyDataset
+    );
 
     let loader = DistributedLoader::with_padding(rows(17), padded, Items).unwrap();
     let expected = padded.epoch(0).unwrap().map(|batch| {
         let is_padding = batch.is_padding();
-        batch.into_rows().into_iter().zip(is_padding).collect::<Vec<_>>()
+        batch
+            .into_rows()
+            .into_iter()
+            .zip(is_padding)
+            .collect::<Vec<_>>()
     });
     assert_eq!(batches(&loader), expected.collect::<Vec<_>>());
 }
@@ -152,10 +196,15 @@ impl Dataset<usize> for Faulty {
 fn faults_of_the_dataset_come_to_the_loop_at_their_batch() {
     for num_workers in [0, 1, 2] {
         let sampler = DistributedSampler::new(8, DataShard::ALL).with_batch_size(2);
-        let loader = DistributedLoader::new(Faulty, sampler, Items).unwrap().with_num_workers(num_workers);
+        let loader = DistributedLoader::new(Faulty, sampler, Items)
+            .unwrap()
+            .with_num_workers(num_workers);
         let mut iterator = loader.iter();
         assert_eq!(iterator.next().unwrap().unwrap(), [0, 1]);
-        assert_eq!(iterator.next().unwrap().unwrap_err().to_string(), "row 2 is torn");
+        assert_eq!(
+            iterator.next().unwrap().unwrap_err().to_string(),
+            "row 2 is torn"
+        );
         let panic = catch_unwind(AssertUnwindSafe(|| iterator.next())).unwrap_err();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"row 5 is mad"));
         assert_eq!(iterator.next().unwrap().unwrap(), [6, 7]);
@@ -169,15 +218,25 @@ fn an_evaluation_counts_each_row_once() {
     MeshTest::new([3], ["shard"]).run(|mesh| {
         let sampler = DistributedSampler::new(7, mesh.data_shard("shard")?).with_batch_size(1);
         let dataset: Arc<dyn Dataset<usize>> = Arc::new(rows(7));
-        let loader = DistributedLoader::with_padding(dataset, sampler.with_last_batch(LastBatch::Pad), Items)?;
+        let loader = DistributedLoader::with_padding(
+            dataset,
+            sampler.with_last_batch(LastBatch::Pad),
+            Items,
+        )?;
         let (mut sum, mut count, mut steps) = (0, 0, 0);
         for batch in loader.iter() {
-            let real = batch.expect("in memory").into_iter().filter(|(_, is_padding)| !is_padding);
+            let real = batch
+                .expect("in memory")
+                .into_iter()
+                .filter(|(_, is_padding)| !is_padding);
             real.for_each(|(row, _)| (sum, count) = (sum + row * row, count + 1));
             steps += 1;
         }
         let all = |value: usize| mesh.all_reduce(value as f64, ReduceOp::Sum);
-        assert_eq!((steps, all(sum)?, all(count)?), (3, f64::from(1 + 4 + 9 + 16 + 25 + 36), 7.0));
+        assert_eq!(
+            (steps, all(sum)?, all(count)?),
+            (3, f64::from(1 + 4 + 9 + 16 + 25 + 36), 7.0)
+        );
         Ok(())
     });
 }

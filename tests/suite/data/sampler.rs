@@ -9,7 +9,12 @@ use burn_dtensor::mesh_test;
 use burn_dtensor::testing::MeshTest;
 
 /// A sampler of single rows for one of several shards.
-fn sampler(len: usize, shard: (usize, usize), seed: Option<u64>, last: LastBatch) -> DistributedSampler {
+fn sampler(
+    len: usize,
+    shard: (usize, usize),
+    seed: Option<u64>,
+    last: LastBatch,
+) -> DistributedSampler {
     let (index, count) = shard;
     let sampler = DistributedSampler::new(len, DataShard { index, count }).with_last_batch(last);
     seed.map_or(sampler, |seed| sampler.with_shuffle(seed))
@@ -17,7 +22,11 @@ fn sampler(len: usize, shard: (usize, usize), seed: Option<u64>, last: LastBatch
 
 /// The order of all rows in an epoch.
 fn order(len: usize, seed: Option<u64>, epoch: usize) -> Vec<usize> {
-    sampler(len, (0, 1), seed, LastBatch::Pad).epoch(epoch).unwrap().flat_map(BatchRows::into_rows).collect()
+    sampler(len, (0, 1), seed, LastBatch::Pad)
+        .epoch(epoch)
+        .unwrap()
+        .flat_map(BatchRows::into_rows)
+        .collect()
 }
 
 fn epoch(sampler: DistributedSampler, epoch: usize) -> Vec<BatchRows> {
@@ -45,22 +54,41 @@ fn parts_of_a_batch_are_the_global_batch_on_every_number_of_shards() {
             sorted.sort_unstable();
             assert!(sorted.into_iter().eq(0..len), "each row once: {order:?}");
 
-            for (last, shards) in
-                [LastBatch::Drop, LastBatch::Pad].into_iter().flat_map(|last| [1, 2, 3, 6].map(|shards| (last, shards)))
+            for (last, shards) in [LastBatch::Drop, LastBatch::Pad]
+                .into_iter()
+                .flat_map(|last| [1, 2, 3, 6].map(|shards| (last, shards)))
             {
                 let samplers: Vec<_> = (0..shards)
-                    .map(|index| sampler(len, (index, shards), seed, last).with_global_batch_size(BATCH))
+                    .map(|index| {
+                        sampler(len, (index, shards), seed, last).with_global_batch_size(BATCH)
+                    })
                     .collect();
                 if last == LastBatch::Drop && len < BATCH {
-                    let expected = DataError::NoFullBatch { rows: len, batch: BATCH, shards };
-                    samplers.iter().for_each(|sampler| assert_eq!(error_of(sampler.epoch(number)), expected));
+                    let expected = DataError::NoFullBatch {
+                        rows: len,
+                        batch: BATCH,
+                        shards,
+                    };
+                    samplers
+                        .iter()
+                        .for_each(|sampler| assert_eq!(error_of(sampler.epoch(number)), expected));
                     continue;
                 }
-                let parts: Vec<_> = samplers.into_iter().map(|sampler| epoch(sampler, number)).collect();
-                let num_batches = if last == LastBatch::Drop { len / BATCH } else { len.div_ceil(BATCH) };
+                let parts: Vec<_> = samplers
+                    .into_iter()
+                    .map(|sampler| epoch(sampler, number))
+                    .collect();
+                let num_batches = if last == LastBatch::Drop {
+                    len / BATCH
+                } else {
+                    len.div_ceil(BATCH)
+                };
                 for part in &parts {
                     assert_eq!(part.len(), num_batches);
-                    assert!(part.iter().all(|batch| batch.rows().len() == BATCH / shards));
+                    assert!(
+                        part.iter()
+                            .all(|batch| batch.rows().len() == BATCH / shards)
+                    );
                 }
                 for index in 0..num_batches {
                     let global: Vec<_> = (index * BATCH..(index + 1) * BATCH).collect();
@@ -68,8 +96,14 @@ fn parts_of_a_batch_are_the_global_batch_on_every_number_of_shards() {
                     let is_padding: Vec<_> = global.iter().map(|at| *at >= len).collect();
                     let at = || parts.iter().map(|part| &part[index]);
                     assert!(at().all(|batch| (batch.epoch(), batch.index()) == (number, index)));
-                    assert_eq!(at().flat_map(BatchRows::rows).copied().collect::<Vec<_>>(), rows);
-                    assert_eq!(at().flat_map(BatchRows::is_padding).collect::<Vec<_>>(), is_padding);
+                    assert_eq!(
+                        at().flat_map(BatchRows::rows).copied().collect::<Vec<_>>(),
+                        rows
+                    );
+                    assert_eq!(
+                        at().flat_map(BatchRows::is_padding).collect::<Vec<_>>(),
+                        is_padding
+                    );
                     let real: Vec<_> = at().flat_map(BatchRows::real_rows).copied().collect();
                     assert_eq!(real, order[index * BATCH..len.min((index + 1) * BATCH)]);
                 }
@@ -81,7 +115,8 @@ fn parts_of_a_batch_are_the_global_batch_on_every_number_of_shards() {
 #[test]
 fn orders_differ_by_epoch_and_seed_and_only_a_shuffle_has_any() {
     assert!(order(50, None, 9).into_iter().eq(0..50));
-    let orders = [(1, 0), (1, 1), (1, 2), (2, 0), (1 << 32 | 1, 0)].map(|(seed, epoch)| order(50, Some(seed), epoch));
+    let orders = [(1, 0), (1, 1), (1, 2), (2, 0), (1 << 32 | 1, 0)]
+        .map(|(seed, epoch)| order(50, Some(seed), epoch));
     for (at, order) in orders.iter().enumerate() {
         assert!(!orders[..at].contains(order));
     }
@@ -95,14 +130,20 @@ fn lengths_are_those_of_pytorch() {
         // Row F94: a casual dataset, a tiny one, and everything between.
         for len in (1..=40).chain([100 + ranks + 1, (ranks / 2).saturating_sub(1).max(1)]) {
             let lengths = |last| sampler(len, (ranks - 1, ranks), None, last).num_batches();
-            assert_eq!(lengths(LastBatch::Pad).unwrap(), (len as f64 / ranks as f64).ceil() as usize);
+            assert_eq!(
+                lengths(LastBatch::Pad).unwrap(),
+                (len as f64 / ranks as f64).ceil() as usize
+            );
             let kept = match len % ranks {
                 0 => len / ranks,
                 _ => ((len as f64 - ranks as f64) / ranks as f64).ceil() as usize,
             };
             match kept {
                 // PyTorch iterates over nothing.
-                0 => assert!(matches!(error_of(lengths(LastBatch::Drop)), DataError::NoFullBatch { .. })),
+                0 => assert!(matches!(
+                    error_of(lengths(LastBatch::Drop)),
+                    DataError::NoFullBatch { .. }
+                )),
                 _ => assert_eq!(lengths(LastBatch::Drop).unwrap(), kept),
             }
         }
@@ -113,10 +154,23 @@ fn lengths_are_those_of_pytorch() {
 fn a_resumed_run_has_the_rows_that_are_left() {
     let sampler = sampler(11, (1, 2), Some(5), LastBatch::Pad).with_batch_size(2);
     let all: Vec<_> = (0..4).flat_map(|number| epoch(sampler, number)).collect();
-    assert_eq!((all.len(), sampler.num_batches().unwrap(), sampler.batch_size().unwrap()), (12, 3, 2));
+    assert_eq!(
+        (
+            all.len(),
+            sampler.num_batches().unwrap(),
+            sampler.batch_size().unwrap()
+        ),
+        (12, 3, 2)
+    );
     for (step, batch) in all.iter().enumerate() {
         assert_eq!(batch.step(), step);
-        assert!(sampler.steps_from(step).unwrap().take(12 - step).eq(all[step..].iter().cloned()));
+        assert!(
+            sampler
+                .steps_from(step)
+                .unwrap()
+                .take(12 - step)
+                .eq(all[step..].iter().cloned())
+        );
         let tail = sampler.epoch(step / 3).unwrap().skip(step % 3);
         assert_eq!(tail.len(), 3 - step % 3);
         assert!(tail.eq(all[step..3 * (step / 3 + 1)].iter().cloned()));
@@ -127,49 +181,97 @@ fn a_resumed_run_has_the_rows_that_are_left() {
 #[test]
 fn numbers_that_do_not_fit_are_errors() {
     let one = DistributedSampler::new(12, DataShard { index: 1, count: 4 });
-    assert_eq!(error_of(one.with_batch_size(0).epoch(0)), DataError::EmptyBatch);
-    assert_eq!(error_of(one.with_global_batch_size(0).epoch(0)), DataError::EmptyBatch);
+    assert_eq!(
+        error_of(one.with_batch_size(0).epoch(0)),
+        DataError::EmptyBatch
+    );
+    assert_eq!(
+        error_of(one.with_global_batch_size(0).epoch(0)),
+        DataError::EmptyBatch
+    );
     let uneven = error_of(one.with_global_batch_size(10).num_batches());
-    assert_eq!(uneven, DataError::UnevenBatch { batch: 10, shards: 4 });
-    assert!(uneven.to_string().contains("10 rows cannot be divided evenly among 4 data shards"), "{uneven}");
+    assert_eq!(
+        uneven,
+        DataError::UnevenBatch {
+            batch: 10,
+            shards: 4
+        }
+    );
+    assert!(
+        uneven
+            .to_string()
+            .contains("10 rows cannot be divided evenly among 4 data shards"),
+        "{uneven}"
+    );
     for last in [LastBatch::Drop, LastBatch::Pad] {
         let empty = DistributedSampler::new(0, DataShard::ALL).with_last_batch(last);
-        assert_eq!(error_of(empty.steps_from(3).map(|_| ())), DataError::EmptyDataset);
+        assert_eq!(
+            error_of(empty.steps_from(3).map(|_| ())),
+            DataError::EmptyDataset
+        );
     }
     for (index, count) in [(4, 4), (0, 0)] {
         let outside = DistributedSampler::new(12, DataShard { index, count });
-        assert_eq!(error_of(outside.batch_size()), DataError::NoSuchShard { index, count });
+        assert_eq!(
+            error_of(outside.batch_size()),
+            DataError::NoSuchShard { index, count }
+        );
     }
 }
 
 /// The rows of seed 42 and epoch 0 are those of the known order in `src/data/shuffle.rs`.
 fn reads_its_rows(mesh: &DeviceMesh) -> burn_dtensor::Result<()> {
     let shard = mesh.data_shard("dp")?;
-    let sampler = DistributedSampler::new(10, shard).with_global_batch_size(4).with_shuffle(42);
+    let sampler = DistributedSampler::new(10, shard)
+        .with_global_batch_size(4)
+        .with_shuffle(42);
     let expected = match mesh.coordinate().expect("inside")[0] {
         0 => [[1, 9], [2, 4], [6, 0]],
         _ => [[8, 7], [5, 3], [1, 9]],
     };
-    let rows =
-        |sampler: DistributedSampler| epoch(sampler, 0).into_iter().map(BatchRows::into_rows).collect::<Vec<_>>();
+    let rows = |sampler: DistributedSampler| {
+        epoch(sampler, 0)
+            .into_iter()
+            .map(BatchRows::into_rows)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(rows(sampler), expected[..2]);
     let padded = sampler.with_last_batch(LastBatch::Pad);
     assert_eq!(rows(padded), expected);
     // Gathered along `dp`, the rows of each rank are the global batch.
-    let batch = padded.epoch(0)?.nth(1).expect("the second").into_rows().into_iter().map(|row| row as i64);
+    let batch = padded
+        .epoch(0)?
+        .nth(1)
+        .expect("the second")
+        .into_rows()
+        .into_iter()
+        .map(|row| row as i64);
     let own = Tensor::<1, Int>::from_data(TensorData::new(batch.collect(), [2]), mesh.device());
-    let global: Vec<i64> = mesh.slice("dp")?.all_gather(own, 0)?.into_data().iter::<i64>().collect();
+    let global: Vec<i64> = mesh
+        .slice("dp")?
+        .all_gather(own, 0)?
+        .into_data()
+        .iter::<i64>()
+        .collect();
     assert_eq!(global, [2, 4, 5, 3]);
     Ok(())
 }
 
-mesh_test!(ranks_of_a_mesh_read_their_rows, [2, 2], ["dp", "tp"], reads_its_rows);
+mesh_test!(
+    ranks_of_a_mesh_read_their_rows,
+    [2, 2],
+    ["dp", "tp"],
+    reads_its_rows
+);
 
 #[test]
 fn the_named_dimensions_divide_the_data() {
     let seen = MeshTest::new([2, 1, 2, 2], ["pp", "replicate", "shard", "tp"]).run(|mesh| {
         mesh.flatten_as(["pp", "shard"], "both")?;
-        let of = |names: &[&str]| mesh.data_shard(names).map(|shard| (shard.index, shard.count));
+        let of = |names: &[&str]| {
+            mesh.data_shard(names)
+                .map(|shard| (shard.index, shard.count))
+        };
         let slice = mesh.slice(["shard", "tp"])?;
         assert_eq!(slice.data_shard("shard")?, mesh.data_shard("shard")?);
         Ok([
@@ -184,7 +286,18 @@ fn the_named_dimensions_divide_the_data() {
     for (rank, seen) in seen.into_iter().enumerate() {
         let [pp, shard, tp] = [rank / 4, rank / 2 % 2, rank % 2];
         let both = (2 * pp + shard, 4);
-        assert_eq!(seen, [(shard, 2), (shard, 2), both, both, (4 * pp + 2 * shard + tp, 8), (0, 1)], "rank {rank}");
+        assert_eq!(
+            seen,
+            [
+                (shard, 2),
+                (shard, 2),
+                both,
+                both,
+                (4 * pp + 2 * shard + tp, 8),
+                (0, 1)
+            ],
+            "rank {rank}"
+        );
     }
 }
 
@@ -192,9 +305,16 @@ fn the_named_dimensions_divide_the_data() {
 fn ranks_in_an_order_of_their_own_have_the_shard_of_their_coordinate() {
     let launched = launch(Launch::threads(4), |world| {
         let mesh = DeviceMesh::from_ranks(world, [2, 0, 3, 1], [2, 2], ["dp", "tp"])?;
-        Ok((mesh.data_shard("dp")?.index, mesh.data_shard(["dp", "tp"])?.index))
+        Ok((
+            mesh.data_shard("dp")?.index,
+            mesh.data_shard(["dp", "tp"])?.index,
+        ))
     });
-    let seen: Vec<_> = launched.unwrap().into_iter().map(|(_, seen)| seen).collect();
+    let seen: Vec<_> = launched
+        .unwrap()
+        .into_iter()
+        .map(|(_, seen)| seen)
+        .collect();
     assert_eq!(seen, [(0, 1), (1, 3), (0, 0), (1, 2)]);
 }
 
@@ -208,9 +328,15 @@ fn a_shard_of_unknown_dimensions_or_outside_the_mesh_is_an_error() {
         };
         assert!(matches!(error(&["data"]), MeshError::UnknownName { name, .. } if name == "data"));
         assert!(matches!(error(&["tp", "dp"]), MeshError::NameOrder { .. }));
-        assert!(matches!(error(&["dp", "dp"]), MeshError::DuplicateName { .. }));
+        assert!(matches!(
+            error(&["dp", "dp"]),
+            MeshError::DuplicateName { .. }
+        ));
         if world.rank() == 2 {
-            assert!(matches!(error(&["dp"]), MeshError::NotAMember { rank: 2, .. }));
+            assert!(matches!(
+                error(&["dp"]),
+                MeshError::NotAMember { rank: 2, .. }
+            ));
         }
         Ok(())
     });

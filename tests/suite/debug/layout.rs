@@ -29,12 +29,17 @@ up.weight: [8, 12] f32 on DeviceMesh(dp=2, tp=2; ranks 0..4): [S(0), S(1)]
 ";
     assert!(text.starts_with(weight), "{text}");
     assert!(text.contains("\ndown.weight: [12, 8] f32"), "{text}");
-    assert!(pages.iter().all(|page| page == &pages[0]), "every rank says the same");
+    assert!(
+        pages.iter().all(|page| page == &pages[0]),
+        "every rank says the same"
+    );
     // A band for each rank that holds a cell: of 3 parameters one each; and one for what each has in all.
     assert_eq!(html.matches("<title>rank ").count(), 3 * 4, "{html}");
     assert_eq!(html.matches("<td>51 elements").count(), 4, "{html}"); // (96 + 96 + 12) / 4
     assert!(
-        html.contains("<p>[8, 12] f32 on DeviceMesh(dp=2, tp=2; ranks 0..4): [S(0), S(1)]<br>unit up</p>"),
+        html.contains(
+            "<p>[8, 12] f32 on DeviceMesh(dp=2, tp=2; ranks 0..4): [S(0), S(1)]<br>unit up</p>"
+        ),
         "{html}"
     );
     let (opened, closed) = (html.matches("<svg").count(), html.matches("</svg>").count());
@@ -44,9 +49,18 @@ up.weight: [8, 12] f32 on DeviceMesh(dp=2, tp=2; ranks 0..4): [S(0), S(1)]
 #[test]
 fn an_ordinary_model_is_every_ranks_own() {
     MeshTest::new([1], ["dp"]).run(|mesh| {
-        let layer = burn::nn::LinearConfig::new(3, 2).with_bias(false).init(mesh.device());
-        assert_eq!(visualize_model(&layer).to_string(), "weight: [3, 2], separate on every rank\n");
-        assert!(visualize_model(&layer).to_html().contains("separate on every rank"));
+        let layer = burn::nn::LinearConfig::new(3, 2)
+            .with_bias(false)
+            .init(mesh.device());
+        assert_eq!(
+            visualize_model(&layer).to_string(),
+            "weight: [3, 2], separate on every rank\n"
+        );
+        assert!(
+            visualize_model(&layer)
+                .to_html()
+                .contains("separate on every rank")
+        );
         Ok(())
     });
 }
@@ -73,7 +87,11 @@ empty: 2
     });
     MeshTest::new([1, 1, 1], ["a", "b", "c"]).run(|mesh| {
         let x = DTensor::<3>::ones([2, 4, 4], mesh, &[S(0), S(1), S(2)], mesh.device())?;
-        assert_eq!(visualize_sharding(x.spec()).lines().count(), 1, "three cuts are no plane");
+        assert_eq!(
+            visualize_sharding(x.spec()).lines().count(),
+            1,
+            "three cuts are no plane"
+        );
         Ok(())
     });
 }

@@ -16,8 +16,15 @@ use Placement::{Replicate as R, Shard as S};
 
 /// Operator, line and pass.
 fn origin(changed: &TracedLayoutChange) -> (&'static str, u32, Phase) {
-    assert!(changed.origin.at.file().ends_with("debug/watched.rs"), "{changed}");
-    (changed.origin.operator, changed.origin.at.line(), changed.phase)
+    assert!(
+        changed.origin.at.file().ends_with("debug/watched.rs"),
+        "{changed}"
+    );
+    (
+        changed.origin.operator,
+        changed.origin.at.line(),
+        changed.phase,
+    )
 }
 
 #[test]
@@ -70,14 +77,34 @@ fn a_sum_of_gradients_and_another_mesh_are_changes_too() {
         let (_, watched) = trace_comm(|| -> Result<_> { Ok(x.vary(&[0, 1])?.sum().backward()) });
         let changes = watched.changes();
         assert_eq!(changes[1].summed, ["dp", "tp"]);
-        assert_eq!(changes[1].collectives, [TracedCollective { op: Op::AllReduce, ranks: 4, bytes: 96 }]);
-        assert!(changes[1].to_string().contains("[R, R], summed over dp, tp: all_reduce of 4 ranks"), "{}", changes[1]);
+        assert_eq!(
+            changes[1].collectives,
+            [TracedCollective {
+                op: Op::AllReduce,
+                ranks: 4,
+                bytes: 96
+            }]
+        );
+        assert!(
+            changes[1]
+                .to_string()
+                .contains("[R, R], summed over dp, tp: all_reduce of 4 ranks"),
+            "{}",
+            changes[1]
+        );
         let line = DeviceMesh::new(mesh.world(), [4], ["all"])?;
         let to = Layout::new(&[4], &[S(0)])?;
-        let transfer = CrossMeshRedistribute::new([4, 6], x.dtype(), (mesh, x.layout().clone()), (&line, to))?;
+        let transfer =
+            CrossMeshRedistribute::new([4, 6], x.dtype(), (mesh, x.layout().clone()), (&line, to))?;
         let (_, watched) = trace_comm(|| transfer.run(Some(x.clone().detach())));
-        assert_eq!(watched.changes()[0].origin.operator, "CrossMeshRedistribute");
-        assert!(watched.changes()[0].collectives.is_empty(), "everyone has it all");
+        assert_eq!(
+            watched.changes()[0].origin.operator,
+            "CrossMeshRedistribute"
+        );
+        assert!(
+            watched.changes()[0].collectives.is_empty(),
+            "everyone has it all"
+        );
         Ok(())
     });
 }
@@ -99,23 +126,50 @@ fn counts_are_those_of_the_ledger_by_module_and_operator() {
         let counts = watched.counts();
         for (op, phase) in unwatched.iter().map(|(key, _)| (key.op, key.phase)) {
             let counted = counts.total(|row| row.op == op && row.phase == phase);
-            assert_eq!(counted, unwatched.total(|key| key.op == op && key.phase == phase), "{op} {phase}\n{counts}");
+            assert_eq!(
+                counted,
+                unwatched.total(|key| key.op == op && key.phase == phase),
+                "{op} {phase}\n{counts}"
+            );
         }
         // The row-wise product's terms are added up: 5 x 8 floats.
         let of = |module: &str, operator: Option<&str>, op, phase| {
-            counts.total(|row| &*row.module == module && row.operator == operator && row.op == op && row.phase == phase)
+            counts.total(|row| {
+                &*row.module == module
+                    && row.operator == operator
+                    && row.op == op
+                    && row.phase == phase
+            })
         };
         let style = of("down", Some("style"), Op::AllReduce, Phase::Forward);
-        assert_eq!(style, CallTotals { calls: 1, bytes: 5 * 8 * 4 }, "{counts}");
+        assert_eq!(
+            style,
+            CallTotals {
+                calls: 1,
+                bytes: 5 * 8 * 4
+            },
+            "{counts}"
+        );
         // A rank gathers its tensor-parallel half of each unit's weights: of `up` 8 x 12 and 12, of `down` 12 x 8.
         for (unit, bytes) in [("up", (8 * 12 + 12) * 2), ("root", 12 * 8 * 2)] {
-            assert_eq!(of(unit, None, Op::AllGather, Phase::Forward), CallTotals { calls: 1, bytes }, "{counts}");
+            assert_eq!(
+                of(unit, None, Op::AllGather, Phase::Forward),
+                CallTotals { calls: 1, bytes },
+                "{counts}"
+            );
             // Beside gradients it carries what ranks have used.
             let reduced = unwatched.total(|key| &*key.label == unit && key.op == Op::ReduceScatter);
-            assert_eq!(of(unit, None, Op::ReduceScatter, Phase::Backward), reduced, "{counts}");
+            assert_eq!(
+                of(unit, None, Op::ReduceScatter, Phase::Backward),
+                reduced,
+                "{counts}"
+            );
             assert!(reduced.calls == 1 && reduced.bytes >= bytes, "{counts}");
         }
-        assert_eq!(counts.inside("up"), counts.total(|row| &*row.module == "up"));
+        assert_eq!(
+            counts.inside("up"),
+            counts.total(|row| &*row.module == "up")
+        );
         assert_eq!(counts.inside(""), counts.total(|row| row.module.is_empty()));
         Ok(())
     });
@@ -141,14 +195,20 @@ fn json_and_table_say_what_the_rows_say() {
         let none: Option<&str> = None;
         let gathered = row("", Some("full_tensor"), "all_gather", "forward", 2, 48);
         let expected = [gathered, row("done", none, "barrier", "other", 1, 0)];
-        assert_eq!(json, serde_json::json!({ "calls": 3, "bytes": 48, "collectives": expected }));
+        assert_eq!(
+            json,
+            serde_json::json!({ "calls": 3, "bytes": 48, "collectives": expected })
+        );
         let table = "\
 module  operator     collective  phase    calls  bytes
 -       full_tensor  all_gather  forward      2     48
 done    -            barrier     other        1      0
 total                                         3     48";
         assert_eq!(counts.to_string(), table);
-        assert!(watched.to_string().starts_with(table) && watched.to_string().lines().count() == 6, "{watched}");
+        assert!(
+            watched.to_string().starts_with(table) && watched.to_string().lines().count() == 6,
+            "{watched}"
+        );
         Ok(())
     });
 }
@@ -159,7 +219,10 @@ fn a_watch_sees_what_is_its_own() {
         let x = DTensor::<1>::ones([6], mesh, &[S(0)], mesh.device())?;
         let gather = || x.clone().full_tensor().expect("no rank fails");
         let calls = |watched: &burn_dtensor::debug::CommTrace| {
-            (watched.counts().total(|_| true).calls, watched.changes().len())
+            (
+                watched.counts().total(|_| true).calls,
+                watched.changes().len(),
+            )
         };
         gather();
         let (inner, outer) = trace_comm(|| {
@@ -178,7 +241,10 @@ fn a_watch_sees_what_is_its_own() {
         assert!(unwound.is_err());
         gather();
         assert_eq!(calls(&trace_comm(gather).1), (1, 1));
-        assert_eq!(calls(&trace_comm(|| Tensor::<1>::ones([1], mesh.device())).1), (0, 0));
+        assert_eq!(
+            calls(&trace_comm(|| Tensor::<1>::ones([1], mesh.device())).1),
+            (0, 0)
+        );
         Ok(())
     });
 }
@@ -191,7 +257,9 @@ fn a_layer_names_its_module_and_the_line_of_its_call() {
             up: burn::nn::LinearConfig::new(8, 12).init(mesh.device()),
             down: burn::nn::LinearConfig::new(12, 8).init(mesh.device()),
         };
-        let plan = Plan::new().with_style("up", Style::colwise()).with_style("down", Style::rowwise());
+        let plan = Plan::new()
+            .with_style("up", Style::colwise())
+            .with_style("down", Style::rowwise());
         let mlp = parallelize(mlp, mesh, plan)?;
         let x = DTensor::<2>::ones([5, 8], mesh, &[S(0)], mesh.device())?;
         let up = line!() + 1;
@@ -204,8 +272,16 @@ fn a_layer_names_its_module_and_the_line_of_its_call() {
         assert_eq!(origin(&last), ("style", up + 4, Phase::Forward));
         assert_eq!(last.origin.module.as_deref(), Some("down"));
         let (_, watched) = trace_comm(|| mlp.up.forward_dtensor(x.clone()).full_tensor());
-        let modules: Vec<_> = watched.changes().iter().map(|change| change.origin.module.clone()).collect();
-        assert_eq!(modules, [None], "a clone of the input is there, and what is outside of the layer is in none");
+        let modules: Vec<_> = watched
+            .changes()
+            .iter()
+            .map(|change| change.origin.module.clone())
+            .collect();
+        assert_eq!(
+            modules,
+            [None],
+            "a clone of the input is there, and what is outside of the layer is in none"
+        );
         Ok(())
     });
 }
@@ -232,12 +308,27 @@ fn what_an_operator_exchanges_by_itself_is_filed_under_it_and_its_module() {
             found
         });
         let all = watched.changes();
-        let filed: Vec<_> = all.iter().filter(|change| !change.collectives.is_empty()).collect();
-        let said: Vec<_> = filed.iter().map(|change| (origin(change), &change.collectives[..])).collect();
-        let sent = |op, bytes| [TracedCollective { op, ranks: 2, bytes }];
+        let filed: Vec<_> = all
+            .iter()
+            .filter(|change| !change.collectives.is_empty())
+            .collect();
+        let said: Vec<_> = filed
+            .iter()
+            .map(|change| (origin(change), &change.collectives[..]))
+            .collect();
+        let sent = |op, bytes| {
+            [TracedCollective {
+                op,
+                ranks: 2,
+                bytes,
+            }]
+        };
         // A row of 2 channels; a total of each of 2 rows and 2 ranks; a value beside a place of 32 bits.
         let (halo, totals) = (sent(Op::AllToAllList, 2 * 4), sent(Op::AllGather, 4 * 4));
-        let (extrema, scattered) = (sent(Op::AllGather, 4 * (4 + 4)), sent(Op::ReduceScatter, 4 * 4));
+        let (extrema, scattered) = (
+            sent(Op::AllGather, 4 * (4 + 4)),
+            sent(Op::ReduceScatter, 4 * 4),
+        );
         let expected = [
             (("conv1d", line, Phase::Forward), &halo[..]),
             (("cumsum", line + 1, Phase::Forward), &totals),
@@ -246,12 +337,21 @@ fn what_an_operator_exchanges_by_itself_is_filed_under_it_and_its_module() {
             (("conv1d", line, Phase::Backward), &halo),
         ];
         let sorted = |mut all: Vec<_>| {
-            all.sort_by_key(|((_, line, phase), _): &((&str, u32, Phase), &[TracedCollective])| (*phase, *line));
+            all.sort_by_key(
+                |((_, line, phase), _): &((&str, u32, Phase), &[TracedCollective])| (*phase, *line),
+            );
             all
         };
         assert_eq!(sorted(said), sorted(expected.to_vec()));
-        assert!(filed.iter().all(|change| change.origin.module.as_deref() == Some("up")), "{watched}");
-        let none = watched.counts().total(|row| row.operator.is_none() && row.op == Op::AllToAllList);
+        assert!(
+            filed
+                .iter()
+                .all(|change| change.origin.module.as_deref() == Some("up")),
+            "{watched}"
+        );
+        let none = watched
+            .counts()
+            .total(|row| row.operator.is_none() && row.op == Op::AllToAllList);
         assert_eq!(none.calls, 0, "{watched}");
         Ok(())
     });

@@ -37,7 +37,8 @@ pub fn second_and_third(
     operation: Operation,
     fault: Option<Fault>,
 ) -> Result<ControlFlow<()>> {
-    let call = |arguments: Arguments| -> Result<(), CommError> { operation.call(world, comm, arguments) };
+    let call =
+        |arguments: Arguments| -> Result<(), CommError> { operation.call(world, comm, arguments) };
     let [second, third] = ["second", "third"].map(Arguments::new);
     match fault {
         None => call(second)?,
@@ -50,8 +51,14 @@ pub fn second_and_third(
             call(second)?;
         }
         Some(Fault::OtherShape) => call(Arguments { width: 4, ..second })?,
-        Some(Fault::OtherDtype) => call(Arguments { dtype: DType::F64, ..second })?,
-        Some(Fault::OtherLabel) => call(Arguments { label: "other", ..second })?,
+        Some(Fault::OtherDtype) => call(Arguments {
+            dtype: DType::F64,
+            ..second
+        })?,
+        Some(Fault::OtherLabel) => call(Arguments {
+            label: "other",
+            ..second
+        })?,
         Some(Fault::OneMore) => {
             call(second)?;
             call(second)?;

@@ -13,13 +13,19 @@ pub struct Folder {
 impl Folder {
     /// Of this process.
     pub fn here(name: &str) -> Self {
-        Self { path: env::temp_dir().join(format!("burn-dtensor-faults-{}-{name}", process::id())), is_ours: true }
+        Self {
+            path: env::temp_dir().join(format!("burn-dtensor-faults-{}-{name}", process::id())),
+            is_ours: true,
+        }
     }
 
     /// Of all processes of a test, which removes it: there temporary files lie in a folder of the test's own.
     #[cfg(feature = "mpi")]
     pub fn of_all(name: &str) -> Self {
-        Self { path: env::temp_dir().join(name), is_ours: false }
+        Self {
+            path: env::temp_dir().join(name),
+            is_ours: false,
+        }
     }
 
     pub fn path(&self) -> &Path {

@@ -65,8 +65,16 @@ fn program(world: &World, operation: Operation, fault: Fault) -> Result<Duration
 fn check_files(files: &Folder, fault: Fault, operation: Operation) {
     let launches = LaunchTrace::read(files.path()).unwrap();
     // The second is that of those that are left.
-    assert_eq!(launches.iter().map(|flights| flights.size).collect::<Vec<_>>(), [3, 2]);
-    let told = launches[0].fault().unwrap_or_else(|| panic!("{fault:?} in {operation:?}: {}", launches[0]));
+    assert_eq!(
+        launches
+            .iter()
+            .map(|flights| flights.size)
+            .collect::<Vec<_>>(),
+        [3, 2]
+    );
+    let told = launches[0]
+        .fault()
+        .unwrap_or_else(|| panic!("{fault:?} in {operation:?}: {}", launches[0]));
     let is_expected = match fault {
         Fault::Exits => told.why == FaultKind::Exited,
         // On another host nobody knows.
@@ -74,7 +82,11 @@ fn check_files(files: &Folder, fault: Fault, operation: Operation) {
         Fault::Killed => told.why == FaultKind::Gone,
         Fault::Stopped => told.why == FaultKind::Stopped,
     };
-    assert!(told.rank == 1 && is_expected, "{fault:?} in {operation:?}: {}", launches[0]);
+    assert!(
+        told.rank == 1 && is_expected,
+        "{fault:?} in {operation:?}: {}",
+        launches[0]
+    );
 }
 
 fn strikes(fault: Fault, operations: impl IntoIterator<Item = Operation>) {
@@ -89,33 +101,59 @@ fn strikes(fault: Fault, operations: impl IntoIterator<Item = Operation>) {
         let Some(test) = test else { return };
         let text = test.run(|| {
             let files = Folder::of_all("flights");
-            let config = Launch::from_env(3).unwrap().with_flight_recorder(files.path());
+            let config = Launch::from_env(3)
+                .unwrap()
+                .with_flight_recorder(files.path());
             let ends = launch(config, |world| program(world, operation, fault));
-            for (rank, took) in ends.unwrap_or_else(|error| panic!("{fault:?} in {operation:?}: {error}")) {
+            for (rank, took) in
+                ends.unwrap_or_else(|error| panic!("{fault:?} in {operation:?}: {error}"))
+            {
                 check_files(&files, fault, operation);
                 println!("rank {rank} was told after {took:?}");
             }
         });
         let Some(text) = text else { return };
-        let told = text.lines().filter_map(|line| Some(line.split_once(" was told after ")?.1)).collect::<Vec<_>>();
+        let told = text
+            .lines()
+            .filter_map(|line| Some(line.split_once(" was told after ")?.1))
+            .collect::<Vec<_>>();
         println!("{fault:?} in {operation:?}: told after {told:?}");
         assert_eq!(told.len(), 2, "{text}");
     }
 }
 
 /// One of each kind: of all ranks, reducing, of two ranks, and without data.
-const SOME: [Operation; 4] = [Operation::AllGather, Operation::ReduceScatter, Operation::Messages, Operation::Barrier];
+const SOME: [Operation; 4] = [
+    Operation::AllGather,
+    Operation::ReduceScatter,
+    Operation::Messages,
+    Operation::Barrier,
+];
 
 /// With `LONG_TESTS` in every operation: each starts three processes, which takes seconds.
 #[test]
 fn a_process_that_is_killed_in_any_operation_is_told() {
-    strikes(Fault::Killed, if crate::effort::is_long() { OPERATIONS.to_vec() } else { SOME.to_vec() });
+    strikes(
+        Fault::Killed,
+        if crate::effort::is_long() {
+            OPERATIONS.to_vec()
+        } else {
+            SOME.to_vec()
+        },
+    );
 }
 
 /// With `LONG_TESTS` in several operations: the failure detector takes ten seconds each time and does not depend on them.
 #[test]
 fn a_process_that_is_stopped_is_told() {
-    strikes(Fault::Stopped, if crate::effort::is_long() { SOME.to_vec() } else { vec![Operation::AllGather] });
+    strikes(
+        Fault::Stopped,
+        if crate::effort::is_long() {
+            SOME.to_vec()
+        } else {
+            vec![Operation::AllGather]
+        },
+    );
 }
 
 #[test]
@@ -130,7 +168,9 @@ fn a_process_of_several_ranks_that_exits_is_told() {
         // What has been launched before must not come in between when the process ends.
         launch(Launch::threads(1), |_| Ok(())).unwrap();
         let files = Folder::of_all("flights");
-        let config = Launch::from_env(4).unwrap().with_flight_recorder(files.path());
+        let config = Launch::from_env(4)
+            .unwrap()
+            .with_flight_recorder(files.path());
         let ends = launch(config, |world| {
             let first = world.barrier("first");
             if world.rank() == 3 {
@@ -138,7 +178,9 @@ fn a_process_of_several_ranks_that_exits_is_told() {
                 Fault::Exits.strike();
             }
             // The exit may end the process before rank 2 has told the other process of its first.
-            first.and_then(|()| world.barrier("second")).expect_err("rank 3 is gone");
+            first
+                .and_then(|()| world.barrier("second"))
+                .expect_err("rank 3 is gone");
             world.shrink()?.barrier("those that are left")
         });
         assert_eq!(ends.unwrap().len(), 2);
@@ -146,6 +188,9 @@ fn a_process_of_several_ranks_that_exits_is_told() {
         let fault = flights.fault().unwrap_or_else(|| panic!("{flights}"));
         assert_eq!((fault.rank, fault.why), (3, FaultKind::Exited), "{flights}");
         let taken_along = flights.rank(2).unwrap().ending.as_ref().unwrap();
-        assert_eq!(taken_along.text, "the program of rank 3 has ended the process");
+        assert_eq!(
+            taken_along.text,
+            "the program of rank 3 has ended the process"
+        );
     });
 }

@@ -46,13 +46,23 @@ static TABLE: [(Fault, Told); 10] = [
 
 /// A message and a barrier do not meet: one rank waits for the message of another, which waits in the barrier for all. Of
 /// many ranks one may have gone on to the last barrier before, which is another.
-const EXCEPTIONS: [(Operation, Fault, &[Told]); 1] =
-    [(Operation::Messages, Fault::OtherOperation, &[Told::Deadlock, Told::Mismatch])];
+const EXCEPTIONS: [(Operation, Fault, &[Told]); 1] = [(
+    Operation::Messages,
+    Fault::OtherOperation,
+    &[Told::Deadlock, Told::Mismatch],
+)];
 
 /// What may be told.
 fn expected(operation: Operation, fault: Fault) -> &'static [Told] {
-    let exception = EXCEPTIONS.iter().find(|(other, of, _)| (*other, *of) == (operation, fault));
-    let row = || TABLE.iter().find(|(of, _)| *of == fault).expect("every fault has a row");
+    let exception = EXCEPTIONS
+        .iter()
+        .find(|(other, of, _)| (*other, *of) == (operation, fault));
+    let row = || {
+        TABLE
+            .iter()
+            .find(|(of, _)| *of == fault)
+            .expect("every fault has a row")
+    };
     exception.map_or_else(|| std::slice::from_ref(&row().1), |(.., told)| told)
 }
 
@@ -71,10 +81,15 @@ fn program(world: &World, operation: Operation, fault: Fault) -> Result<()> {
 fn cells(ranks: usize, folder: &Folder, launch_on: impl Fn() -> Launch) -> Cells {
     let mut cells = Cells::default();
     for operation in OPERATIONS {
-        for (fault, _) in TABLE.iter().filter(|(fault, _)| fault.is_possible_in(operation)) {
+        for (fault, _) in TABLE
+            .iter()
+            .filter(|(fault, _)| fault.is_possible_in(operation))
+        {
             let cell = format!("{fault:?} in {operation:?}");
             let at = (launch_on(), folder, ranks);
-            cells.run(at, expected(operation, *fault), &cell, |world| program(world, operation, *fault));
+            cells.run(at, expected(operation, *fault), &cell, |world| {
+                program(world, operation, *fault)
+            });
         }
     }
     cells
@@ -92,16 +107,21 @@ fn every_fault_in_every_operation_is_told_on_threads() {
 
 #[cfg(feature = "mpi")]
 fn on_processes(ranks: usize) {
-    let text = ProcessTest::new(ranks).with_deadline(std::time::Duration::from_secs(300)).run(|| {
-        let folder = Folder::of_all("operations");
-        let cells = cells(ranks, &folder, || Launch::from_env(ranks).unwrap());
-        // Of several processes one has looked at the files.
-        if cells.alone > 0 {
-            println!("{ranks} processes: {cells}");
-        }
-        assert_eq!(cells.count, 108);
-    });
-    let counts = text.iter().flat_map(|text| text.lines()).filter(|line| line.contains(" cells, "));
+    let text = ProcessTest::new(ranks)
+        .with_deadline(std::time::Duration::from_secs(300))
+        .run(|| {
+            let folder = Folder::of_all("operations");
+            let cells = cells(ranks, &folder, || Launch::from_env(ranks).unwrap());
+            // Of several processes one has looked at the files.
+            if cells.alone > 0 {
+                println!("{ranks} processes: {cells}");
+            }
+            assert_eq!(cells.count, 108);
+        });
+    let counts = text
+        .iter()
+        .flat_map(|text| text.lines())
+        .filter(|line| line.contains(" cells, "));
     counts.for_each(|line| println!("{line}"));
 }
 

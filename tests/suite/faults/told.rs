@@ -32,8 +32,13 @@ impl Told {
                 (*rank == culprit && message == "no such file").then_some(Self::Failed)
             }
             CommError::RankReturned { rank, .. } => (*rank == culprit).then_some(Self::Left),
-            CommError::Mismatch { rank, other, .. } => [*rank, *other].contains(&culprit).then_some(Self::Mismatch),
-            CommError::Deadlock { waits } => waits.iter().any(|(rank, ..)| *rank == culprit).then_some(Self::Deadlock),
+            CommError::Mismatch { rank, other, .. } => {
+                [*rank, *other].contains(&culprit).then_some(Self::Mismatch)
+            }
+            CommError::Deadlock { waits } => waits
+                .iter()
+                .any(|(rank, ..)| *rank == culprit)
+                .then_some(Self::Deadlock),
             _ => None,
         }
     }
@@ -44,8 +49,12 @@ impl Told {
         let is_named = fault.rank == culprit;
         let is_of_it = is_named || fault.text.contains(&format!("rank {culprit} "));
         match fault.why {
-            FaultKind::Panicked => (is_named && fault.text.contains("boom")).then_some(Self::Panicked),
-            FaultKind::Failed => (is_named && fault.text.contains("no such file")).then_some(Self::Failed),
+            FaultKind::Panicked => {
+                (is_named && fault.text.contains("boom")).then_some(Self::Panicked)
+            }
+            FaultKind::Failed => {
+                (is_named && fault.text.contains("no such file")).then_some(Self::Failed)
+            }
             FaultKind::Left => is_named.then_some(Self::Left),
             FaultKind::Disagrees => is_of_it.then_some(Self::Mismatch),
             FaultKind::Deadlock => is_of_it.then_some(Self::Deadlock),
@@ -66,7 +75,11 @@ pub struct Cells {
 
 impl fmt::Display for Cells {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { count, slowest, alone } = self;
+        let Self {
+            count,
+            slowest,
+            alone,
+        } = self;
         write!(
             f,
             "{count} cells, the slowest from start to end {slowest:?}; in {alone} the files name the culprit alone"
@@ -85,11 +98,15 @@ impl Cells {
         program: impl Fn(&World) -> Result<()> + Sync,
     ) {
         let files = folder.path().join(self.count.to_string());
-        let config = config.with_deadline(Duration::from_secs(3600)).with_flight_recorder(&files);
+        let config = config
+            .with_deadline(Duration::from_secs(3600))
+            .with_flight_recorder(&files);
         let start = Instant::now();
         let error = launch(config, program);
         let took = start.elapsed();
-        let error = error.err().unwrap_or_else(|| panic!("{cell} on {ranks}: every rank succeeded"));
+        let error = error
+            .err()
+            .unwrap_or_else(|| panic!("{cell} on {ranks}: every rank succeeded"));
         check(&error, ranks, expected, cell);
         // Of several processes one looks at the files.
         if !error.is_reported_by_other_process {
@@ -108,29 +125,50 @@ fn check(error: &LaunchError, ranks: usize, expected: &[Told], cell: &str) {
     let errors: Vec<_> = of_others
         .map(|report| match &report.error {
             Some(Error::Comm(error)) => error.clone(),
-            other => panic!("{cell} on {ranks}: rank {} ended with {other:?}: {error}", report.rank),
+            other => panic!(
+                "{cell} on {ranks}: rank {} ended with {other:?}: {error}",
+                report.rank
+            ),
         })
         .collect();
     // The first failure is told of the rank that found it, if that is not the culprit.
-    assert!(errors.len() + 2 >= ranks && ranks > errors.len(), "{cell} on {ranks}: {error}");
+    assert!(
+        errors.len() + 2 >= ranks && ranks > errors.len(),
+        "{cell} on {ranks}: {error}"
+    );
     let cause = match &error.cause {
         Error::Comm(cause) => Some(Told::by_error(cause, culprit)),
         // The culprit's own.
         _ => None,
     };
-    for told in errors.iter().map(|error| Told::by_error(error, culprit)).chain(cause) {
+    for told in errors
+        .iter()
+        .map(|error| Told::by_error(error, culprit))
+        .chain(cause)
+    {
         let is_expected = told.is_some_and(|told| expected.contains(&told));
-        assert!(is_expected, "{cell} on {ranks}: {told:?} of {expected:?}: {error}");
+        assert!(
+            is_expected,
+            "{cell} on {ranks}: {told:?} of {expected:?}: {error}"
+        );
     }
 }
 
 /// Whom the files alone name, which is the culprit, for a reason that is `expected`.
 fn check_files(files: &Path, culprit: usize, expected: &[Told], cell: &str) -> Fault {
     let launches = LaunchTrace::read(files).unwrap();
-    let [flights] = &launches[..] else { panic!("{cell}: {launches:?}") };
-    let fault = flights.fault().unwrap_or_else(|| panic!("{cell}: nobody is at fault: {flights}"));
+    let [flights] = &launches[..] else {
+        panic!("{cell}: {launches:?}")
+    };
+    let fault = flights
+        .fault()
+        .unwrap_or_else(|| panic!("{cell}: nobody is at fault: {flights}"));
     let told = Told::by_files(&fault, culprit);
     let is_expected = told.is_some_and(|told| expected.contains(&told));
-    assert!(is_expected, "{cell}: the files tell {told:?} of {expected:?}: {}", flights.text(9));
+    assert!(
+        is_expected,
+        "{cell}: the files tell {told:?} of {expected:?}: {}",
+        flights.text(9)
+    );
     fault
 }

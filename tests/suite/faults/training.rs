@@ -54,24 +54,51 @@ const OTHER_UNIT: Fault = Fault::OtherOperation;
 /// Units, and calls that no other rank makes.
 const ROWS: [(Cell, Told); 10] = [
     (Cell(In::Units, Place::Forward, OTHER_UNIT), Told::Mismatch),
-    (Cell(In::Units, Place::Forward, Fault::OtherOrder), Told::Mismatch),
-    (Cell(In::Units, Place::Forward, Fault::OneMore), Told::Mismatch),
-    (Cell(In::Units, Place::Forward, Fault::OneLess), Told::Mismatch),
+    (
+        Cell(In::Units, Place::Forward, Fault::OtherOrder),
+        Told::Mismatch,
+    ),
+    (
+        Cell(In::Units, Place::Forward, Fault::OneMore),
+        Told::Mismatch,
+    ),
+    (
+        Cell(In::Units, Place::Forward, Fault::OneLess),
+        Told::Mismatch,
+    ),
     (Cell(In::Units, Place::Backward, OTHER_UNIT), Told::Mismatch),
-    (Cell(In::Units, Place::Backward, Fault::OtherOrder), Told::Mismatch),
-    (Cell(In::Units, Place::Backward, Fault::OneMore), Told::Mismatch),
-    (Cell(In::Units, Place::Backward, Fault::OneLess), Told::Mismatch),
+    (
+        Cell(In::Units, Place::Backward, Fault::OtherOrder),
+        Told::Mismatch,
+    ),
+    (
+        Cell(In::Units, Place::Backward, Fault::OneMore),
+        Told::Mismatch,
+    ),
+    (
+        Cell(In::Units, Place::Backward, Fault::OneLess),
+        Told::Mismatch,
+    ),
     // Met by the gather of the next unit.
-    (Cell(In::Nothing, Place::Forward, Fault::OneMore), Told::Mismatch),
+    (
+        Cell(In::Nothing, Place::Forward, Fault::OneMore),
+        Told::Mismatch,
+    ),
     // Backward's reductions are a sequence of their own: the others wait in one of these.
-    (Cell(In::Nothing, Place::Backward, Fault::OneMore), Told::Deadlock),
+    (
+        Cell(In::Nothing, Place::Backward, Fault::OneMore),
+        Told::Deadlock,
+    ),
 ];
 
 /// Of calls that all ranks make the table is that of calls anywhere.
 fn rows() -> impl Iterator<Item = (Cell, Told)> {
     let places = [Place::Forward, Place::Backward].into_iter();
-    let of_calls =
-        places.flat_map(|place| TABLE.iter().map(move |(fault, told)| (Cell(In::Calls, place, *fault), *told)));
+    let of_calls = places.flat_map(|place| {
+        TABLE
+            .iter()
+            .map(move |(fault, told)| (Cell(In::Calls, place, *fault), *told))
+    });
     of_calls.chain(ROWS)
 }
 
@@ -84,7 +111,9 @@ type Layers = Vec<Linear>;
 
 fn layers(device: &Device) -> Layers {
     device.seed(7);
-    let layers: Layers = (0..4).map(|_| LinearConfig::new(WIDTH, WIDTH).init(device)).collect();
+    let layers: Layers = (0..4)
+        .map(|_| LinearConfig::new(WIDTH, WIDTH).init(device))
+        .collect();
     // Draw now, on one thread.
     let _ = values(&layers, None);
     layers
@@ -105,19 +134,29 @@ impl Training {
         let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
         let model = on_device(model, &world.device().clone().autodiff());
         let layers = fully_shard(model, &mesh, FullyShard::new().with_units(["*"]))?;
-        Ok(Self { world: world.clone(), layers, optim: AdamWConfig::new().init() })
+        Ok(Self {
+            world: world.clone(),
+            layers,
+            optim: AdamWConfig::new().init(),
+        })
     }
 
     fn state(&self) -> Result<State> {
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
-        let values = values(&self.layers, None).into_iter().map(|(path, values)| (path, bits(values)));
+        let values = values(&self.layers, None)
+            .into_iter()
+            .map(|(path, values)| (path, bits(values)));
         Ok((values.collect(), self.optim.into_bytes()?.to_vec()))
     }
 
     /// A step. One that fails leaves what was there.
     fn step(&mut self, cell: Option<Cell>) -> Result<()> {
         let before = self.state()?;
-        let x = tensor(self.world.rank() as u64, [2, WIDTH], &self.world.device().clone().autodiff());
+        let x = tensor(
+            self.world.rank() as u64,
+            [2, WIDTH],
+            &self.world.device().clone().autodiff(),
+        );
         let grads = Error::catch(|| {
             let loss = match cell {
                 Some(Cell(In::Units, Place::Backward, fault)) => self.forward_of_all(x, fault),
@@ -128,7 +167,11 @@ impl Training {
         match grads {
             Ok(grads) => self.layers = self.optim.step(1e-2, self.layers.clone(), grads),
             Err(error) => {
-                assert_eq!(self.state()?, before, "a step that failed has changed something: {error}");
+                assert_eq!(
+                    self.state()?,
+                    before,
+                    "a step that failed has changed something: {error}"
+                );
                 return Err(error);
             }
         }
@@ -162,7 +205,9 @@ impl Training {
             Some(Cell(of, Place::Forward, _)) => calls(&self.world, of, fault)?,
             Some(Cell(of, Place::Backward, _)) => {
                 let world = self.world.clone();
-                x = in_backward(x, move || calls(&world, of, fault).unwrap_or_else(|error| error.unwind()));
+                x = in_backward(x, move || {
+                    calls(&world, of, fault).unwrap_or_else(|error| error.unwind())
+                });
             }
         }
         Ok(units.iter().fold(x, |x, at| self.run(*at, x)).sum())
@@ -179,7 +224,9 @@ impl Training {
         let [third, fourth] = [2, 3].map(|at| self.run(at, second.clone()).sum());
         match (fault, self.is_culprit()) {
             (OTHER_UNIT, true) => fourth,
-            (Fault::OneMore, true) | (Fault::OneLess, false) | (Fault::OtherOrder, _) => third + fourth,
+            (Fault::OneMore, true) | (Fault::OneLess, false) | (Fault::OtherOrder, _) => {
+                third + fourth
+            }
             _ => third,
         }
     }
@@ -215,10 +262,15 @@ fn program(world: &World, model: &Layers, cell: Cell) -> Result<()> {
 fn every_cell_in(place: Place) {
     let model = layers(&Device::flex());
     for ranks in [2, 3, 8] {
-        let (folder, mut cells) = (Folder::here(&format!("{place:?}-{ranks}")), Cells::default());
+        let (folder, mut cells) = (
+            Folder::here(&format!("{place:?}-{ranks}")),
+            Cells::default(),
+        );
         for (cell, told) in rows().filter(|(cell, _)| cell.1 == place) {
             let at = (Launch::threads(ranks), &folder, ranks);
-            cells.run(at, &[told], &format!("{cell:?}"), |world| program(world, &model, cell));
+            cells.run(at, &[told], &format!("{cell:?}"), |world| {
+                program(world, &model, cell)
+            });
         }
         println!("{place:?} on {ranks} threads: {cells}");
         assert_eq!(cells.count, 15);
@@ -232,5 +284,7 @@ fn every_fault_in_forward_is_told() {
 
 #[test]
 fn every_fault_in_backward_is_told() {
-    own_process("faults::training::every_fault_in_backward_is_told", || every_cell_in(Place::Backward));
+    own_process("faults::training::every_fault_in_backward_is_told", || {
+        every_cell_in(Place::Backward)
+    });
 }

@@ -102,7 +102,12 @@ fn batch(rank: usize, at: u64, device: &Device) -> Tensor<2> {
 }
 
 /// Gradients of one step, added up over its batches.
-fn step(model: &Stack, rank: usize, device: &Device, before: impl Fn(bool) -> Result<()>) -> Result<GradientsParams> {
+fn step(
+    model: &Stack,
+    rank: usize,
+    device: &Device,
+    before: impl Fn(bool) -> Result<()>,
+) -> Result<GradientsParams> {
     let mut sum = GradientsAccumulator::new();
     for at in 0..BATCHES {
         before(at + 1 == BATCHES)?;
@@ -114,18 +119,33 @@ fn step(model: &Stack, rank: usize, device: &Device, before: impl Fn(bool) -> Re
 
 /// Whole gradients, by path.
 fn gathered(model: &Stack, grads: &mut GradientsParams) -> Result<BTreeMap<String, Vec<f32>>> {
-    Ok(values(&full_model(&model.clone().map(&mut Holder(grads)))?, None))
+    Ok(values(
+        &full_model(&model.clone().map(&mut Holder(grads)))?,
+        None,
+    ))
 }
 
 #[test]
 fn accumulation_by_count_and_by_value() {
     let model = stack(&Device::flex());
-    let cells = [Waits::None, Waits::All, Waits::Root, Waits::Some(1), Waits::Some(BLOCKS), Waits::Replicas];
+    let cells = [
+        Waits::None,
+        Waits::All,
+        Waits::Root,
+        Waits::Some(1),
+        Waits::Some(BLOCKS),
+        Waits::Replicas,
+    ];
     for (ranks, is_hsdp) in [(2, false), (3, false), (4, true)] {
         let expected = {
             let device = Device::flex().autodiff();
             let model = on_device(&model, &device);
-            let of_rank = |rank| values(&model, Some(&step(&model, rank, &device, |_| Ok(())).unwrap()));
+            let of_rank = |rank| {
+                values(
+                    &model,
+                    Some(&step(&model, rank, &device, |_| Ok(())).unwrap()),
+                )
+            };
             let of_ranks: Vec<_> = (0..ranks).map(of_rank).collect();
             mean(of_ranks.iter())
         };
@@ -134,8 +154,11 @@ fn accumulation_by_count_and_by_value() {
                 let cell = format!("{ranks} ranks, replicas {is_hsdp}, {waits:?}, {keeps:?}");
                 let grads = launch(Launch::threads(ranks), |world| {
                     let device = world.device().clone().autodiff();
-                    let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(keeps.reshard());
-                    let model = fully_shard(on_device(&model, &device), &mesh(world, is_hsdp)?, config)?;
+                    let config = FullyShard::new()
+                        .with_units(["blocks.*"])
+                        .with_reshard_after_forward(keeps.reshard());
+                    let model =
+                        fully_shard(on_device(&model, &device), &mesh(world, is_hsdp)?, config)?;
                     for _ in 0..2 {
                         world.ledger().reset();
                         let mut grads = step(&model, world.rank(), &device, |is_last| {
@@ -149,8 +172,16 @@ fn accumulation_by_count_and_by_value() {
                         let reduced = units + (BATCHES - 1) * waits.reducing_each();
                         assert_eq!(calls(Op::AllGather), keeps.gathers(), "{cell}");
                         assert_eq!(calls(Op::ReduceScatter), reduced, "{cell}");
-                        let over_replicas = if let Waits::Replicas = waits { units } else { reduced };
-                        assert_eq!(calls(Op::AllReduce), if is_hsdp { over_replicas } else { 0 }, "{cell}");
+                        let over_replicas = if let Waits::Replicas = waits {
+                            units
+                        } else {
+                            reduced
+                        };
+                        assert_eq!(
+                            calls(Op::AllReduce),
+                            if is_hsdp { over_replicas } else { 0 },
+                            "{cell}"
+                        );
                         let diff = max_diff(&gathered(&model, &mut grads)?, &expected);
                         assert!(diff < 1e-5, "{cell}: {diff}");
                     }
@@ -169,8 +200,15 @@ fn what_waits_is_added_up_before_it_is_averaged() {
     let grads = launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let plain = on_device(&model, &device);
-        let sharded = fully_shard(plain.clone(), &mesh(world, false)?, FullyShard::new().with_units(["blocks.*"]))?;
-        let own = values(&plain, Some(&step(&plain, world.rank(), &device, |_| Ok(()))?));
+        let sharded = fully_shard(
+            plain.clone(),
+            &mesh(world, false)?,
+            FullyShard::new().with_units(["blocks.*"]),
+        )?;
+        let own = values(
+            &plain,
+            Some(&step(&plain, world.rank(), &device, |_| Ok(()))?),
+        );
         let waits = |is_last| {
             FsdpModule::of(&sharded)?.set_requires_gradient_sync(is_last);
             Ok(())
@@ -187,11 +225,18 @@ fn what_waits_is_added_up_before_it_is_averaged() {
 fn a_guard_holds_gradients_back_while_it_lives() {
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
-        let model = fully_shard(stack(&device), &mesh(world, false)?, FullyShard::new().with_units(["blocks.*"]))?;
+        let model = fully_shard(
+            stack(&device),
+            &mesh(world, false)?,
+            FullyShard::new().with_units(["blocks.*"]),
+        )?;
         let reduces = || {
             world.ledger().reset();
             let grads = model.forward(batch(0, 0, &device)).sum().backward();
-            (world.ledger().calls(Op::ReduceScatter), model.first.weight.base().grad(&grads).is_some())
+            (
+                world.ledger().calls(Op::ReduceScatter),
+                model.first.weight.base().grad(&grads).is_some(),
+            )
         };
         let all = BLOCKS as u64 + 1;
         {
@@ -211,7 +256,9 @@ fn a_step_whose_gradients_wait_is_refused() {
     for (is_hsdp, ranks) in [(false, 2), (true, 4)] {
         let errors = launch(Launch::threads(ranks), |world| {
             let device = world.device().clone().autodiff();
-            let config = FullyShard::new().with_units(["blocks.*"]).with_ignored(["first.bias"]);
+            let config = FullyShard::new()
+                .with_units(["blocks.*"])
+                .with_ignored(["first.bias"]);
             let model = fully_shard(stack(&device), &mesh(world, is_hsdp)?, config)?;
             let mut optim = sharded(AdamWConfig::new());
             let all = FsdpModule::of(&model)?;
@@ -220,7 +267,10 @@ fn a_step_whose_gradients_wait_is_refused() {
                 true => all.set_requires_all_reduce(!waits),
             };
             let grads = || {
-                let loss = model.forward(batch(world.rank(), 0, &device)).square().sum();
+                let loss = model
+                    .forward(batch(world.rank(), 0, &device))
+                    .square()
+                    .sum();
                 GradientsParams::from_grads(loss.backward(), &model)
             };
             wait(true);
@@ -247,7 +297,12 @@ fn a_step_whose_gradients_wait_is_refused() {
                 matches!(&error, burn_dtensor::Error::Param(ParamError::StepWithoutGradients { unit }) if unit == "root"),
                 "{error}"
             );
-            assert!(error.to_string().contains("set_requires_gradient_sync(true)"), "{error}");
+            assert!(
+                error
+                    .to_string()
+                    .contains("set_requires_gradient_sync(true)"),
+                "{error}"
+            );
         }
     }
 }
@@ -256,7 +311,11 @@ fn a_step_whose_gradients_wait_is_refused() {
 fn gradients_that_were_never_reduced_are_told() {
     let errors = launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
-        let model = fully_shard(stack(&device), &mesh(world, false)?, FullyShard::new().with_units(["blocks.*"]))?;
+        let model = fully_shard(
+            stack(&device),
+            &mesh(world, false)?,
+            FullyShard::new().with_units(["blocks.*"]),
+        )?;
         let backward = |model: &Stack| drop(model.forward(batch(0, 0, &device)).sum().backward());
         FsdpModule::of(&model)?.set_requires_gradient_sync(false);
         backward(&model);
@@ -275,6 +334,11 @@ fn gradients_that_were_never_reduced_are_told() {
             matches!(&error, burn_dtensor::Error::Param(ParamError::PendingGradients { unit }) if unit == "root"),
             "{error}"
         );
-        assert!(error.to_string().contains("set_requires_gradient_sync(true)"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("set_requires_gradient_sync(true)"),
+            "{error}"
+        );
     }
 }

@@ -19,7 +19,9 @@ const STEPS: usize = 10;
 fn held(params: &[NamedParameter]) -> BTreeMap<String, (usize, usize)> {
     let mut units: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for param in params {
-        let Some(dim) = param.spec.placements()[0].shard_dim() else { continue };
+        let Some(dim) = param.spec.placements()[0].shard_dim() else {
+            continue;
+        };
         let (local, full) = (param.spec.local_shape(), param.spec.shape());
         let (held, largest) = units.entry(param.unit.to_string()).or_default();
         *held += 4 * local.num_elements();
@@ -39,18 +41,31 @@ fn ranks_hold_the_bytes_of_a_unit_but_for_one_row() {
     for ranks in [1, 2, 3, 5, 8] {
         let all = MeshTest::new([ranks], ["shard"]).run(|mesh| {
             let shard = |config: FullyShard| {
-                let sharded = fully_shard(on_device(&model, mesh.device()), mesh, config.with_units(["blocks.*"]))?;
+                let sharded = fully_shard(
+                    on_device(&model, mesh.device()),
+                    mesh,
+                    config.with_units(["blocks.*"]),
+                )?;
                 assert_eq!(values(&full_model(&sharded)?, None), values(&model, None));
                 Ok::<_, Error>(held(&named_parameters(&sharded)?))
             };
-            Ok((shard(FullyShard::new())?, shard(FullyShard::new().with_balanced_bytes())?))
+            Ok((
+                shard(FullyShard::new())?,
+                shard(FullyShard::new().with_balanced_bytes())?,
+            ))
         });
         for (unit, (_, row)) in &all[0].1 {
             let chunks = spread(all.iter().map(|(chunks, _)| chunks[unit].0));
             let balanced = spread(all.iter().map(|(_, balanced)| balanced[unit].0));
-            assert!(balanced <= *row, "{unit} on {ranks}: {balanced} bytes apart, a row has {row}");
+            assert!(
+                balanced <= *row,
+                "{unit} on {ranks}: {balanced} bytes apart, a row has {row}"
+            );
             // Of the 13 rows of some the last of 8 ranks have none.
-            assert!(ranks < 8 || chunks > *row, "{unit}: {chunks} bytes apart in chunks");
+            assert!(
+                ranks < 8 || chunks > *row,
+                "{unit}: {chunks} bytes apart in chunks"
+            );
         }
     }
 }
@@ -60,17 +75,38 @@ fn ranks_hold_the_bytes_of_a_unit_but_for_one_row() {
 fn what_the_placement_function_says_is_kept() {
     let model = Net::new(&Device::flex());
     let all = MeshTest::new([2], ["shard"]).run(|mesh| {
-        let config =
-            FullyShard::new().with_balanced_bytes().with_shard_placement_fn(|param: ParamInfo<'_>| match param.path {
+        let config = FullyShard::new()
+            .with_balanced_bytes()
+            .with_shard_placement_fn(|param: ParamInfo<'_>| match param.path {
                 "head.weight" => Some(ParamPlacement::uneven(0, [8, 0])),
                 "embedding.weight" => Some(Placement::Shard(1).into()),
                 "norm.beta" => Some(Placement::Replicate.into()),
                 _ => None,
             });
-        let sharded = fully_shard(on_device(&model, mesh.device()), mesh, config.with_units(["blocks.*"]))?;
-        assert_eq!(sharded.head.weight.base().dims(), [[8, 11], [0, 11]][mesh.rank()]);
-        assert_eq!(sharded.embedding.weight.base().dims()[0], 11, "cut along the second dimension");
-        assert_eq!(sharded.norm.beta.as_ref().expect("it has one").base().dims(), [8]);
+        let sharded = fully_shard(
+            on_device(&model, mesh.device()),
+            mesh,
+            config.with_units(["blocks.*"]),
+        )?;
+        assert_eq!(
+            sharded.head.weight.base().dims(),
+            [[8, 11], [0, 11]][mesh.rank()]
+        );
+        assert_eq!(
+            sharded.embedding.weight.base().dims()[0],
+            11,
+            "cut along the second dimension"
+        );
+        assert_eq!(
+            sharded
+                .norm
+                .beta
+                .as_ref()
+                .expect("it has one")
+                .base()
+                .dims(),
+            [8]
+        );
         assert_eq!(values(&full_model(&sharded)?, None), values(&model, None));
         Ok(held(&named_parameters(&sharded)?)["root"])
     });
@@ -96,8 +132,9 @@ fn balanced_shards_train_as_the_full_model_and_send_its_bytes() {
                 true => distribute_with(on_device(&model, &device), mesh, plan(), config),
                 false => fully_shard(on_device(&model, &device), mesh, config),
             };
-            let config =
-                FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
+            let config = FullyShard::new()
+                .with_units(["blocks.*"])
+                .with_reshard_after_forward(ReshardAfterForward::Always);
             let sent = |net: &Net| {
                 mesh.world().ledger().reset();
                 net.loss_on(0, rank, &device).backward();
@@ -112,13 +149,15 @@ fn balanced_shards_train_as_the_full_model_and_send_its_bytes() {
             let chunks = distribute(config.clone())?;
             let mut own = distribute(config.with_balanced_bytes())?;
             assert_eq!(sent(&own), sent(&chunks), "on {mesh}");
-            let (mut plain_optim, mut optim) = (AdamWConfig::new().init(), AdamWConfig::new().init());
+            let (mut plain_optim, mut optim) =
+                (AdamWConfig::new().init(), AdamWConfig::new().init());
             for step in 0..STEPS {
                 let losses = (0..data_ranks).map(|rank| plain.loss_on(step, rank, &device));
                 let loss = losses.reduce(|a, b| a + b).expect("a rank") / data_ranks as f32;
                 let grads = GradientsParams::from_grads(loss.backward(), &plain);
                 plain = plain_optim.step(1e-3, plain, grads);
-                let grads = GradientsParams::from_grads(own.loss_on(step, rank, &device).backward(), &own);
+                let grads =
+                    GradientsParams::from_grads(own.loss_on(step, rank, &device).backward(), &own);
                 own = optim.step(1e-3, own, grads);
             }
             let diff = max_diff(&values(&full_model(&own)?, None), &values(&plain, None));
@@ -131,15 +170,34 @@ fn balanced_shards_train_as_the_full_model_and_send_its_bytes() {
 /// One parameter has one layout, also where what another one weighs differs between tensor-parallel ranks.
 #[test]
 fn tensor_parallel_ranks_choose_the_same_lengths() {
-    let rows = |len| LinearConfig::new(3, len).with_bias(false).init(&Device::flex());
+    let rows = |len| {
+        LinearConfig::new(3, len)
+            .with_bias(false)
+            .init(&Device::flex())
+    };
     let model = vec![rows(5), rows(2)];
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
-        let styles = Plan::new().with_style("0", Style::colwise()).with_style("1", Style::rowwise());
+        let styles = Plan::new()
+            .with_style("0", Style::colwise())
+            .with_style("1", Style::rowwise());
         let model = parallelize(on_device(&model, mesh.device()), &mesh.slice("tp")?, styles)?;
-        let model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new().with_balanced_bytes())?;
+        let model = fully_shard(
+            model,
+            &mesh.slice("shard")?,
+            FullyShard::new().with_balanced_bytes(),
+        )?;
         for layer in &model {
-            let layout = layer.weight.shard().expect("it is sharded").spec().layout().to_string();
-            let all = mesh.world().all().all_gather_object("layouts".into(), &layout)?;
+            let layout = layer
+                .weight
+                .shard()
+                .expect("it is sharded")
+                .spec()
+                .layout()
+                .to_string();
+            let all = mesh
+                .world()
+                .all()
+                .all_gather_object("layouts".into(), &layout)?;
             assert!(all.iter().all(|other| *other == layout), "{all:?}");
             layer.weight.shard().expect("it is sharded").full_tensor()?;
         }

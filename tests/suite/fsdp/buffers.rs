@@ -37,11 +37,15 @@ impl Net {
     /// With values that no one draws.
     fn new(device: &Device) -> Self {
         let block = |seed| {
-            let linear = LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(device);
+            let linear = LinearConfig::new(WIDTH, WIDTH)
+                .with_bias(false)
+                .init(device);
             let weight = tensor(seed, [WIDTH, WIDTH], device);
             Block {
                 linear: Linear {
-                    weight: linear.weight.map(|_| weight.set_require_grad(device.is_autodiff())),
+                    weight: linear
+                        .weight
+                        .map(|_| weight.set_require_grad(device.is_autodiff())),
                     ..linear
                 },
                 norm: BatchNormConfig::new(WIDTH).init(device),
@@ -50,8 +54,14 @@ impl Net {
         Self {
             stem: BatchNormConfig::new(WIDTH).init(device),
             blocks: vec![block(1), block(2)],
-            steps: Param::initialized(burn::module::ParamId::new(), Tensor::from_data([0, 0], device)),
-            mask: Param::initialized(burn::module::ParamId::new(), Tensor::from_data([false, true], device)),
+            steps: Param::initialized(
+                burn::module::ParamId::new(),
+                Tensor::from_data([0, 0], device),
+            ),
+            mask: Param::initialized(
+                burn::module::ParamId::new(),
+                Tensor::from_data([false, true], device),
+            ),
             constant: Tensor::ones([WIDTH], device),
         }
     }
@@ -60,7 +70,9 @@ impl Net {
         unit(self, x, |net, x| {
             let mut x = net.stem.forward(x);
             for block in &net.blocks {
-                x = unit(block, x, |block, x| block.norm.forward(block.linear.forward(x).tanh()));
+                x = unit(block, x, |block, x| {
+                    block.norm.forward(block.linear.forward(x).tanh())
+                });
             }
             x * net.constant.clone().unsqueeze()
         })
@@ -72,8 +84,12 @@ impl Net {
 
     /// Running means and variances, as a forward in validation sees them.
     fn statistics(&self) -> Vec<f32> {
-        let states = self.norms().flat_map(|norm| [&norm.running_mean, &norm.running_var]);
-        states.flat_map(|state| state.value_sync().into_data().try_to_vec::<f32>().unwrap()).collect()
+        let states = self
+            .norms()
+            .flat_map(|norm| [&norm.running_mean, &norm.running_var]);
+        states
+            .flat_map(|state| state.value_sync().into_data().try_to_vec::<f32>().unwrap())
+            .collect()
     }
 }
 
@@ -82,20 +98,44 @@ fn batch(rank: usize, step: usize, device: &Device) -> Tensor<2> {
     tensor((100 * rank + step) as u64 + 1, [5, WIDTH], device) * 3.0 + rank as f64
 }
 
-fn on_mesh<T: Send>(shape: &[usize], program: impl Fn(&DeviceMesh, &Device) -> Result<T> + Sync) -> Vec<T> {
-    let names: &[&str] = if shape.len() == 1 { &["shard"] } else { &["replicate", "shard"] };
+fn on_mesh<T: Send>(
+    shape: &[usize],
+    program: impl Fn(&DeviceMesh, &Device) -> Result<T> + Sync,
+) -> Vec<T> {
+    let names: &[&str] = if shape.len() == 1 {
+        &["shard"]
+    } else {
+        &["replicate", "shard"]
+    };
     let ranks = launch(Launch::threads(shape.iter().product()), |world| {
-        program(&DeviceMesh::new(world, shape, names)?, &world.device().clone().autodiff())
+        program(
+            &DeviceMesh::new(world, shape, names)?,
+            &world.device().clone().autodiff(),
+        )
     });
-    ranks.map(launched::values).unwrap_or_else(|error| panic!("{shape:?}: {error}"))
+    ranks
+        .map(launched::values)
+        .unwrap_or_else(|error| panic!("{shape:?}: {error}"))
 }
 
 fn sharded(model: Net, mesh: &DeviceMesh, buffers: BufferSync) -> Result<Net> {
-    fully_shard(model, mesh, FullyShard::new().with_units(["blocks.*"]).with_buffer_sync(buffers))
+    fully_shard(
+        model,
+        mesh,
+        FullyShard::new()
+            .with_units(["blocks.*"])
+            .with_buffer_sync(buffers),
+    )
 }
 
 fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
-    tensor.into_data().try_to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+    tensor
+        .into_data()
+        .try_to_vec::<f32>()
+        .unwrap()
+        .into_iter()
+        .map(f32::to_bits)
+        .collect()
 }
 
 /// Three steps of training with a model that was made before `launch`. What the ranks then validate, save
@@ -106,7 +146,10 @@ fn train(shape: &[usize], buffers: BufferSync) -> Vec<[Vec<u32>; 4]> {
         let mut model = sharded(model.clone(), mesh, buffers)?;
         let mut optim = SgdConfig::new().init();
         for step in 0..3 {
-            let loss = model.forward(batch(mesh.rank(), step, device)).square().mean();
+            let loss = model
+                .forward(batch(mesh.rank(), step, device))
+                .square()
+                .mean();
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             model = optim.step(0.1, model, grads);
         }
@@ -121,7 +164,12 @@ fn train(shape: &[usize], buffers: BufferSync) -> Vec<[Vec<u32>; 4]> {
         let validated = bits(valid.forward(x));
         let statistics = valid.statistics().into_iter().map(f32::to_bits).collect();
         assert_eq!(gathered, again);
-        Ok([gathered, validated, statistics, bits(full.stem.running_mean.value())])
+        Ok([
+            gathered,
+            validated,
+            statistics,
+            bits(full.stem.running_mean.value()),
+        ])
     })
 }
 
@@ -135,7 +183,11 @@ fn all_ranks_validate_and_gather_one_model() {
                 assert_eq!(rank, &ranks[0], "{shape:?}, {buffers:?}");
             }
             for run in 0..2 {
-                assert_eq!(train(shape, buffers), ranks, "{shape:?}, {buffers:?}, run {run}");
+                assert_eq!(
+                    train(shape, buffers),
+                    ranks,
+                    "{shape:?}, {buffers:?}, run {run}"
+                );
             }
         }
     }
@@ -162,19 +214,33 @@ fn statistics_are_the_first_ranks_or_the_average() {
                 Ok((own, trained, synced, full_model(&sharded)?.statistics()))
             });
             for (own, trained, synced, gathered) in &ranks {
-                assert_eq!(own, trained, "nothing of another rank is in them, {shape:?}");
+                assert_eq!(
+                    own, trained,
+                    "nothing of another rank is in them, {shape:?}"
+                );
                 assert_eq!(gathered, &ranks[0].3);
-                let average =
-                    |at: usize| ranks.iter().map(|(own, ..)| f64::from(own[at])).sum::<f64>() / ranks.len() as f64;
+                let average = |at: usize| {
+                    ranks
+                        .iter()
+                        .map(|(own, ..)| f64::from(own[at]))
+                        .sum::<f64>()
+                        / ranks.len() as f64
+                };
                 for (at, &synced) in synced.iter().enumerate() {
                     match buffers {
                         BufferSync::FirstRank => assert_eq!(synced, ranks[0].0[at]),
-                        BufferSync::Average => assert!((f64::from(synced) - average(at)).abs() < 1e-6, "{shape:?}"),
+                        BufferSync::Average => {
+                            assert!((f64::from(synced) - average(at)).abs() < 1e-6, "{shape:?}")
+                        }
                     }
                 }
             }
             assert_ne!(ranks[0].0, ranks[1].0, "ranks have seen other batches");
-            assert_eq!(model.statistics(), Net::new(&Device::flex()).statistics(), "the model outside is untouched");
+            assert_eq!(
+                model.statistics(),
+                Net::new(&Device::flex()).statistics(),
+                "the model outside is untouched"
+            );
         }
     }
 }
@@ -186,17 +252,31 @@ fn only_the_first_rank_has_the_buffers_and_all_get_them() {
         let ranks = on_mesh(shape, |mesh, device| {
             let mut model = Net::new(device);
             if mesh.rank() == 0 {
-                model.stem.running_mean = RunningState::new(Tensor::from_data([1.0, 2.0, 3.0], device));
-                model.blocks[1].norm.running_var = RunningState::new(Tensor::from_data(fill(9, &[WIDTH]), device));
+                model.stem.running_mean =
+                    RunningState::new(Tensor::from_data([1.0, 2.0, 3.0], device));
+                model.blocks[1].norm.running_var =
+                    RunningState::new(Tensor::from_data(fill(9, &[WIDTH]), device));
                 model.steps = model.steps.map(|steps| steps + 41);
                 model.mask = model.mask.map(|mask| mask.bool_not());
             }
             let model = sharded(model, mesh, BufferSync::Average)?;
             let valid = model.valid();
-            assert_eq!(valid.stem.running_mean.value().into_data(), TensorData::from([1.0f32, 2.0, 3.0]));
-            assert_eq!(valid.blocks[1].norm.running_var.value().into_data(), fill(9, &[WIDTH]));
-            assert_eq!(model.steps.val().into_data().try_to_vec::<i32>().unwrap(), [41, 41]);
-            assert_eq!(model.mask.val().into_data().try_to_vec::<bool>().unwrap(), [true, false]);
+            assert_eq!(
+                valid.stem.running_mean.value().into_data(),
+                TensorData::from([1.0f32, 2.0, 3.0])
+            );
+            assert_eq!(
+                valid.blocks[1].norm.running_var.value().into_data(),
+                fill(9, &[WIDTH])
+            );
+            assert_eq!(
+                model.steps.val().into_data().try_to_vec::<i32>().unwrap(),
+                [41, 41]
+            );
+            assert_eq!(
+                model.mask.val().into_data().try_to_vec::<bool>().unwrap(),
+                [true, false]
+            );
             Ok(model.forward(batch(0, 0, device)).into_data())
         });
         assert!(ranks.iter().all(|output| *output == ranks[0]), "{shape:?}");
@@ -211,7 +291,10 @@ fn buffers_of_tensor_parallel_ranks_are_the_first_ones() {
             model.stem.running_mean = RunningState::new(Tensor::full([WIDTH], 7.0, device));
         }
         let model = parallelize(model, mesh, Plan::new())?;
-        assert_eq!(model.stem.running_mean.value().into_data(), TensorData::from([7.0f32; WIDTH]));
+        assert_eq!(
+            model.stem.running_mean.value().into_data(),
+            TensorData::from([7.0f32; WIDTH])
+        );
         Ok(())
     });
 }
@@ -221,7 +304,9 @@ fn buffers_of_tensor_parallel_ranks_are_the_first_ones() {
 fn nothing_else_changes_when_buffers_become_a_ranks_own() {
     let ranks = on_mesh(&[2], |mesh, _| {
         let device = mesh.device().clone().autodiff().gradient_checkpointing();
-        let lazy = LinearConfig::new(2, 2).with_initializer(Initializer::Constant { value: 1.0 }).init(&device);
+        let lazy = LinearConfig::new(2, 2)
+            .with_initializer(Initializer::Constant { value: 1.0 })
+            .init(&device);
         let mut net = Net::new(&device);
         (net.stem, net.blocks[0]) = (net.stem.freeze(), net.blocks[0].clone().no_grad());
         let model = (net, lazy);
@@ -241,9 +326,14 @@ fn nothing_else_changes_when_buffers_become_a_ranks_own() {
         let before = ids(&model);
         let model = fully_shard(model, mesh, FullyShard::new().with_ignored(["1.*"]))?;
         assert_eq!(ids(&model), before);
-        assert!(!model.1.weight.is_initialized(), "an ignored parameter stays lazy");
+        assert!(
+            !model.1.weight.is_initialized(),
+            "an ignored parameter stays lazy"
+        );
         let net = &model.0;
-        assert!(!net.blocks[0].linear.weight.is_require_grad() && !net.stem.gamma.is_require_grad());
+        assert!(
+            !net.blocks[0].linear.weight.is_require_grad() && !net.stem.gamma.is_require_grad()
+        );
         assert!(net.blocks[0].norm.training.is_enabled() && !net.stem.training.is_enabled());
         let strategy = |tensor: Tensor<1>| tensor.gradient_checkpointing_strategy();
         let expected = strategy(Tensor::empty([0], &device));
@@ -254,7 +344,11 @@ fn nothing_else_changes_when_buffers_become_a_ranks_own() {
         net.forward(batch(0, 0, &device)).sum().backward();
         let after = net.statistics();
         let frozen = 2 * WIDTH;
-        assert_eq!(before[..frozen], after[..frozen], "a frozen norm keeps its statistics");
+        assert_eq!(
+            before[..frozen],
+            after[..frozen],
+            "a frozen norm keeps its statistics"
+        );
         assert_ne!(before[frozen..], after[frozen..]);
         let trained = net.clone().unfreeze();
         assert!(trained.stem.training.is_enabled() && trained.stem.gamma.is_require_grad());
@@ -272,7 +366,11 @@ fn buffers_of_a_call_travel_together_and_none_without() {
         ledger.reset();
         sync_buffers(&model)?;
         assert_eq!((calls(Op::AllReduce), calls(Op::Broadcast)), (1, 0));
-        let linear = fully_shard(LinearConfig::new(3, 3).init(device), mesh, FullyShard::new())?;
+        let linear = fully_shard(
+            LinearConfig::new(3, 3).init(device),
+            mesh,
+            FullyShard::new(),
+        )?;
         ledger.reset();
         sync_buffers(&linear)?;
         sync_buffers(&Net::new(device))?;
@@ -293,15 +391,28 @@ fn buffers_follow_the_call_that_sharded_their_module() {
         model.steps = model.steps.map(|steps| steps + rank as i32);
         let inner = FullyShard::new().with_buffer_sync(BufferSync::Average);
         let blocks = model.blocks.into_iter();
-        model.blocks =
-            blocks.map(|block| fully_shard(block, &mesh.slice("shard")?, inner.clone())).collect::<Result<_>>()?;
+        model.blocks = blocks
+            .map(|block| fully_shard(block, &mesh.slice("shard")?, inner.clone()))
+            .collect::<Result<_>>()?;
         model = fully_shard(model, mesh, FullyShard::new())?;
         let means = |model: &Net| -> Vec<f32> {
-            model.norms().map(|norm| norm.running_mean.value().into_data().try_to_vec::<f32>().unwrap()[0]).collect()
+            model
+                .norms()
+                .map(|norm| {
+                    norm.running_mean
+                        .value()
+                        .into_data()
+                        .try_to_vec::<f32>()
+                        .unwrap()[0]
+                })
+                .collect()
         };
         let taken = means(&model);
         // As near to every module: it goes with the first parameter, of the outer call.
-        assert_eq!(model.steps.val().into_data().try_to_vec::<i32>().unwrap(), [0, 0]);
+        assert_eq!(
+            model.steps.val().into_data().try_to_vec::<i32>().unwrap(),
+            [0, 0]
+        );
         for norm in model.norms_mut() {
             norm.running_mean = RunningState::new(Tensor::full([WIDTH], rank, device));
         }
@@ -310,8 +421,16 @@ fn buffers_follow_the_call_that_sharded_their_module() {
     });
     for (rank, (taken, synced)) in ranks.into_iter().enumerate() {
         let pair = (rank / 2 * 2) as f32;
-        assert_eq!(taken, [0.0, pair, pair], "the first of the ranks that shard the module");
-        assert_eq!(synced, [0.0, pair + 0.5, pair + 0.5], "and the average over them");
+        assert_eq!(
+            taken,
+            [0.0, pair, pair],
+            "the first of the ranks that shard the module"
+        );
+        assert_eq!(
+            synced,
+            [0.0, pair + 0.5, pair + 0.5],
+            "and the average over them"
+        );
     }
 }
 
@@ -328,7 +447,12 @@ fn buffers_of_ignored_modules_are_left_alone() {
             .with_ignored(["blocks.0.**", "blocks.1.norm.gamma"])
             .with_buffer_sync(BufferSync::Average);
         let model = fully_shard(model, mesh, config)?;
-        let means = |model: &Net| model.norms().map(|norm| norm.running_mean.value().max().into_scalar()).collect_vec();
+        let means = |model: &Net| {
+            model
+                .norms()
+                .map(|norm| norm.running_mean.value().max().into_scalar())
+                .collect_vec()
+        };
         let taken: Vec<f32> = means(&model);
         sync_buffers(&model)?;
         Ok([taken, means(&model)])
@@ -354,8 +478,14 @@ fn ranks_with_other_buffers_are_told() {
         sharded(model, &mesh, BufferSync::FirstRank).map(|_| ())
     })
     .expect_err("their statistics have other shapes");
-    assert!(matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
-    assert!(error.to_string().contains("fully_shard, buffers"), "{error}");
+    assert!(
+        matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("fully_shard, buffers"),
+        "{error}"
+    );
 }
 
 /// A module written by hand that shows visitors what it hides from mappers.
@@ -401,11 +531,21 @@ fn buffers_that_mappers_do_not_see_are_refused() {
     on_mesh(&[2], |mesh, device| {
         let hidden = || Hidden(RunningState::new(Tensor::zeros([WIDTH], device)));
         let linear = || LinearConfig::new(2, 2).init(device);
-        let refused = |error: Error| matches!(error, Error::Param(ParamError::ParamNotVisited { .. }));
-        assert!(fully_shard((linear(), hidden()), mesh, FullyShard::new()).map(|_| ()).is_err_and(refused));
+        let refused =
+            |error: Error| matches!(error, Error::Param(ParamError::ParamNotVisited { .. }));
+        assert!(
+            fully_shard((linear(), hidden()), mesh, FullyShard::new())
+                .map(|_| ())
+                .is_err_and(refused)
+        );
         let error = fully_shard((hidden(), linear()), mesh, FullyShard::new()).map(|_| ());
-        let Err(Error::Param(ParamError::ParamNotVisited { param })) = error else { panic!("{error:?}") };
-        assert_eq!(param, "1.weight", "the first that was put in another's place");
+        let Err(Error::Param(ParamError::ParamNotVisited { param })) = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!(
+            param, "1.weight",
+            "the first that was put in another's place"
+        );
         Ok(())
     });
 }

@@ -11,7 +11,9 @@ use burn::nn::*;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{FullyShard, ParamInfo, ReshardAfterForward, full_model, fully_shard, unit};
+use burn_dtensor::fsdp::{
+    FullyShard, ParamInfo, ReshardAfterForward, full_model, fully_shard, unit,
+};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
 
@@ -38,7 +40,11 @@ fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
 }
 
 /// Checks one module under every strategy and cut.
-fn check<M: Module + Sync + 'static>(name: &str, build: fn(&Device) -> M, forward: fn(&M, u64, &Device) -> Tensor<1>) {
+fn check<M: Module + Sync + 'static>(
+    name: &str,
+    build: fn(&Device) -> M,
+    forward: fn(&M, u64, &Device) -> Tensor<1>,
+) {
     let device = Device::flex();
     // Initialized once, here: ranks that drew at once would interleave the process's one stream.
     let model = build(&device);
@@ -52,18 +58,22 @@ fn check<M: Module + Sync + 'static>(name: &str, build: fn(&Device) -> M, forwar
                 };
                 let plain = on_device(&model, &device);
                 let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
-                let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
+                let config =
+                    FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
                 let config = match last_dim {
                     false => config,
                     true => config.with_shard_placement_fn(|param: ParamInfo| {
                         // `None` where burn's layer needs the stored shape.
-                        let free = !param.path.contains("gamma") && !param.path.contains("linear_inner");
+                        let free =
+                            !param.path.contains("gamma") && !param.path.contains("linear_inner");
                         free.then_some(Placement::Shard(param.shape.len() - 1))
                     }),
                 };
                 let sharded = fully_shard(plain.clone(), &mesh, config)?;
                 let (output, mut grads) = {
-                    let output = unit(&sharded, (), |sharded, ()| forward(sharded, world.rank() as u64 + 1, &device));
+                    let output = unit(&sharded, (), |sharded, ()| {
+                        forward(sharded, world.rank() as u64 + 1, &device)
+                    });
                     let loss = (output.clone() * output.clone()).sum();
                     let grads = GradientsParams::from_grads(loss.backward(), &sharded);
                     (output.into_data().try_to_vec::<f32>().unwrap(), grads)
@@ -71,7 +81,13 @@ fn check<M: Module + Sync + 'static>(name: &str, build: fn(&Device) -> M, forwar
                 let (plain_output, plain_grads) = run(&plain, world.rank(), forward, &device);
                 let full_grads = gather_grads(&sharded, &mut grads)?;
                 let restored = values(&full_model(&sharded)?, None);
-                Ok((output, plain_output, full_grads, values(&plain, Some(&plain_grads)), restored))
+                Ok((
+                    output,
+                    plain_output,
+                    full_grads,
+                    values(&plain, Some(&plain_grads)),
+                    restored,
+                ))
             })
             .map(launched::values)
             .unwrap_or_else(|error| panic!("{name}: {error}"));
@@ -83,13 +99,19 @@ fn check<M: Module + Sync + 'static>(name: &str, build: fn(&Device) -> M, forwar
                 }
             }
             for (output, plain_output, full_grads, _, restored) in &results {
-                assert_eq!(output, plain_output, "{name}: output, checkpointing {checkpointing}");
+                assert_eq!(
+                    output, plain_output,
+                    "{name}: output, checkpointing {checkpointing}"
+                );
                 let diff = max_diff(full_grads, &mean);
                 assert!(
                     diff < 1e-5,
                     "{name}: gradients differ by {diff}, checkpointing {checkpointing}, last dim {last_dim}"
                 );
-                assert_eq!(restored, &initial, "{name}: full_model returns the values it was given");
+                assert_eq!(
+                    restored, &initial,
+                    "{name}: full_model returns the values it was given"
+                );
             }
         }
     }
@@ -107,7 +129,10 @@ fn gather_grads<M: Module>(
 struct Replace<'a>(&'a mut GradientsParams);
 
 impl burn::module::ModuleMapper for Replace<'_> {
-    fn map_float<const D: usize>(&mut self, param: burn::module::Param<Tensor<D>>) -> burn::module::Param<Tensor<D>> {
+    fn map_float<const D: usize>(
+        &mut self,
+        param: burn::module::Param<Tensor<D>>,
+    ) -> burn::module::Param<Tensor<D>> {
         let grad = self.0.remove::<D>(param.id);
         param.map(|base| match grad {
             Some(grad) => Tensor::from_data(grad.into_data(), &base.device()).require_grad(),
@@ -134,7 +159,9 @@ macro_rules! modules {
 }
 
 fn tokens(seed: u64, shape: [usize; 2], below: i64, device: &Device) -> Tensor<2, Int> {
-    let data: Vec<i64> = (0..shape[0] * shape[1]).map(|i| (i as i64 * 7 + seed as i64 * 3) % below).collect();
+    let data: Vec<i64> = (0..shape[0] * shape[1])
+        .map(|i| (i as i64 * 7 + seed as i64 * 3) % below)
+        .collect();
     Tensor::from_data(TensorData::new(data, shape), device)
 }
 

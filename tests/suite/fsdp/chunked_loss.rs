@@ -52,7 +52,9 @@ impl Lm {
     fn hidden(&self, words: Tensor<2, Int>) -> Tensor<3> {
         unit(self, words, |lm, words| {
             let x = unit(&lm.table, words, |table, words| table.forward(words));
-            lm.blocks.iter().fold(x, |x, block| unit(block, x, |block, x| block.forward(x).tanh()))
+            lm.blocks.iter().fold(x, |x, block| {
+                unit(block, x, |block, x| block.forward(x).tanh())
+            })
         })
     }
 
@@ -62,7 +64,10 @@ impl Lm {
         let logits = unit(&self.head, x, |head, x| head.forward(x));
         let [batch, seq, words] = logits.dims();
         let loss = CrossEntropyLossConfig::new().init(&logits.device());
-        loss.forward(logits.reshape([batch * seq, words]), next.reshape([batch * seq])) * (batch * seq) as f64
+        loss.forward(
+            logits.reshape([batch * seq, words]),
+            next.reshape([batch * seq]),
+        ) * (batch * seq) as f64
     }
 
     /// In one piece: the loss of all positions.
@@ -83,14 +88,22 @@ impl Lm {
         let (mut grads, mut of_hidden) = (GradientsParams::new(), Vec::new());
         for chunk in 0..CHUNKS {
             let at = chunk * SEQ / CHUNKS..(chunk + 1) * SEQ / CHUNKS;
-            let part = hidden.clone().detach().slice([0..BATCH, at.clone()]).require_grad();
+            let part = hidden
+                .clone()
+                .detach()
+                .slice([0..BATCH, at.clone()])
+                .require_grad();
             for units in &tail {
                 units.set_requires_gradient_sync(chunk + 1 == CHUNKS);
                 units.set_reshard_after_backward(chunk + 1 == CHUNKS);
             }
-            let loss = self.loss(part.clone(), next.clone().slice([0..BATCH, at])) / (BATCH * SEQ) as f64;
+            let loss =
+                self.loss(part.clone(), next.clone().slice([0..BATCH, at])) / (BATCH * SEQ) as f64;
             let mut own = loss.backward();
-            let of_part = part.grad_remove(&mut own).expect("it is in the loss").into_data();
+            let of_part = part
+                .grad_remove(&mut own)
+                .expect("it is in the loss")
+                .into_data();
             of_hidden.push(Tensor::<3>::from_data(of_part, &hidden.device()));
             if chunk + 1 == CHUNKS {
                 grads = GradientsParams::from_grads(own, self);
@@ -108,7 +121,10 @@ fn take(to: &mut GradientsParams, from: GradientsParams, model: &Lm) {
     impl burn::module::ModuleVisitor for Take<'_> {
         fn visit_float<const D: usize>(&mut self, param: &burn::module::Param<Tensor<D>>) {
             if let Some(grad) = self.1.remove::<D>(param.id) {
-                assert!(self.0.get::<D>(param.id).is_none(), "the head and the trunk share no parameter");
+                assert!(
+                    self.0.get::<D>(param.id).is_none(),
+                    "the head and the trunk share no parameter"
+                );
                 self.0.register::<D>(param.id, grad);
             }
         }
@@ -118,7 +134,9 @@ fn take(to: &mut GradientsParams, from: GradientsParams, model: &Lm) {
 
 fn batch(rank: usize, step: usize, device: &Device) -> [Tensor<2, Int>; 2] {
     let words = |shift: usize| {
-        let words = (0..BATCH * SEQ).map(|at| ((at * 7 + rank * 5 + step * 3 + shift * 2) % WORDS) as i64).collect();
+        let words = (0..BATCH * SEQ)
+            .map(|at| ((at * 7 + rank * 5 + step * 3 + shift * 2) % WORDS) as i64)
+            .collect();
         Tensor::from_data(TensorData::new::<i64, _>(words, [BATCH, SEQ]), device)
     };
     [words(0), words(1)]
@@ -127,7 +145,9 @@ fn batch(rank: usize, step: usize, device: &Device) -> [Tensor<2, Int>; 2] {
 fn config(group: bool) -> FullyShard {
     let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
     if group {
-        config.with_units(["table", "blocks.*"]).with_group_unit(["norm", "head"])
+        config
+            .with_units(["table", "blocks.*"])
+            .with_group_unit(["norm", "head"])
     } else {
         config.with_units(["table", "blocks.*", "norm", "head"])
     }
@@ -146,7 +166,10 @@ fn trains_as_one_device(lm: &Lm, mesh: &DeviceMesh) -> Result<()> {
     let device = mesh.device().clone().autodiff();
     let optim = || AdamWConfig::new().with_epsilon(1e-5).init();
     let (mut plain, mut alone) = (on_device(lm, &device), optim());
-    let (mut sharded, mut own) = (fully_shard(on_device(lm, &device), mesh, config(false))?, optim());
+    let (mut sharded, mut own) = (
+        fully_shard(on_device(lm, &device), mesh, config(false))?,
+        optim(),
+    );
     for step in 0..10 {
         let grads = mean(&plain, mesh.size(), step, &device);
         plain = alone.step(1e-2, plain, grads);
@@ -175,7 +198,9 @@ fn a_chunked_loss_trains_as_the_unchunked_one() {
 fn a_chunked_loss_trains_as_the_unchunked_one_in_processes() {
     let lm = Lm::init();
     let lm = lm.map(&mut Same);
-    let _ = MeshTest::new([2], ["shard"]).with_processes(2).run(|mesh| trains_as_one_device(&lm, mesh));
+    let _ = MeshTest::new([2], ["shard"])
+        .with_processes(2)
+        .run(|mesh| trains_as_one_device(&lm, mesh));
 }
 
 /// Values that are the same in every process.
@@ -184,8 +209,17 @@ struct Same;
 
 #[cfg(feature = "mpi")]
 impl burn::module::ModuleMapper for Same {
-    fn map_float<const D: usize>(&mut self, param: burn::module::Param<Tensor<D>>) -> burn::module::Param<Tensor<D>> {
-        param.map(|base| tensor(base.dims().iter().sum::<usize>() as u64, base.dims(), &base.device()))
+    fn map_float<const D: usize>(
+        &mut self,
+        param: burn::module::Param<Tensor<D>>,
+    ) -> burn::module::Param<Tensor<D>> {
+        param.map(|base| {
+            tensor(
+                base.dims().iter().sum::<usize>() as u64,
+                base.dims(),
+                &base.device(),
+            )
+        })
     }
 }
 
@@ -201,8 +235,16 @@ fn chunks_gather_the_head_once_and_reduce_it_once() {
         ledger.reset();
         drop(lm.chunked(batch(mesh.rank(), 1, &device))?);
         for unit in ["norm", "head"] {
-            let calls = |op| ledger.total(|key| &*key.label == unit && key.op == op).calls;
-            assert_eq!((calls(Op::AllGather), calls(Op::ReduceScatter)), (1, 1), "{unit}");
+            let calls = |op| {
+                ledger
+                    .total(|key| &*key.label == unit && key.op == op)
+                    .calls
+            };
+            assert_eq!(
+                (calls(Op::AllGather), calls(Op::ReduceScatter)),
+                (1, 1),
+                "{unit}"
+            );
         }
         Ok(())
     });
@@ -213,9 +255,16 @@ fn chunks_gather_the_head_once_and_reduce_it_once() {
 #[test]
 fn a_part_of_a_group_runs_alone() {
     let lm = Lm::init();
-    let partial =
-        |lm: &Lm, x: &Tensor<3>| unit(lm, x.clone(), |lm, x| unit(&lm.norm, x, |norm, x| norm.forward(x).tanh()));
-    let head = |lm: &Lm, x: &Tensor<3>| unit(&lm.head, x.clone(), |head, x| head.forward(x)).square().sum();
+    let partial = |lm: &Lm, x: &Tensor<3>| {
+        unit(lm, x.clone(), |lm, x| {
+            unit(&lm.norm, x, |norm, x| norm.forward(x).tanh())
+        })
+    };
+    let head = |lm: &Lm, x: &Tensor<3>| {
+        unit(&lm.head, x.clone(), |head, x| head.forward(x))
+            .square()
+            .sum()
+    };
     MeshTest::new([3], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let plain = on_device(&lm, &device);
@@ -228,16 +277,26 @@ fn a_part_of_a_group_runs_alone() {
             &|lm| head(lm, &partial(lm, &x)),
             &|lm| head(lm, &x) + partial(lm, &x).sum(),
         ];
-        for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Always] {
+        for reshard in [
+            ReshardAfterForward::Always,
+            ReshardAfterForward::Never,
+            ReshardAfterForward::Always,
+        ] {
             FsdpModule::of(&sharded)?.set_reshard_after_forward(reshard)?;
             for (at, loss) in ways.iter().enumerate() {
                 let expected = GradientsParams::from_grads(loss(&plain).backward(), &plain);
                 let expected: Values = values(&plain, Some(&expected));
                 let mut grads = GradientsParams::from_grads(loss(&sharded).backward(), &sharded);
-                let found = values(&full_model(&sharded.clone().map(&mut Holder(&mut grads)))?, None);
+                let found = values(
+                    &full_model(&sharded.clone().map(&mut Holder(&mut grads)))?,
+                    None,
+                );
                 for (path, expected) in expected {
                     let off = furthest(&found[&path], &expected);
-                    assert!(off < 1e-5, "`{path}` is off by {off} in way {at}, {reshard:?}");
+                    assert!(
+                        off < 1e-5,
+                        "`{path}` is off by {off} in way {at}, {reshard:?}"
+                    );
                 }
             }
         }
@@ -251,8 +310,14 @@ fn inputs_of_each_module_of_a_group_are_cast() {
     let lm = Lm::init();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_output_dtype(DType::F32);
-        let lm = fully_shard(on_device(&lm, &device), mesh, config(true).with_mixed_precision(policy))?;
+        let policy = MixedPrecisionPolicy::new()
+            .with_param_dtype(DType::BF16)
+            .with_output_dtype(DType::F32);
+        let lm = fully_shard(
+            on_device(&lm, &device),
+            mesh,
+            config(true).with_mixed_precision(policy),
+        )?;
         let x = tensor(4, [1, 2, WIDTH], &device);
         let y = unit(&lm, x, |lm, x| {
             unit(&lm.head, x, |head, x| {

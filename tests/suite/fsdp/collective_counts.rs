@@ -5,7 +5,9 @@ use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, Phase, launch};
-use burn_dtensor::fsdp::{FullyShard, NormType, ReshardAfterForward, clip_grad_norm, fully_shard, unit};
+use burn_dtensor::fsdp::{
+    FullyShard, NormType, ReshardAfterForward, clip_grad_norm, fully_shard, unit,
+};
 use burn_dtensor::mesh::DeviceMesh;
 
 use super::support::{on_device, tensor, values};
@@ -27,7 +29,11 @@ const FLAGS: u64 = 2 * 4;
 
 pub fn stack(device: &Device) -> Stack {
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(device);
-    let stack = Stack { first: linear(), blocks: (0..BLOCKS).map(|_| linear()).collect(), norm: None };
+    let stack = Stack {
+        first: linear(),
+        blocks: (0..BLOCKS).map(|_| linear()).collect(),
+        norm: None,
+    };
     let _ = values(&stack, None);
     stack
 }
@@ -71,26 +77,51 @@ pub fn check_counts(hsdp: bool, checkpointing: &[bool]) {
         for (reshard, backward) in modes() {
             launch(Launch::threads(4), |world| {
                 let device = world.device().clone().autodiff();
-                let device = if checkpointing { device.gradient_checkpointing() } else { device };
+                let device = if checkpointing {
+                    device.gradient_checkpointing()
+                } else {
+                    device
+                };
                 let mesh = match hsdp {
                     false => DeviceMesh::new(world, [4], ["shard"])?,
                     true => DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?,
                 };
                 let model = on_device(&model, &device);
-                let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard);
+                let config = FullyShard::new()
+                    .with_units(["blocks.*"])
+                    .with_reshard_after_forward(reshard);
                 let model = fully_shard(model, &mesh, config)?;
                 let ledger = world.ledger();
                 for _ in 0..2 {
                     ledger.reset();
                     let loss = model.forward(tensor(1, [2, WIDTH], &device)).sum();
-                    assert_eq!(ledger.calls_in(Op::AllGather, Phase::Forward), BLOCKS as u64 + 1);
-                    assert_eq!(ledger.bytes_in(Op::AllGather, Phase::Forward), (BLOCKS as u64 + 1) * LAYER);
+                    assert_eq!(
+                        ledger.calls_in(Op::AllGather, Phase::Forward),
+                        BLOCKS as u64 + 1
+                    );
+                    assert_eq!(
+                        ledger.bytes_in(Op::AllGather, Phase::Forward),
+                        (BLOCKS as u64 + 1) * LAYER
+                    );
                     let mut grads = GradientsParams::from_grads(loss.backward(), &model);
                     // The shard group of a 2 x 2 mesh has 2 ranks: Ranks(2) is Always there.
-                    let context = format!("{reshard:?}, hsdp {hsdp}, checkpointing {checkpointing}");
-                    assert_eq!(ledger.calls_in(Op::AllGather, Phase::Backward), backward, "{context}");
-                    assert_eq!(ledger.bytes_in(Op::AllGather, Phase::Backward), backward * LAYER, "{context}");
-                    assert_eq!(ledger.calls(Op::ReduceScatter), BLOCKS as u64 + 1, "{context}");
+                    let context =
+                        format!("{reshard:?}, hsdp {hsdp}, checkpointing {checkpointing}");
+                    assert_eq!(
+                        ledger.calls_in(Op::AllGather, Phase::Backward),
+                        backward,
+                        "{context}"
+                    );
+                    assert_eq!(
+                        ledger.bytes_in(Op::AllGather, Phase::Backward),
+                        backward * LAYER,
+                        "{context}"
+                    );
+                    assert_eq!(
+                        ledger.calls(Op::ReduceScatter),
+                        BLOCKS as u64 + 1,
+                        "{context}"
+                    );
                     let shards = mesh.shape()[mesh.ndim() - 1] as u64;
                     let reduced = (BLOCKS as u64 + 1) * (LAYER + shards * FLAGS);
                     assert_eq!(ledger.bytes(Op::ReduceScatter), reduced, "{context}");
@@ -100,7 +131,11 @@ pub fn check_counts(hsdp: bool, checkpointing: &[bool]) {
                         assert_eq!(ledger.calls(other), 0, "{context}");
                     }
                     clip_grad_norm(&model, &mut grads, 1.0, NormType::L2)?;
-                    assert_eq!(ledger.calls(Op::AllReduce), all_reduces + 1, "one number a mesh");
+                    assert_eq!(
+                        ledger.calls(Op::AllReduce),
+                        all_reduces + 1,
+                        "one number a mesh"
+                    );
                 }
                 Ok(())
             })
@@ -120,7 +155,13 @@ fn one_rank_makes_no_collective() {
         let loss = model.forward(tensor(1, [2, WIDTH], &device)).sum();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         assert_eq!(grads.len(), 2 * (BLOCKS + 1));
-        for op in [Op::AllGather, Op::ReduceScatter, Op::AllReduce, Op::Broadcast, Op::Scatter] {
+        for op in [
+            Op::AllGather,
+            Op::ReduceScatter,
+            Op::AllReduce,
+            Op::Broadcast,
+            Op::Scatter,
+        ] {
             assert_eq!(world.ledger().calls(op), 0);
         }
         Ok(())
@@ -142,10 +183,16 @@ fn a_reduce_scatter_carries_what_is_trained() {
         let ledger = world.ledger();
         for _ in 0..2 {
             ledger.reset();
-            let loss = model.forward(model.forward(tensor(1, [2, WIDTH], &device))).sum();
-            assert_eq!(ledger.bytes_in(Op::AllGather, Phase::Forward), 2 * (BLOCKS as u64 + 1) * LAYER);
+            let loss = model
+                .forward(model.forward(tensor(1, [2, WIDTH], &device)))
+                .sum();
+            assert_eq!(
+                ledger.bytes_in(Op::AllGather, Phase::Forward),
+                2 * (BLOCKS as u64 + 1) * LAYER
+            );
             let _ = loss.backward();
-            let reduced = |unit: &str| ledger.total(|key| key.op == Op::ReduceScatter && &*key.label == unit);
+            let reduced =
+                |unit: &str| ledger.total(|key| key.op == Op::ReduceScatter && &*key.label == unit);
             let bias = WIDTH as u64 * 4;
             let flag = 2 * 4;
             for (unit, calls, bytes) in [
@@ -154,7 +201,11 @@ fn a_reduce_scatter_carries_what_is_trained() {
                 ("blocks.2", 2, 2 * (LAYER + 2 * FLAGS)),
                 ("root", 2, 2 * (LAYER + 2 * FLAGS)),
             ] {
-                assert_eq!((reduced(unit).calls, reduced(unit).bytes), (calls, bytes), "{unit}");
+                assert_eq!(
+                    (reduced(unit).calls, reduced(unit).bytes),
+                    (calls, bytes),
+                    "{unit}"
+                );
             }
         }
         Ok(())
@@ -165,7 +216,10 @@ fn a_reduce_scatter_carries_what_is_trained() {
 #[test]
 fn clip_grad_norm_is_the_unsharded_norm() {
     let norm = Some(RmsNormConfig::new(WIDTH).init(&Device::flex()));
-    let model = Stack { norm, ..stack(&Device::flex()) };
+    let model = Stack {
+        norm,
+        ..stack(&Device::flex())
+    };
     for hsdp in [false, true] {
         for (norm, p) in [
             (NormType::L1, 1.0),
@@ -181,24 +235,42 @@ fn clip_grad_norm_is_the_unsharded_norm() {
                     false => DeviceMesh::new(world, [4], ["shard"])?,
                     true => DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?,
                 };
-                let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().with_units(["blocks.*"]))?;
+                let sharded = fully_shard(
+                    plain.clone(),
+                    &mesh,
+                    FullyShard::new().with_units(["blocks.*"]),
+                )?;
                 let run = |model: &Stack| {
                     let loss = model.forward(tensor(1, [2, WIDTH], &device)).sum();
                     GradientsParams::from_grads(loss.backward(), model)
                 };
-                let all: Vec<f64> = values(&plain, Some(&run(&plain))).into_values().flatten().map(f64::from).collect();
+                let all: Vec<f64> = values(&plain, Some(&run(&plain)))
+                    .into_values()
+                    .flatten()
+                    .map(f64::from)
+                    .collect();
                 let expected = match p {
                     0.0 => all.iter().filter(|x| **x != 0.0).count() as f64,
                     f64::INFINITY => all.iter().fold(0.0, |max, x| x.abs().max(max)),
-                    p => all.iter().map(|x| x.abs().powf(p)).sum::<f64>().powf(1.0 / p),
+                    p => all
+                        .iter()
+                        .map(|x| x.abs().powf(p))
+                        .sum::<f64>()
+                        .powf(1.0 / p),
                 };
                 let mut grads = run(&sharded);
                 let max_norm = expected / 4.0;
                 let total = clip_grad_norm(&sharded, &mut grads, max_norm, norm)?;
-                assert!((total - expected).abs() < 1e-4 * expected, "{norm:?}: {total} for {expected}");
+                assert!(
+                    (total - expected).abs() < 1e-4 * expected,
+                    "{norm:?}: {total} for {expected}"
+                );
                 if p != 0.0 {
                     let clipped = clip_grad_norm(&sharded, &mut grads, f64::MAX, norm)?;
-                    assert!((clipped - max_norm).abs() < 1e-3 * max_norm, "{norm:?}: {clipped} for {max_norm}");
+                    assert!(
+                        (clipped - max_norm).abs() < 1e-3 * max_norm,
+                        "{norm:?}: {clipped} for {max_norm}"
+                    );
                 }
                 Ok(())
             })

@@ -1,7 +1,9 @@
 //! Configurations that `fully_shard` refuses.
 
 use burn::module::Module;
-use burn::nn::{BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, RmsNormConfig};
+use burn::nn::{
+    BatchNorm, BatchNormConfig, Dropout, DropoutConfig, Linear, LinearConfig, RmsNormConfig,
+};
 use burn::tensor::Device;
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, launch};
@@ -24,7 +26,12 @@ struct Noisy {
 
 fn noisy() -> Noisy {
     let device = Device::flex();
-    let block = || (LinearConfig::new(4, 4).init(&device), DropoutConfig::new(0.1).init());
+    let block = || {
+        (
+            LinearConfig::new(4, 4).init(&device),
+            DropoutConfig::new(0.1).init(),
+        )
+    };
     Noisy {
         noisy_norm: BatchNormConfig::new(4).init(&device),
         blocks: (0..6).map(|_| block()).collect(),
@@ -47,17 +54,33 @@ fn layers_that_differ_on_several_ranks_cause_a_warning() {
     };
     let quiet = warnings("Noisy", || {
         shard(&[1], &["shard"], FullyShard::new);
-        shard(&[2], &["shard"], || FullyShard::new().with_layer_warnings(false));
+        shard(&[2], &["shard"], || {
+            FullyShard::new().with_layer_warnings(false)
+        });
     });
     assert_eq!(quiet, [""; 0]);
     let told = warnings("Noisy", || shard(&[2], &["shard"], FullyShard::new));
-    let [norm, dropout] = &told[..] else { panic!("{told:?}") };
-    assert!(norm.contains("each of the 2 data-parallel ranks") && norm.contains("in `noisy_norm` (Noisy, sharded at "));
-    assert!(norm.contains("`BatchNorm::forward_dtensor`") && norm.contains("with_layer_warnings(false)"), "{norm}");
+    let [norm, dropout] = &told[..] else {
+        panic!("{told:?}")
+    };
+    assert!(
+        norm.contains("each of the 2 data-parallel ranks")
+            && norm.contains("in `noisy_norm` (Noisy, sharded at ")
+    );
+    assert!(
+        norm.contains("`BatchNorm::forward_dtensor`")
+            && norm.contains("with_layer_warnings(false)"),
+        "{norm}"
+    );
     let paths = "in `blocks.0.1`, `blocks.1.1`, `blocks.2.1`, `blocks.3.1` and 2 more (Noisy, ";
-    assert!(dropout.contains(paths) && dropout.contains("`burn_dtensor::nn::dropout`"), "{dropout}");
+    assert!(
+        dropout.contains(paths) && dropout.contains("`burn_dtensor::nn::dropout`"),
+        "{dropout}"
+    );
     // A parallelized batch norm computes with DTensors. Two slices are one model.
-    let told = warnings("Noisy", || shard(&[2, 2], &["shard", "tp"], FullyShard::new));
+    let told = warnings("Noisy", || {
+        shard(&[2, 2], &["shard", "tp"], FullyShard::new)
+    });
     assert!(told.len() == 3 && told[2].contains("`Dropout`"), "{told:?}");
 }
 

@@ -8,7 +8,9 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
-use burn_dtensor::comm::{Call, CollectivePlan, Communicator, Launch, Op, ReduceOp, Work, World, launch};
+use burn_dtensor::comm::{
+    Call, CollectivePlan, Communicator, Launch, Op, ReduceOp, Work, World, launch,
+};
 use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{FsdpModule, FullyShard, UnitCollectives, full_model, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
@@ -25,14 +27,24 @@ fn config() -> FullyShard {
 }
 
 pub fn sharded(model: &Stack, world: &World, mesh: &DeviceMesh) -> Result<Stack> {
-    fully_shard(on_device(model, &world.device().clone().autodiff()), mesh, config())
+    fully_shard(
+        on_device(model, &world.device().clone().autodiff()),
+        mesh,
+        config(),
+    )
 }
 
 pub fn step(model: &Stack, world: &World) -> Result<BTreeMap<String, Vec<f32>>> {
     let device = world.device().clone().autodiff();
-    let loss = model.forward(tensor(world.rank() as u64 + 1, [2, WIDTH], &device)).square().sum();
+    let loss = model
+        .forward(tensor(world.rank() as u64 + 1, [2, WIDTH], &device))
+        .square()
+        .sum();
     let mut grads = GradientsParams::from_grads(loss.backward(), model);
-    Ok(values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None))
+    Ok(values(
+        &full_model(&model.clone().map(&mut Holder(&mut grads)))?,
+        None,
+    ))
 }
 
 /// A program may give its duplicates of a mesh's groups any name: its calls do not meet those of units. Rank 0 calls
@@ -47,7 +59,10 @@ fn duplicates_of_any_name_are_apart_from_those_of_units() {
         let post = || own.each_ref().map(|comm| comm.barrier("own".into()));
         let early = (world.rank() == 0).then(post);
         step(&model, world)?;
-        Ok(early.unwrap_or_else(post).into_iter().try_for_each(Work::wait)?)
+        Ok(early
+            .unwrap_or_else(post)
+            .into_iter()
+            .try_for_each(Work::wait)?)
     });
     all.unwrap();
 }
@@ -82,8 +97,12 @@ impl UnitCollectives for Substitute {
             let part = |(sum, (dim, sizes)): (DispatchTensor, &(usize, ShardSizes))| {
                 let range = sizes.range(ranks, rank);
                 match sum.shape().num_dims() {
-                    1 => Tensor::<1>::from_dispatch(sum).slice_dim(*dim, range).into_dispatch(),
-                    _ => Tensor::<2>::from_dispatch(sum).slice_dim(*dim, range).into_dispatch(),
+                    1 => Tensor::<1>::from_dispatch(sum)
+                        .slice_dim(*dim, range)
+                        .into_dispatch(),
+                    _ => Tensor::<2>::from_dispatch(sum)
+                        .slice_dim(*dim, range)
+                        .into_dispatch(),
                 }
             };
             sums.into_iter().zip(plan.shardings()).map(part).collect()
@@ -101,7 +120,10 @@ fn collectives_of_the_program_take_the_place_of_the_groups() {
         FsdpModule::of(&sharded)?.set_collectives(Substitute(calls.clone()));
         world.ledger().reset();
         let grads = step(&sharded, world)?;
-        let reduced = (world.ledger().calls(Op::ReduceScatter), world.ledger().calls(Op::AllReduce));
+        let reduced = (
+            world.ledger().calls(Op::ReduceScatter),
+            world.ledger().calls(Op::AllReduce),
+        );
         assert_eq!(reduced, (0, BLOCKS as u64 + 1));
         FsdpModule::of(&sharded)?.remove_collectives();
         assert_eq!(step(&sharded, world)?, expected);
@@ -113,8 +135,14 @@ fn collectives_of_the_program_take_the_place_of_the_groups() {
         let of = |op: &str| calls.iter().filter(|call| call.starts_with(op)).count();
         // Forward's, backward's but for the root's, which keeps its parameters, and those that show the gradients whole.
         let gathers = 3 * BLOCKS + 2;
-        assert_eq!((of("all_gather"), of("reduce_scatter"), calls.len()), (gathers, BLOCKS + 1, gathers + BLOCKS + 1));
-        assert!(calls.contains(&"reduce_scatter blocks.1".to_string()), "{calls:?}");
+        assert_eq!(
+            (of("all_gather"), of("reduce_scatter"), calls.len()),
+            (gathers, BLOCKS + 1, gathers + BLOCKS + 1)
+        );
+        assert!(
+            calls.contains(&"reduce_scatter blocks.1".to_string()),
+            "{calls:?}"
+        );
     }
 }
 
@@ -130,7 +158,9 @@ impl Reductions {
         plan: &Arc<CollectivePlan>,
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
-        self.0.lock().push((plan.op(), plan.reduce().expect("it reduces")));
+        self.0
+            .lock()
+            .push((plan.op(), plan.reduce().expect("it reduces")));
         group.execute_plan(call, plan, tensors)
     }
 }
@@ -161,7 +191,10 @@ impl UnitCollectives for Reductions {
 #[test]
 fn units_ask_for_sums_while_they_are_forced() {
     let model = stack(&Device::flex());
-    for (shape, ops) in [(&[2][..], &[Op::ReduceScatter][..]), (&[2, 2], &[Op::ReduceScatter, Op::AllReduce])] {
+    for (shape, ops) in [
+        (&[2][..], &[Op::ReduceScatter][..]),
+        (&[2, 2], &[Op::ReduceScatter, Op::AllReduce]),
+    ] {
         launch(Launch::threads(shape.iter().product()), |world| {
             let mesh = DeviceMesh::new(world, shape, &["replicate", "shard"][2 - shape.len()..])?;
             let sharded = sharded(&model, world, &mesh)?;
@@ -170,9 +203,19 @@ fn units_ask_for_sums_while_they_are_forced() {
             let reduced = || {
                 let grads = step(&sharded, world)?;
                 let reductions: Vec<(Op, ReduceOp)> = std::mem::take(&mut *reductions.lock());
-                let of = |op| reductions.iter().filter(|(found, _)| *found == op).map(|&(_, reduce)| reduce).collect();
+                let of = |op| {
+                    reductions
+                        .iter()
+                        .filter(|(found, _)| *found == op)
+                        .map(|&(_, reduce)| reduce)
+                        .collect()
+                };
                 let by_op: Vec<Vec<ReduceOp>> = ops.iter().map(|&op| of(op)).collect();
-                assert_eq!(by_op.iter().map(Vec::len).sum::<usize>(), reductions.len(), "{shape:?}: {reductions:?}");
+                assert_eq!(
+                    by_op.iter().map(Vec::len).sum::<usize>(),
+                    reductions.len(),
+                    "{shape:?}: {reductions:?}"
+                );
                 Ok::<_, Error>((by_op, grads))
             };
             let each = |reduce| vec![vec![reduce; BLOCKS + 1]; ops.len()];
@@ -181,7 +224,11 @@ fn units_ask_for_sums_while_they_are_forced() {
             for (force, reduce) in [(true, ReduceOp::Sum), (false, ReduceOp::Avg)] {
                 FsdpModule::of(&sharded)?.set_force_sum_reduction(force);
                 // To the bit: the number of ranks is a power of two.
-                assert_eq!(reduced()?, (each(reduce), grads.clone()), "{shape:?}, forced: {force}");
+                assert_eq!(
+                    reduced()?,
+                    (each(reduce), grads.clone()),
+                    "{shape:?}, forced: {force}"
+                );
             }
             Ok(())
         })
@@ -198,18 +245,26 @@ fn a_hook_sees_averages() {
             let all = launch(Launch::threads(ranks), |world| {
                 let mesh = match replicas {
                     1 => DeviceMesh::new(world, [ranks], ["shard"])?,
-                    _ => DeviceMesh::new(world, [replicas, ranks / replicas], ["replicate", "shard"])?,
+                    _ => DeviceMesh::new(
+                        world,
+                        [replicas, ranks / replicas],
+                        ["replicate", "shard"],
+                    )?,
                 };
                 let sharded = sharded(&model, world, &mesh)?;
                 FsdpModule::of(&sharded)?.set_force_sum_reduction(force_sum);
                 let expected = step(&sharded, world)?;
-                FsdpModule::of(&sharded)?
-                    .set_all_reduce_hook(|grads| Ok(grads.shards.into_iter().map(|shard| shard * 2.0).collect()));
+                FsdpModule::of(&sharded)?.set_all_reduce_hook(|grads| {
+                    Ok(grads.shards.into_iter().map(|shard| shard * 2.0).collect())
+                });
                 Ok((step(&sharded, world)?, expected))
             });
             for (grads, expected) in launched::values(all.unwrap()) {
                 let doubled = |values: &Vec<f32>| values.iter().map(|value| 2.0 * value).collect();
-                let expected = expected.iter().map(|(path, values)| (path.clone(), doubled(values))).collect();
+                let expected = expected
+                    .iter()
+                    .map(|(path, values)| (path.clone(), doubled(values)))
+                    .collect();
                 assert_eq!(grads, expected);
             }
         }
@@ -231,7 +286,10 @@ fn gradients_without_a_hook_come_back_when_it_is_removed() {
         assert_ne!(step(&sharded, world)?, expected);
         assert_eq!(calls.load(Relaxed), BLOCKS + 1);
         FsdpModule::of(&sharded)?.remove_all_reduce_hook();
-        assert_eq!((step(&sharded, world)?, calls.load(Relaxed)), (expected, BLOCKS + 1));
+        assert_eq!(
+            (step(&sharded, world)?, calls.load(Relaxed)),
+            (expected, BLOCKS + 1)
+        );
         Ok(())
     })
     .unwrap();
@@ -242,17 +300,39 @@ fn a_hook_that_returns_something_else_is_told() {
     type Hook = fn(Vec<Tensor<1>>) -> Vec<Tensor<1>>;
     let hooks: [(Hook, &str); 2] = [
         (|_| Vec::new(), "returned 0 tensors for 2"),
-        (|shards| shards.into_iter().map(|shard| Tensor::cat(vec![shard.clone(), shard], 0)).collect(), "elements of"),
+        (
+            |shards| {
+                shards
+                    .into_iter()
+                    .map(|shard| Tensor::cat(vec![shard.clone(), shard], 0))
+                    .collect()
+            },
+            "elements of",
+        ),
     ];
     for (hook, reason) in hooks {
         let error = launch(Launch::threads(2), |world| {
-            let sharded = sharded(&stack(&Device::flex()), world, &DeviceMesh::new(world, [2], ["shard"])?)?;
+            let sharded = sharded(
+                &stack(&Device::flex()),
+                world,
+                &DeviceMesh::new(world, [2], ["shard"])?,
+            )?;
             FsdpModule::of(&sharded)?.set_all_reduce_hook(move |grads| Ok(hook(grads.shards)));
             Error::catch(|| step(&sharded, world)).map(drop)
         });
         let text = error.expect_err("the hook is wrong").to_string();
-        assert!(text.contains(reason) && text.contains("all-reduce hook of unit `blocks.2`"), "{text}");
+        assert!(
+            text.contains(reason) && text.contains("all-reduce hook of unit `blocks.2`"),
+            "{text}"
+        );
     }
-    let wrong = ParamError::HookResult { unit: "root".into(), reason: "none".into() };
-    assert!(wrong.to_string().contains("must return one tensor for each that it received"));
+    let wrong = ParamError::HookResult {
+        unit: "root".into(),
+        reason: "none".into(),
+    };
+    assert!(
+        wrong
+            .to_string()
+            .contains("must return one tensor for each that it received")
+    );
 }

@@ -30,12 +30,21 @@ pub fn gpt(tied: bool, device: &Device) -> Gpt {
         (_, "bias") => vec![DIM],
         _ => vec![DIM, DIM],
     });
-    Gpt::new(&shapes, GptSize { layers: 2, heads: 2, tied }, device)
+    Gpt::new(
+        &shapes,
+        GptSize {
+            layers: 2,
+            heads: 2,
+            tied,
+        },
+        device,
+    )
 }
 
 pub fn batch(step: usize, rank: usize, shift: i64, device: &Device) -> Tensor<2, Int> {
-    let data: Vec<i64> =
-        (0..(ROWS * SEQ) as i64).map(|i| (i * 5 + step as i64 * 3 + rank as i64 * 7 + shift) % VOCAB as i64).collect();
+    let data: Vec<i64> = (0..(ROWS * SEQ) as i64)
+        .map(|i| (i * 5 + step as i64 * 3 + rank as i64 * 7 + shift) % VOCAB as i64)
+        .collect();
     Tensor::from_data(TensorData::new(data, [ROWS, SEQ]), device)
 }
 
@@ -50,8 +59,14 @@ impl ModuleMapper for AllReduce<'_> {
         let all: Vec<_> = (0..self.world.size()).collect();
         let grad = self.grads.remove::<D>(param.id).unwrap().into_dispatch();
         let comm = self.world.group(&all).unwrap();
-        let reduced = comm.all_reduce(Call::new("data parallel"), vec![grad], ReduceOp::Avg).wait().unwrap();
-        self.grads.register(param.id, Tensor::<D>::from_dispatch(reduced.into_iter().next().unwrap()));
+        let reduced = comm
+            .all_reduce(Call::new("data parallel"), vec![grad], ReduceOp::Avg)
+            .wait()
+            .unwrap();
+        self.grads.register(
+            param.id,
+            Tensor::<D>::from_dispatch(reduced.into_iter().next().unwrap()),
+        );
         param
     }
 }
@@ -63,16 +78,29 @@ enum Parallel {
     Hsdp(ReshardAfterForward),
 }
 
-fn train(world: &World, parallel: Parallel, tied: bool, checkpointing: bool) -> Result<BTreeMap<String, Vec<f32>>> {
+fn train(
+    world: &World,
+    parallel: Parallel,
+    tied: bool,
+    checkpointing: bool,
+) -> Result<BTreeMap<String, Vec<f32>>> {
     let device = match checkpointing {
         false => world.device().clone().autodiff(),
         true => world.device().clone().autodiff().gradient_checkpointing(),
     };
     let mut model = gpt(tied, &device);
-    let config = |reshard| FullyShard::new().with_units(["layers.*"]).with_reshard_after_forward(reshard);
+    let config = |reshard| {
+        FullyShard::new()
+            .with_units(["layers.*"])
+            .with_reshard_after_forward(reshard)
+    };
     model = match parallel {
         Parallel::Data => model,
-        Parallel::Fsdp(reshard) => fully_shard(model, &DeviceMesh::new(world, [4], ["shard"])?, config(reshard))?,
+        Parallel::Fsdp(reshard) => fully_shard(
+            model,
+            &DeviceMesh::new(world, [4], ["shard"])?,
+            config(reshard),
+        )?,
         Parallel::Hsdp(reshard) => {
             let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
             fully_shard(model, &mesh, config(reshard))?
@@ -81,7 +109,10 @@ fn train(world: &World, parallel: Parallel, tied: bool, checkpointing: bool) -> 
     let mut optim = AdamWConfig::new().init();
     let steps = if crate::effort::is_long() { 10 } else { 4 };
     for step in 0..steps {
-        let loss = model.loss(batch(step, world.rank(), 0, &device), batch(step, world.rank(), 1, &device));
+        let loss = model.loss(
+            batch(step, world.rank(), 0, &device),
+            batch(step, world.rank(), 1, &device),
+        );
         let mut grads = GradientsParams::from_grads(loss.backward(), &model);
         if let Parallel::Data = parallel {
             let mut reduce = AllReduce { world, grads };
@@ -98,9 +129,14 @@ fn data_parallel_fsdp_and_hsdp_agree_to_the_bit() {
     for tied in [false, true] {
         for checkpointing in [false, true] {
             let run = |parallel| {
-                let ranks = launch(Launch::threads(4), |world| train(world, parallel, tied, checkpointing));
+                let ranks = launch(Launch::threads(4), |world| {
+                    train(world, parallel, tied, checkpointing)
+                });
                 let weights = launched::values(ranks.unwrap());
-                assert!(weights.iter().all(|rank| *rank == weights[0]), "{parallel:?}: ranks agree");
+                assert!(
+                    weights.iter().all(|rank| *rank == weights[0]),
+                    "{parallel:?}: ranks agree"
+                );
                 weights.into_iter().next().unwrap()
             };
             let expected = run(Parallel::Data);

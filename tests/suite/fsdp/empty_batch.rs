@@ -30,8 +30,17 @@ fn fails(rows: usize, forward: impl Fn(&Net, usize, &Device) -> Tensor<1> + Sync
             norm: BatchNormConfig::new(SHAPE[2]).init(&device),
             layer: LinearConfig::new(SHAPE[2], 3).init(&device),
         };
-        let net = fully_shard(net, mesh, FullyShard::new().with_units(["tokens", "norm", "layer"]))?;
-        forward(&net, if mesh.rank() == 1 { rows } else { SHAPE[0] }, &device).backward();
+        let net = fully_shard(
+            net,
+            mesh,
+            FullyShard::new().with_units(["tokens", "norm", "layer"]),
+        )?;
+        forward(
+            &net,
+            if mesh.rank() == 1 { rows } else { SHAPE[0] },
+            &device,
+        )
+        .backward();
         Ok(())
     })
 }
@@ -68,7 +77,9 @@ fn a_batch_without_elements_is_an_error_that_names_the_unit() {
         ("norm", normed, vec![0, SHAPE[2]]),
     ] {
         let error = fails(0, forward);
-        let Error::Param(ParamError::EmptyInput { unit, shape, .. }) = &error.cause else { panic!("{error}") };
+        let Error::Param(ParamError::EmptyInput { unit, shape, .. }) = &error.cause else {
+            panic!("{error}")
+        };
         assert_eq!((unit.as_str(), shape), (unit_name, &empty), "{error}");
         assert!(error.to_string().contains("at least one row"), "{error}");
     }
@@ -84,7 +95,10 @@ fn rows_of_features_may_be_none() {
         let device = Device::flex().autodiff();
         let layer = on_device(&layer, &device);
         let loss = layer.forward(batch(3, &device)).square().sum() / 2.0;
-        values(&layer, Some(&GradientsParams::from_grads(loss.backward(), &layer)))
+        values(
+            &layer,
+            Some(&GradientsParams::from_grads(loss.backward(), &layer)),
+        )
     };
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
@@ -92,7 +106,11 @@ fn rows_of_features_may_be_none() {
         let rows = [3, 0][mesh.rank()];
         // With the experts to which they are routed.
         let routed = Tensor::<2, Int>::zeros([rows, 2], &device);
-        let (output, _) = unit(&layer, (batch(rows, &device), routed), |layer, (x, routed)| (layer.forward(x), routed));
+        let (output, _) = unit(
+            &layer,
+            (batch(rows, &device), routed),
+            |layer, (x, routed)| (layer.forward(x), routed),
+        );
         assert_eq!(output.dims(), [rows, 3]);
         let grads = GradientsParams::from_grads(output.square().sum().backward(), &layer);
         let diff = max_diff(&full_grads(&layer, &grads)?, &expected);

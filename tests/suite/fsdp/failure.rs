@@ -25,17 +25,29 @@ struct Pair {
     second: Linear,
 }
 
-fn run(fault: impl Fn(&World, &Pair, Tensor<2>, &Device) -> Result<Tensor<2>, Error> + Sync) -> LaunchError {
-    launch(Launch::threads(4).with_deadline(Duration::from_secs(60)), |world| {
-        let device = world.device().clone().autodiff();
-        let mesh = DeviceMesh::new(world, [4], ["shard"])?;
-        let pair = Pair { first: LinearConfig::new(5, 5).init(&device), second: LinearConfig::new(5, 5).init(&device) };
-        let pair = fully_shard(pair, &mesh, FullyShard::new().with_units(["first", "second"]))?;
-        let x = tensor(1, [2, 5], &device);
-        let output = fault(world, &pair, x, &device)?;
-        let _ = output.sum().backward();
-        Ok(())
-    })
+fn run(
+    fault: impl Fn(&World, &Pair, Tensor<2>, &Device) -> Result<Tensor<2>, Error> + Sync,
+) -> LaunchError {
+    launch(
+        Launch::threads(4).with_deadline(Duration::from_secs(60)),
+        |world| {
+            let device = world.device().clone().autodiff();
+            let mesh = DeviceMesh::new(world, [4], ["shard"])?;
+            let pair = Pair {
+                first: LinearConfig::new(5, 5).init(&device),
+                second: LinearConfig::new(5, 5).init(&device),
+            };
+            let pair = fully_shard(
+                pair,
+                &mesh,
+                FullyShard::new().with_units(["first", "second"]),
+            )?;
+            let x = tensor(1, [2, 5], &device);
+            let output = fault(world, &pair, x, &device)?;
+            let _ = output.sum().backward();
+            Ok(())
+        },
+    )
     .unwrap_err()
 }
 
@@ -50,9 +62,20 @@ fn assert_named(error: &LaunchError) {
         if report.rank == CULPRIT {
             continue;
         }
-        let survivor = report.error.as_ref().unwrap_or_else(|| panic!("rank {} has no error: {error}", report.rank));
-        assert!(matches!(survivor, Error::Comm(_)), "rank {}: {survivor:?}", report.rank);
-        assert!(survivor.to_string().contains(&format!("rank {CULPRIT}")), "rank {}: {survivor}", report.rank);
+        let survivor = report
+            .error
+            .as_ref()
+            .unwrap_or_else(|| panic!("rank {} has no error: {error}", report.rank));
+        assert!(
+            matches!(survivor, Error::Comm(_)),
+            "rank {}: {survivor:?}",
+            report.rank
+        );
+        assert!(
+            survivor.to_string().contains(&format!("rank {CULPRIT}")),
+            "rank {}: {survivor}",
+            report.rank
+        );
     }
 }
 
@@ -72,7 +95,12 @@ fn a_panic_in_forward() {
 
 /// Returns the first line of the report.
 fn first_line(error: &LaunchError) -> String {
-    error.to_string().lines().next().expect("a first line").into()
+    error
+        .to_string()
+        .lines()
+        .next()
+        .expect("a first line")
+        .into()
 }
 
 #[test]
@@ -88,12 +116,26 @@ fn a_panic_in_a_unit_names_the_innermost() {
     });
     let place = "(in the forward of unit `second` of Pair, sharded at tests/suite/fsdp/failure.rs:";
     let line = first_line(&error);
-    assert!(line.starts_with(&format!("launch failed at rank 2: rank 2 panicked: out of luck {place}")), "{line}");
-    assert_eq!(error.to_string().matches("in the forward").count(), 1, "{error}");
+    assert!(
+        line.starts_with(&format!(
+            "launch failed at rank 2: rank 2 panicked: out of luck {place}"
+        )),
+        "{line}"
+    );
+    assert_eq!(
+        error.to_string().matches("in the forward").count(),
+        1,
+        "{error}"
+    );
     assert_named(&error);
     for report in error.others {
-        let Some(Error::Comm(CommError::RankPanicked { message, .. })) = report.error else { continue };
-        assert!(message.starts_with(&format!("out of luck {place}")), "the other ranks know it too: {message}");
+        let Some(Error::Comm(CommError::RankPanicked { message, .. })) = report.error else {
+            continue;
+        };
+        assert!(
+            message.starts_with(&format!("out of luck {place}")),
+            "the other ranks know it too: {message}"
+        );
     }
 }
 
@@ -108,13 +150,20 @@ fn a_panic_in_a_unit_that_a_read_opened() {
         }))
     });
     let line = first_line(&error);
-    assert!(line.contains("out of luck (in or after the forward of unit `first` of Pair, "), "{line}");
+    assert!(
+        line.contains("out of luck (in or after the forward of unit `first` of Pair, "),
+        "{line}"
+    );
 }
 
 /// A panic that the program catches says nothing about a later one, even if both have the same text.
 #[test]
 fn a_caught_panic_is_forgotten() {
-    for (second, place) in [(None, None), (Some("later"), None), (Some("caught"), Some("`second`"))] {
+    for (second, place) in [
+        (None, None),
+        (Some("later"), None),
+        (Some("caught"), Some("`second`")),
+    ] {
         let error = run(|world, pair, x, _| {
             let caught = catch_unwind(AssertUnwindSafe(|| {
                 unit(&pair.first, x.clone(), |first, x| {
@@ -123,7 +172,9 @@ fn a_caught_panic_is_forgotten() {
                 })
             }));
             let x = caught.unwrap_or(x);
-            let Some(text) = second else { return Err(Error::other("no panic")) };
+            let Some(text) = second else {
+                return Err(Error::other("no panic"));
+            };
             assert!(place.is_some() || world.rank() != CULPRIT, "{text}");
             Ok(unit(&pair.second, x, |second, x| {
                 assert!(world.rank() != CULPRIT, "{text}");
@@ -132,7 +183,10 @@ fn a_caught_panic_is_forgotten() {
         });
         let line = first_line(&error);
         match place {
-            Some(unit) => assert!(line.contains(&format!("caught (in the forward of unit {unit} of Pair")), "{line}"),
+            Some(unit) => assert!(
+                line.contains(&format!("caught (in the forward of unit {unit} of Pair")),
+                "{line}"
+            ),
             None => assert!(!line.contains("in the forward"), "{line}"),
         }
     }
@@ -169,12 +223,24 @@ fn an_inner_unit_that_returns_another_dtype_is_named() {
     let error = launch(Launch::threads(1), |world| {
         let device = world.device().clone().autodiff();
         let mesh = DeviceMesh::new(world, [1], ["shard"])?;
-        let bf16 = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16).with_output_dtype(DType::F32);
-        let config = FullyShard::new().with_units(["first"]).with_mixed_precision(bf16);
+        let bf16 = MixedPrecisionPolicy::new()
+            .with_param_dtype(DType::BF16)
+            .with_output_dtype(DType::F32);
+        let config = FullyShard::new()
+            .with_units(["first"])
+            .with_mixed_precision(bf16);
         let layer = || LinearConfig::new(5, 5).init(&device);
-        let pair = fully_shard(Pair { first: layer(), second: layer() }, &mesh, config)?;
+        let pair = fully_shard(
+            Pair {
+                first: layer(),
+                second: layer(),
+            },
+            &mesh,
+            config,
+        )?;
         let _ = unit(&pair, tensor(1, [2, 5], &device), |pair, x| {
-            pair.second.forward(unit(&pair.first, x, |first, x| first.forward(x)))
+            pair.second
+                .forward(unit(&pair.first, x, |first, x| first.forward(x)))
         });
         Ok(())
     });
@@ -198,14 +264,22 @@ fn a_panic_in_backward_names_the_unit() {
             let x = unit(&pair.first, x, |first, x| first.forward(x));
             unit(&pair.second, x, |second, x| {
                 checkpoint_activations(&Relu::new(), second.forward(x), move |relu, x| {
-                    assert!(!culprit || runs.fetch_add(1, Ordering::Relaxed) == 0, "out of luck");
+                    assert!(
+                        !culprit || runs.fetch_add(1, Ordering::Relaxed) == 0,
+                        "out of luck"
+                    );
                     relu.forward(x)
                 })
             })
         }))
     });
     let line = first_line(&error);
-    assert!(line.contains("panicked: out of luck (in the backward of unit `second` of Pair, sharded at "), "{line}");
+    assert!(
+        line.contains(
+            "panicked: out of luck (in the backward of unit `second` of Pair, sharded at "
+        ),
+        "{line}"
+    );
     assert_named(&error);
 }
 
@@ -215,12 +289,18 @@ fn a_panic_in_a_recomputation_names_the_unit() {
         let (culprit, runs) = (world.rank() == CULPRIT, Arc::new(AtomicUsize::new(0)));
         let x = unit(&pair.first, x, |first, x| first.forward(x));
         Ok(checkpoint_activations(&pair.second, x, move |second, x| {
-            assert!(!culprit || runs.fetch_add(1, Ordering::Relaxed) == 0, "out of luck");
+            assert!(
+                !culprit || runs.fetch_add(1, Ordering::Relaxed) == 0,
+                "out of luck"
+            );
             second.forward(x)
         }))
     });
     let line = first_line(&error);
-    assert!(line.contains("panicked: out of luck (in the recomputation of unit `second` of Pair, "), "{line}");
+    assert!(
+        line.contains("panicked: out of luck (in the recomputation of unit `second` of Pair, "),
+        "{line}"
+    );
 }
 
 /// Ranks that end because of another rank's panic do not panic themselves, in forward and in backward.
@@ -229,7 +309,10 @@ fn only_the_rank_at_fault_prints() {
     static PANICKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
     own_process("fsdp::failure::only_the_rank_at_fault_prints", || {
         panic::set_hook(Box::new(|_| {
-            PANICKED.lock().unwrap().push(thread::current().name().unwrap_or_default().into());
+            PANICKED
+                .lock()
+                .unwrap()
+                .push(thread::current().name().unwrap_or_default().into());
         }));
         for in_backward in [false, true] {
             let error = run(|world, pair, x, _| {
@@ -258,8 +341,10 @@ fn an_early_return_in_forward() {
     });
     assert_named(&error);
     assert!(
-        error.others.iter().any(|report| matches!(report.error, Some(Error::Comm(CommError::RankReturned { .. }))))
-            || matches!(error.cause, Error::Comm(CommError::RankReturned { .. }))
+        error.others.iter().any(|report| matches!(
+            report.error,
+            Some(Error::Comm(CommError::RankReturned { .. }))
+        )) || matches!(error.cause, Error::Comm(CommError::RankReturned { .. }))
     );
 }
 
@@ -283,8 +368,14 @@ fn units_in_another_order() {
         }
         Ok(forward(pair, x))
     });
-    assert!(matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
-    assert!(error.to_string().contains("first") && error.to_string().contains("second"), "{error}");
+    assert!(
+        matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })),
+        "{error}"
+    );
+    assert!(
+        error.to_string().contains("first") && error.to_string().contains("second"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -300,7 +391,10 @@ fn another_order_in_backward() {
             Ok(b)
         }
     });
-    assert!(matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
+    assert!(
+        matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })),
+        "{error}"
+    );
 }
 
 #[test]
@@ -317,8 +411,14 @@ fn a_unit_left_out_of_backward() {
         _ => false,
     };
     let survivors = error.others.iter().filter(|report| report.rank != CULPRIT);
-    let told: Vec<_> = [&error.cause].into_iter().chain(survivors.filter_map(|report| report.error.as_ref())).collect();
-    assert!(told.len() > 2 && told.into_iter().all(names_it), "{error:?}");
+    let told: Vec<_> = [&error.cause]
+        .into_iter()
+        .chain(survivors.filter_map(|report| report.error.as_ref()))
+        .collect();
+    assert!(
+        told.len() > 2 && told.into_iter().all(names_it),
+        "{error:?}"
+    );
 }
 
 #[test]
@@ -332,7 +432,10 @@ fn a_panic_in_backward() {
         Ok(forward(pair, scaled))
     });
     assert_eq!(error.rank, CULPRIT);
-    assert!(error.to_string().contains("already been consumed"), "{error}");
+    assert!(
+        error.to_string().contains("already been consumed"),
+        "{error}"
+    );
     assert_named(&error);
 }
 
@@ -346,11 +449,21 @@ fn a_parameter_of_another_shape() {
         fully_shard(linear, &mesh, FullyShard::new()).map(|_| ())
     })
     .unwrap_err();
-    let Error::Param(ParamError::LayoutsDiffer { param, other_rank: CULPRIT, .. }) = &error.cause else {
+    let Error::Param(ParamError::LayoutsDiffer {
+        param,
+        other_rank: CULPRIT,
+        ..
+    }) = &error.cause
+    else {
         panic!("{error}")
     };
     assert_eq!(param, "weight");
-    assert!(["[5, 4]", "[6, 4]"].iter().all(|shape| error.to_string().contains(shape)), "{error}");
+    assert!(
+        ["[5, 4]", "[6, 4]"]
+            .iter()
+            .all(|shape| error.to_string().contains(shape)),
+        "{error}"
+    );
 }
 
 /// Returns what `call` returns to rank 0 of two, where rank 1 leaves after `set_up`.
@@ -359,10 +472,13 @@ fn left_alone<T>(
     set_up: impl Fn(&World) -> Result<T> + Sync,
     call: impl Fn(T) -> Result<()> + Sync,
 ) -> Result<Result<()>, LaunchError> {
-    let returned = launch(Launch::threads(2).with_deadline(Duration::from_secs(60)), |world| {
-        let state = set_up(world)?;
-        Ok((world.rank() == 0).then(|| call(state)))
-    });
+    let returned = launch(
+        Launch::threads(2).with_deadline(Duration::from_secs(60)),
+        |world| {
+            let state = set_up(world)?;
+            Ok((world.rank() == 0).then(|| call(state)))
+        },
+    );
     returned.map(|mut ranks| ranks.swap_remove(0).1.expect("rank 0 has called it"))
 }
 
@@ -381,19 +497,33 @@ type Call = fn(Linear) -> Result<()>;
 fn what_documents_an_error_returns_that_of_a_rank_that_left() {
     let sharded = |world: &World| {
         let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-        fully_shard(LinearConfig::new(4, 4).init(world.device()), &mesh, FullyShard::new())
+        fully_shard(
+            LinearConfig::new(4, 4).init(world.device()),
+            &mesh,
+            FullyShard::new(),
+        )
     };
     let calls: [(&str, Call); 7] = [
         ("full_model", |layer| full_model(&layer).map(drop)),
-        ("full_model_on, this rank", |layer| full_model_on(&layer, 0).map(drop)),
-        ("full_model_on, another", |layer| full_model_on(&layer, 1).map(drop)),
+        ("full_model_on, this rank", |layer| {
+            full_model_on(&layer, 0).map(drop)
+        }),
+        ("full_model_on, another", |layer| {
+            full_model_on(&layer, 1).map(drop)
+        }),
         ("full_model, of what is being gathered", |layer| {
             let _under_way = unshard(&layer)?;
             full_model(&layer).map(drop)
         }),
         ("unshard", |layer| unshard(&layer)?.wait()),
-        ("clip_grad_norm", |layer| clip_grad_norm(&layer, &mut GradientsParams::new(), 1.0, NormType::L2).map(drop)),
-        ("unscale", |layer| GradScaler::new().unscale(&layer, &mut GradientsParams::new()).map(drop)),
+        ("clip_grad_norm", |layer| {
+            clip_grad_norm(&layer, &mut GradientsParams::new(), 1.0, NormType::L2).map(drop)
+        }),
+        ("unscale", |layer| {
+            GradScaler::new()
+                .unscale(&layer, &mut GradientsParams::new())
+                .map(drop)
+        }),
     ];
     for (name, call) in calls {
         assert_returns(name, left_alone(sharded, call));
@@ -405,11 +535,21 @@ fn full_model_returns_an_error_of_the_tensor_parallel_ranks() {
     let parallel = |world: &World| {
         let mesh = DeviceMesh::new(world, [1, 2], ["shard", "tp"])?;
         let layer = LinearConfig::new(4, 4).init(world.device());
-        let layer = parallelize(layer, &mesh.slice("tp")?, Plan::new().with_style("", Style::colwise()))?;
+        let layer = parallelize(
+            layer,
+            &mesh.slice("tp")?,
+            Plan::new().with_style("", Style::colwise()),
+        )?;
         fully_shard(layer, &mesh.slice("shard")?, FullyShard::new())
     };
-    assert_returns("full_model", left_alone(parallel, |layer: Linear| full_model(&layer).map(drop)));
-    assert_returns("full_model_on", left_alone(parallel, |layer: Linear| full_model_on(&layer, 0).map(drop)));
+    assert_returns(
+        "full_model",
+        left_alone(parallel, |layer: Linear| full_model(&layer).map(drop)),
+    );
+    assert_returns(
+        "full_model_on",
+        left_alone(parallel, |layer: Linear| full_model_on(&layer, 0).map(drop)),
+    );
 }
 
 /// A sharded parameter is gathered before it is parallelized.
@@ -418,10 +558,18 @@ fn parallelize_returns_an_error_of_the_ranks_that_hold_shards() {
     let sharded = |world: &World| {
         let mesh = DeviceMesh::new(world, [2, 1], ["shard", "tp"])?;
         let layer = LinearConfig::new(4, 4).init(world.device());
-        Ok((fully_shard(layer, &mesh.slice("shard")?, FullyShard::new())?, mesh))
+        Ok((
+            fully_shard(layer, &mesh.slice("shard")?, FullyShard::new())?,
+            mesh,
+        ))
     };
     let returned = left_alone(sharded, |(layer, mesh): (Linear, DeviceMesh)| {
-        parallelize(layer, &mesh.slice("tp")?, Plan::new().with_style("", Style::colwise())).map(drop)
+        parallelize(
+            layer,
+            &mesh.slice("tp")?,
+            Plan::new().with_style("", Style::colwise()),
+        )
+        .map(drop)
     });
     assert_returns("parallelize", returned);
 }
@@ -438,7 +586,10 @@ fn sync_buffers_returns_an_error_of_a_model_that_has_buffers() {
             )
         };
         assert_returns("sync_buffers", left_alone(norm, |norm| sync_buffers(&norm)));
-        assert_returns("full_model", left_alone(norm, |norm| full_model(&norm).map(drop)));
+        assert_returns(
+            "full_model",
+            left_alone(norm, |norm| full_model(&norm).map(drop)),
+        );
     }
 }
 

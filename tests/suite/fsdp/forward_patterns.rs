@@ -90,7 +90,11 @@ fn a_unit_run_twice_adds_its_gradients() {
 
 #[test]
 fn a_weight_read_twice_is_gathered_once() {
-    let twice: Forward = |net, x, _| unit(&net.blocks[0], x, |block, x| block.forward(block.forward(x)));
+    let twice: Forward = |net, x, _| {
+        unit(&net.blocks[0], x, |block, x| {
+            block.forward(block.forward(x))
+        })
+    };
     compare(2, |net| net, config(), twice);
     let model = net(&Device::flex());
     launch(Launch::threads(2), |world| {
@@ -115,7 +119,11 @@ fn inference_without_autodiff() {
     launch(Launch::threads(3), |world| {
         let device = world.device().clone();
         let expected = with_units(&model, tensor(1, [4, WIDTH], &device), 0);
-        let sharded = fully_shard(on_device(&model, &device.clone().autodiff()), &mesh(world)?, config())?;
+        let sharded = fully_shard(
+            on_device(&model, &device.clone().autodiff()),
+            &mesh(world)?,
+            config(),
+        )?;
         let output = with_units(&sharded.valid(), tensor(1, [4, WIDTH], &device), 0);
         assert_eq!(output.into_data(), expected.clone().into_data());
         let plain = fully_shard(on_device(&model, &device), &mesh(world)?, config())?;

@@ -25,7 +25,14 @@ fn frozen_parameters_take_no_part_in_the_reduction() {
 fn frozen_inputs_and_weights_under_a_trained_captured_tensor() {
     compare(
         2,
-        |net| Net { blocks: net.blocks.into_iter().map(|block| block.no_grad()).collect(), ..net },
+        |net| Net {
+            blocks: net
+                .blocks
+                .into_iter()
+                .map(|block| block.no_grad())
+                .collect(),
+            ..net
+        },
         config(),
         |net, x, _| {
             unit(net, x, |net, x| {
@@ -56,8 +63,17 @@ fn a_unit_that_is_frozen_for_some_of_its_runs_gets_gradients_of_the_others() {
             x
         })
     }
-    for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Auto, ReshardAfterForward::Never] {
-        compare(2, freeze, config().with_reshard_after_forward(reshard), forward);
+    for reshard in [
+        ReshardAfterForward::Always,
+        ReshardAfterForward::Auto,
+        ReshardAfterForward::Never,
+    ] {
+        compare(
+            2,
+            freeze,
+            config().with_reshard_after_forward(reshard),
+            forward,
+        );
     }
 }
 
@@ -81,12 +97,20 @@ fn a_frozen_weight_with_a_captured_shallower_activation() {
             shallow + deep
         });
         // Alone, nothing else of the unit is in that backward, or alive.
-        let loss = if alone { captured.expect("set in forward") } else { both };
+        let loss = if alone {
+            captured.expect("set in forward")
+        } else {
+            both
+        };
         GradientsParams::from_grads(loss.sum().backward(), net)
     };
-    for (prepare, forward) in
-        [(frozen as fn(params_outside_unit::Net) -> params_outside_unit::Net, full), (|net| net, detached)]
-    {
+    for (prepare, forward) in [
+        (
+            frozen as fn(params_outside_unit::Net) -> params_outside_unit::Net,
+            full,
+        ),
+        (|net| net, detached),
+    ] {
         for alone in [false, true] {
             sharded(
                 prepare,
@@ -95,7 +119,10 @@ fn a_frozen_weight_with_a_captured_shallower_activation() {
                     let grads = run(net, x(world), forward, alone);
                     let expected = run(plain, x(world), forward, alone);
                     let weight = |net: &params_outside_unit::Net, grads: &GradientsParams| {
-                        grads.get::<2>(net.first.weight.id).map(Tensor::into_data).expect("trained")
+                        grads
+                            .get::<2>(net.first.weight.id)
+                            .map(Tensor::into_data)
+                            .expect("trained")
                     };
                     assert_eq!(weight(net, &grads), weight(plain, &expected));
                     Ok(())
@@ -108,13 +135,19 @@ fn a_frozen_weight_with_a_captured_shallower_activation() {
 #[test]
 fn a_frozen_weight_of_a_kept_unit_has_no_gradient_to_compute() {
     let frozen = |net: params_outside_unit::Net| params_outside_unit::Net {
-        first: Linear { weight: net.first.weight.set_require_grad(false), ..net.first },
+        first: Linear {
+            weight: net.first.weight.set_require_grad(false),
+            ..net.first
+        },
         ..net
     };
     sharded(frozen, params_outside_unit::config, |world, net, _| {
         // The root keeps its weights.
         unit(net, x(world).require_grad(), |net, x| {
-            assert!(!net.first.weight.val().is_tracked(), "its layer would save the input for it");
+            assert!(
+                !net.first.weight.val().is_tracked(),
+                "its layer would save the input for it"
+            );
             assert!(bias(&net.first).is_tracked());
             x
         });

@@ -39,7 +39,9 @@ fn one_rank_has_the_model_that_was_distributed() {
                 );
                 // An ordinary model, which keeps its ids.
                 let ids = |net: &Net| net.head.weight.id;
-                assert!(full.is_none_or(|full| full.head.weight.shard().is_none() && ids(&full) == ids(&model)));
+                assert!(full.is_none_or(
+                    |full| full.head.weight.shard().is_none() && ids(&full) == ids(&model)
+                ));
                 ledger.reset();
                 full_model(&sharded)?;
                 assert_eq!(ledger.snapshot(), on_one);
@@ -55,9 +57,18 @@ fn a_rank_without_a_shard_and_an_unsharded_model_are_refused() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let sharded = fully_shard(model.clone(), mesh, FullyShard::new())?;
         let outside = full_model_on(&sharded, 2).map(|_| ());
-        assert!(matches!(outside, Err(Error::Param(ParamError::NotOfMesh { rank: 2, .. }))), "{outside:?}");
+        assert!(
+            matches!(
+                outside,
+                Err(Error::Param(ParamError::NotOfMesh { rank: 2, .. }))
+            ),
+            "{outside:?}"
+        );
         let full = full_model_on(&model.clone().no_grad(), 0).map(|_| ());
-        assert!(matches!(full, Err(Error::Param(ParamError::NotSharded))), "{full:?}");
+        assert!(
+            matches!(full, Err(Error::Param(ParamError::NotSharded))),
+            "{full:?}"
+        );
         Ok(())
     });
 }
@@ -70,10 +81,17 @@ fn a_parameter_that_fully_shard_ignores_hides_no_rank() {
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let parallel = parallelize(model.clone(), &mesh.slice("tp")?, plan())?;
         let first = named_parameters(&parallel)?[0].path.clone();
-        let sharded = fully_shard(parallel, &mesh.slice("shard")?, FullyShard::new().with_ignored([first]))?;
+        let sharded = fully_shard(
+            parallel,
+            &mesh.slice("shard")?,
+            FullyShard::new().with_ignored([first]),
+        )?;
         for root in 0..mesh.size() {
             let full = full_model_on(&sharded, root)?;
-            assert_eq!(full.map(|full| values(&full, None)), (mesh.rank() == root).then(|| expected.clone()));
+            assert_eq!(
+                full.map(|full| values(&full, None)),
+                (mesh.rank() == root).then(|| expected.clone())
+            );
         }
         Ok(())
     });

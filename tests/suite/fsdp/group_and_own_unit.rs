@@ -24,7 +24,10 @@ struct Net {
 impl Net {
     fn init() -> Self {
         let linear = || LinearConfig::new(WIDTH, WIDTH).init(&Device::flex());
-        let net = Self { first: linear(), last: linear() };
+        let net = Self {
+            first: linear(),
+            last: linear(),
+        };
         let _ = values(&net, None);
         net
     }
@@ -83,12 +86,19 @@ fn each_unit_is_gathered_and_reduced_once() {
                 drop(model.step(world.rank(), &device));
                 world.ledger().reset();
                 let mut grads = model.step(world.rank(), &device);
-                let calls = (world.ledger().calls(Op::AllGather), world.ledger().calls(Op::ReduceScatter));
+                let calls = (
+                    world.ledger().calls(Op::AllGather),
+                    world.ledger().calls(Op::ReduceScatter),
+                );
                 let full = full_model(&model.clone().map(&mut Holder(&mut grads)))?;
                 Ok::<_, Error>((calls, values(&full, None)))
             });
             for (calls, grads) in launched::values(all.unwrap()) {
-                assert_eq!(calls, (2 * units, units), "{twice:?}, {grouped} in the group");
+                assert_eq!(
+                    calls,
+                    (2 * units, units),
+                    "{twice:?}, {grouped} in the group"
+                );
                 let diff = max_diff(&grads, &expected);
                 assert!(diff < 1e-5, "{twice:?}, {grouped} in the group: {diff}");
             }

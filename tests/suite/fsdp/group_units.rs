@@ -9,8 +9,9 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, World, launch};
 use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
-    FsdpError, FsdpModule, FullyShard, MixedPrecisionPolicy, ParamInfo, ParamPlacement, ReshardAfterForward,
-    full_model, fully_shard, named_parameters, record_events, remesh, unit, unshard,
+    FsdpError, FsdpModule, FullyShard, MixedPrecisionPolicy, ParamInfo, ParamPlacement,
+    ReshardAfterForward, full_model, fully_shard, named_parameters, record_events, remesh, unit,
+    unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, parallelize};
@@ -38,7 +39,13 @@ impl Net {
         let device = Device::flex();
         let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device);
         let norm = LayerNormConfig::new(WIDTH).init(&device);
-        let net = Self { embed: linear(), blocks: vec![linear(), linear()], norm, head: linear(), spare: linear() };
+        let net = Self {
+            embed: linear(),
+            blocks: vec![linear(), linear()],
+            norm,
+            head: linear(),
+            spare: linear(),
+        };
         let _ = values(&net, None);
         net
     }
@@ -65,8 +72,14 @@ const UNUSED: &[&[&str]] = &[&["head", "spare"]];
 
 fn config(groups: &[&[&str]]) -> FullyShard {
     let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
-    let config = if groups == TWO { config.with_units(["blocks.1"]) } else { config.with_units(["blocks.*"]) };
-    groups.iter().fold(config, |config, group| config.with_group_unit(group.iter().copied()))
+    let config = if groups == TWO {
+        config.with_units(["blocks.1"])
+    } else {
+        config.with_units(["blocks.*"])
+    };
+    groups.iter().fold(config, |config, group| {
+        config.with_group_unit(group.iter().copied())
+    })
 }
 
 fn sharded(net: &Net, world: &World, device: &Device, config: FullyShard) -> Result<Net> {
@@ -82,11 +95,17 @@ fn batch(rank: usize, device: &Device) -> Tensor<2> {
 }
 
 fn grads(model: &Net, rank: usize, device: &Device) -> GradientsParams {
-    GradientsParams::from_grads(model.forward(batch(rank, device)).square().sum().backward(), model)
+    GradientsParams::from_grads(
+        model.forward(batch(rank, device)).square().sum().backward(),
+        model,
+    )
 }
 
 fn full(model: &Net, mut grads: GradientsParams) -> Result<BTreeMap<String, Vec<f32>>> {
-    Ok(values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None))
+    Ok(values(
+        &full_model(&model.clone().map(&mut Holder(&mut grads)))?,
+        None,
+    ))
 }
 
 #[test]
@@ -101,7 +120,11 @@ fn gradients_are_those_of_the_unsharded_model() {
             for checkpointing in [false, true] {
                 let all = launch(Launch::threads(ranks), |world| {
                     let device = world.device().clone().autodiff();
-                    let device = if checkpointing { device.gradient_checkpointing() } else { device };
+                    let device = if checkpointing {
+                        device.gradient_checkpointing()
+                    } else {
+                        device
+                    };
                     let model = sharded(&net, world, &device, config(groups))?;
                     // Three times: what a module leaves open that never runs, is closed.
                     for _ in 0..2 {
@@ -111,15 +134,26 @@ fn gradients_are_those_of_the_unsharded_model() {
                     let grads = grads(&model, world.rank(), &device);
                     let calls = |op| world.ledger().calls(op);
                     // Two blocks, the model, and a unit for each group; of two blocks one is in a group.
-                    let units = if groups == TWO { 4 } else { 2 + 1 + groups.len() as u64 };
+                    let units = if groups == TWO {
+                        4
+                    } else {
+                        2 + 1 + groups.len() as u64
+                    };
                     if ranks > 1 {
-                        assert_eq!((calls(Op::AllGather), calls(Op::ReduceScatter)), (2 * units, units), "{groups:?}");
+                        assert_eq!(
+                            (calls(Op::AllGather), calls(Op::ReduceScatter)),
+                            (2 * units, units),
+                            "{groups:?}"
+                        );
                     }
                     full(&model, grads)
                 });
                 for grads in launched::values(all.unwrap()) {
                     let diff = max_diff(&grads, &expected);
-                    assert!(diff < 1e-5, "{groups:?} on {ranks} ranks, checkpointing {checkpointing}: {diff}");
+                    assert!(
+                        diff < 1e-5,
+                        "{groups:?} on {ranks} ranks, checkpointing {checkpointing}: {diff}"
+                    );
                 }
             }
         }
@@ -129,11 +163,27 @@ fn gradients_are_those_of_the_unsharded_model() {
 #[test]
 fn a_group_is_open_from_its_first_module_to_its_last() {
     for (groups, forward, backward) in [
-        (FAR, "U Ueh U0 R0 U1 R1 Reh R", "U Ueh U1 U0 R1 B1 R0 B0 Reh Beh R B"),
-        (NEAR, "U U0 R0 U1 R1 Unh Rnh R", "U Unh U1 Rnh Bnh U0 R1 B1 R0 B0 R B"),
-        (TWO, "U Ue0 Re0 U1 R1 Unh Rnh R", "U Unh U1 Rnh Bnh Ue0 R1 B1 Re0 Be0 R B"),
+        (
+            FAR,
+            "U Ueh U0 R0 U1 R1 Reh R",
+            "U Ueh U1 U0 R1 B1 R0 B0 Reh Beh R B",
+        ),
+        (
+            NEAR,
+            "U U0 R0 U1 R1 Unh Rnh R",
+            "U Unh U1 Rnh Bnh U0 R1 B1 R0 B0 R B",
+        ),
+        (
+            TWO,
+            "U Ue0 Re0 U1 R1 Unh Rnh R",
+            "U Unh U1 Rnh Bnh Ue0 R1 B1 Re0 Be0 R B",
+        ),
         // With the module in which it was opened.
-        (UNUSED, "U U0 R0 U1 R1 Uhs Rhs R", "U Uhs U1 Rhs Bhs U0 R1 B1 R0 B0 R B"),
+        (
+            UNUSED,
+            "U U0 R0 U1 R1 Uhs Rhs R",
+            "U Uhs U1 Rhs Bhs U0 R1 B1 R0 B0 R B",
+        ),
     ] {
         launch(Launch::threads(2), |world| {
             let device = world.device().clone().autodiff();
@@ -158,12 +208,22 @@ fn with_nothing_around_them_modules_gather_their_own() {
         let device = world.device().clone().autodiff();
         let model = sharded(&net, world, &device, config(FAR))?;
         let step = |model: &Net| {
-            let output = unit(&model.head, unit(&model.embed, batch(0, &device), through), through);
+            let output = unit(
+                &model.head,
+                unit(&model.embed, batch(0, &device), through),
+                through,
+            );
             GradientsParams::from_grads(output.square().sum().backward(), model)
         };
         world.ledger().reset();
         let own = step(&model);
-        assert_eq!((world.ledger().calls(Op::AllGather), world.ledger().calls(Op::ReduceScatter)), (4, 2));
+        assert_eq!(
+            (
+                world.ledger().calls(Op::AllGather),
+                world.ledger().calls(Op::ReduceScatter)
+            ),
+            (4, 2)
+        );
         let plain = on_device(&net, &device);
         Ok((full(&model, own)?, values(&plain, Some(&step(&plain)))))
     });
@@ -185,14 +245,21 @@ fn with_nothing_around_them_modules_accumulate_their_own() {
                 if let Ok(model) = FsdpModule::of(model) {
                     model.set_requires_gradient_sync(step == 3);
                 }
-                let output = unit(&model.head, unit(&model.embed, batch(step, &device), through), through);
+                let output = unit(
+                    &model.head,
+                    unit(&model.embed, batch(step, &device), through),
+                    through,
+                );
                 let of_batch = output.square().sum().backward();
                 grads.accumulate(model, GradientsParams::from_grads(of_batch, model));
             }
             grads.grads()
         };
         let plain = on_device(&net, &device);
-        Ok((full(&model, steps(&model))?, values(&plain, Some(&steps(&plain)))))
+        Ok((
+            full(&model, steps(&model))?,
+            values(&plain, Some(&steps(&plain))),
+        ))
     });
     for (grads, expected) in launched::values(all.unwrap()) {
         assert!(max_diff(&grads, &expected) < 1e-5);
@@ -228,7 +295,10 @@ fn modules_run_as_the_program_likes() {
         unit(net, x, |net, x| {
             let x = unit(&net.head, x, through).tanh();
             let x = unit(&net.head, x, through).tanh();
-            let x = unit(&net.blocks[0], x, |block, x| unit(&net.embed, block.forward(x), through)).tanh();
+            let x = unit(&net.blocks[0], x, |block, x| {
+                unit(&net.embed, block.forward(x), through)
+            })
+            .tanh();
             let x = unit(&net.blocks[1], x, through).tanh();
             // The group is open no longer.
             unit(&net.embed, x, through)
@@ -261,8 +331,12 @@ fn frozen_clones_of_modules_of_a_group_on_two_meshes() {
         unit(net, x, |net, x| {
             let x = unit(&frozen(&net.head), x, through).tanh();
             let x = unit(&net.embed, x, through).tanh();
-            let x = unit(&frozen(&net.embed), x.clone(), through).tanh() + unit(&net.blocks[0], x, through);
-            let half = Linear { weight: frozen(&net.head).weight, bias: net.head.bias.clone() };
+            let x = unit(&frozen(&net.embed), x.clone(), through).tanh()
+                + unit(&net.blocks[0], x, through);
+            let half = Linear {
+                weight: frozen(&net.head).weight,
+                bias: net.head.bias.clone(),
+            };
             let x = unit(&half, x, through).tanh();
             let x = unit(&net.head, x, through).tanh();
             unit(&frozen(&net.head), x.clone(), through) + unit(&net.blocks[1], x, through)
@@ -278,12 +352,19 @@ fn frozen_clones_of_modules_of_a_group_on_two_meshes() {
                 };
                 let mesh = DeviceMesh::new(world, [2, 2], ["node", "local"])?;
                 let other = move |param: ParamInfo| {
-                    (param.path == grouped).then(|| ParamPlacement::from(Placement::Shard(0)).with_mesh_dims(mesh_dims))
+                    (param.path == grouped).then(|| {
+                        ParamPlacement::from(Placement::Shard(0)).with_mesh_dims(mesh_dims)
+                    })
                 };
-                let config = config(FAR).with_shard_dims(["node", "local"]).with_shard_placement_fn(other);
+                let config = config(FAR)
+                    .with_shard_dims(["node", "local"])
+                    .with_shard_placement_fn(other);
                 let plain = on_device(&net, &device);
                 let model = fully_shard(plain.clone(), &mesh, config)?;
-                let group = FsdpModule::of(&model)?.paths().into_iter().filter(|path| path == "embed, head");
+                let group = FsdpModule::of(&model)?
+                    .paths()
+                    .into_iter()
+                    .filter(|path| path == "embed, head");
                 assert_eq!(group.count(), 2, "one for each mesh");
                 // Twice, because the second forward prefetches what followed in the first.
                 drop(step(&model));
@@ -311,10 +392,20 @@ fn a_policy_casts_at_each_module() {
                 .with_output_dtype(DType::F32)
         };
         let step = |config: FullyShard| {
-            let model = sharded(&net, world, &device, config.with_mixed_precision_for(["embed", "head"], policy()))?;
+            let model = sharded(
+                &net,
+                world,
+                &device,
+                config.with_mixed_precision_for(["embed", "head"], policy()),
+            )?;
             let output = model.forward(batch(world.rank(), &device));
             assert_eq!(output.dtype(), DType::F32);
-            let bits = output.clone().into_data().iter::<f32>().map(f32::to_bits).collect::<Vec<_>>();
+            let bits = output
+                .clone()
+                .into_data()
+                .iter::<f32>()
+                .map(f32::to_bits)
+                .collect::<Vec<_>>();
             let grads = GradientsParams::from_grads(output.sum().backward(), &model);
             Ok::<_, Error>((bits, elements::<f32>(&model, Some(&grads))))
         };
@@ -331,7 +422,11 @@ fn a_group_stays_one_on_other_meshes() {
     launch(Launch::threads(4), |world| {
         let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
         let device = world.device().clone().autodiff();
-        let model = fully_shard(on_device(&Net::init(), &device), &mesh.slice("dp")?, config(FAR))?;
+        let model = fully_shard(
+            on_device(&Net::init(), &device),
+            &mesh.slice("dp")?,
+            config(FAR),
+        )?;
         let paths = ["embed, head", "blocks.0", "blocks.1", "root"];
         let sorted = |model: &Net| {
             let mut paths = FsdpModule::of(model)?.paths();
@@ -341,18 +436,37 @@ fn a_group_stays_one_on_other_meshes() {
         let mut expected = paths.map(str::to_string);
         expected.sort();
         assert_eq!(sorted(&model)?, expected);
-        assert_eq!(sorted(&remesh(model.clone(), &mesh.slice("dp")?)?)?, expected);
+        assert_eq!(
+            sorted(&remesh(model.clone(), &mesh.slice("dp")?)?)?,
+            expected
+        );
         let unit_of = |model: &Net, path: &str| {
             let named = named_parameters(model)?;
-            Ok::<_, Error>(named.iter().find(|named| &*named.path == path).map(|named| named.unit.to_string()))
+            Ok::<_, Error>(
+                named
+                    .iter()
+                    .find(|named| &*named.path == path)
+                    .map(|named| named.unit.to_string()),
+            )
         };
-        assert_eq!(unit_of(&model, "head.weight")?.as_deref(), Some("embed, head"));
+        assert_eq!(
+            unit_of(&model, "head.weight")?.as_deref(),
+            Some("embed, head")
+        );
         let both = parallelize(model, &mesh.slice("tp")?, Plan::new())?;
         assert_eq!(sorted(&both)?, expected);
         // An inner call's group is called by its paths in the model around it.
-        let inner = fully_shard(on_device(&Net::init(), &device), &mesh.slice("dp")?, config(FAR))?;
+        let inner = fully_shard(
+            on_device(&Net::init(), &device),
+            &mesh.slice("dp")?,
+            config(FAR),
+        )?;
         let outer = fully_shard(vec![inner], &mesh.slice("dp")?, FullyShard::new())?;
-        assert!(FsdpModule::of(&outer)?.paths().contains(&"0.embed, 0.head".to_string()));
+        assert!(
+            FsdpModule::of(&outer)?
+                .paths()
+                .contains(&"0.embed, 0.head".to_string())
+        );
         Ok(())
     })
     .unwrap();

@@ -12,8 +12,14 @@ use burn::backend::{Autodiff, Backend, Dispatch, Flex, backend_extension};
 use burn::tensor::Tensor;
 
 /// The tensor itself; `then` runs when its gradient is there, before that is passed on.
-pub fn in_backward<const D: usize>(tensor: Tensor<D>, then: impl Fn() + Send + Sync + 'static) -> Tensor<D> {
-    Tensor::from_dispatch(<Dispatch as Hooked>::hooked(tensor.into_dispatch(), Then(Arc::new(then))))
+pub fn in_backward<const D: usize>(
+    tensor: Tensor<D>,
+    then: impl Fn() + Send + Sync + 'static,
+) -> Tensor<D> {
+    Tensor::from_dispatch(<Dispatch as Hooked>::hooked(
+        tensor.into_dispatch(),
+        Then(Arc::new(then)),
+    ))
 }
 
 /// What is done.
@@ -40,7 +46,10 @@ impl Hooked for Flex {
 impl<B: Hooked, C: CheckpointStrategy> Hooked for Autodiff<B, C> {
     fn hooked(tensor: FloatTensor<Self>, then: Then) -> FloatTensor<Self> {
         let output = tensor.primitive().clone();
-        match Backward::<B, 1>::prepare::<C>(Hook, [tensor.node()]).compute_bound().stateful() {
+        match Backward::<B, 1>::prepare::<C>(Hook, [tensor.node()])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(prep) => prep.finish(then, output),
             OpsKind::UnTracked(prep) => prep.finish(output),
         }

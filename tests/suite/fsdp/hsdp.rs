@@ -22,8 +22,14 @@ fn a_hook_that_reduces_over_replicas_makes_hsdp() {
         let replicas = mesh.communicator(0)?.duplicate("hook");
         FsdpModule::of(&one_dim)?.set_all_reduce_hook(move |grads| {
             assert_eq!(grads.params.len(), grads.shards.len());
-            let shards = grads.shards.into_iter().map(Tensor::into_dispatch).collect();
-            let averages = replicas.all_reduce(Call::new(grads.unit), shards, ReduceOp::Avg).wait()?;
+            let shards = grads
+                .shards
+                .into_iter()
+                .map(Tensor::into_dispatch)
+                .collect();
+            let averages = replicas
+                .all_reduce(Call::new(grads.unit), shards, ReduceOp::Avg)
+                .wait()?;
             Ok(averages.into_iter().map(Tensor::from_dispatch).collect())
         });
         let grads = step(&one_dim, world)?;

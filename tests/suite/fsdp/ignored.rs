@@ -30,15 +30,22 @@ fn ignored_parameters_stay_as_they_are() {
 fn ranks_share_no_leaf_of_an_ignored_parameter() {
     let device = Device::flex().autodiff();
     let model = on_device(&params_outside_unit::net(&device), &device);
-    let outcome = launch(Launch::threads(2).with_deadline(Duration::from_secs(20)), |world| {
-        let config = params_outside_unit::config().with_ignored(["first.*"]);
-        let net = fully_shard(model.clone(), &mesh(world)?, config)?;
-        for _ in 0..20 {
-            let y = unit(&net.blocks[0], net.first.forward(params_outside_unit::x(world)), |block, x| block.forward(x));
-            let grads = GradientsParams::from_grads(y.sum().backward(), &net);
-            assert_eq!(grads.len(), 4);
-        }
-        Ok(())
-    });
+    let outcome = launch(
+        Launch::threads(2).with_deadline(Duration::from_secs(20)),
+        |world| {
+            let config = params_outside_unit::config().with_ignored(["first.*"]);
+            let net = fully_shard(model.clone(), &mesh(world)?, config)?;
+            for _ in 0..20 {
+                let y = unit(
+                    &net.blocks[0],
+                    net.first.forward(params_outside_unit::x(world)),
+                    |block, x| block.forward(x),
+                );
+                let grads = GradientsParams::from_grads(y.sum().backward(), &net);
+                assert_eq!(grads.len(), 4);
+            }
+            Ok(())
+        },
+    );
     outcome.unwrap();
 }

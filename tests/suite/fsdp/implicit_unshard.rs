@@ -3,14 +3,18 @@
 use std::collections::BTreeMap;
 
 use burn::module::Module;
-use burn::nn::transformer::{TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput};
+use burn::nn::transformer::{
+    TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
+};
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Int, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, Op, Phase, Snapshot, World, launch};
 use burn_dtensor::fsdp::ParamError;
-use burn_dtensor::fsdp::{FullyShard, ParamExt, ReshardAfterForward, full_model, fully_shard, unit};
+use burn_dtensor::fsdp::{
+    FullyShard, ParamExt, ReshardAfterForward, full_model, fully_shard, unit,
+};
 use burn_dtensor::mesh::DeviceMesh;
 
 use super::net::{Net, WIDTH, mesh, net};
@@ -32,7 +36,9 @@ impl Text {
         device.seed(5);
         let text = Self {
             table: EmbeddingConfig::new(7, 8).init(device),
-            encoder: TransformerEncoderConfig::new(8, 12, 2, LAYERS).with_dropout(0.0).init(device),
+            encoder: TransformerEncoderConfig::new(8, 12, 2, LAYERS)
+                .with_dropout(0.0)
+                .init(device),
             head: LinearConfig::new(8, 3).init(device),
         };
         let _ = values(&text, None);
@@ -42,15 +48,17 @@ impl Text {
     /// As burn's examples write it.
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let x = self.table.forward(tokens);
-        self.head.forward(self.encoder.forward(TransformerEncoderInput::new(x)))
+        self.head
+            .forward(self.encoder.forward(TransformerEncoderInput::new(x)))
     }
 
     /// The same, opening every unit.
     fn forward_opening(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         unit(self, tokens, |text, tokens| {
             let x = text.table.forward(tokens);
-            let x =
-                text.encoder.layers.iter().fold(x, |x, layer| unit(layer, x, |layer, x| layer.forward(x, None, None)));
+            let x = text.encoder.layers.iter().fold(x, |x, layer| {
+                unit(layer, x, |layer, x| layer.forward(x, None, None))
+            });
             text.head.forward(x)
         })
     }
@@ -80,13 +88,19 @@ fn train(
     checkpointing: bool,
 ) -> Result<(Vec<f32>, Values, Snapshot), Error> {
     let device = world.device().clone().autodiff();
-    let device = if checkpointing { device.gradient_checkpointing() } else { device };
+    let device = if checkpointing {
+        device.gradient_checkpointing()
+    } else {
+        device
+    };
     let mut model = fully_shard(on_device(start, &device), mesh, config)?;
     let mut optimizer = AdamWConfig::new().init();
     let mut losses = Vec::new();
     for _ in 0..3 {
         world.ledger().reset();
-        let loss = forward(&model, tokens(world.rank(), &device)).powf_scalar(2.0).mean();
+        let loss = forward(&model, tokens(world.rank(), &device))
+            .powf_scalar(2.0)
+            .mean();
         losses.push(loss.clone().into_scalar());
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optimizer.step(1e-2, model, grads);
@@ -111,8 +125,11 @@ fn a_unit_opened_by_a_read_is_a_unit_opened() {
         ReshardAfterForward::Never,
         ReshardAfterForward::Ranks(2),
     ];
-    for (shape, names) in [(vec![2], vec!["shard"]), (vec![3], vec!["shard"]), (vec![2, 2], vec!["replicate", "shard"])]
-    {
+    for (shape, names) in [
+        (vec![2], vec!["shard"]),
+        (vec![3], vec!["shard"]),
+        (vec![2, 2], vec!["replicate", "shard"]),
+    ] {
         for reshard in modes {
             if shape == [3] && reshard == ReshardAfterForward::Ranks(2) {
                 continue;
@@ -122,7 +139,8 @@ fn a_unit_opened_by_a_read_is_a_unit_opened() {
                     let mesh = DeviceMesh::new(world, shape.clone(), names.clone())?;
                     let config = || layers().with_reshard_after_forward(reshard);
                     let expected = train(world, &mesh, &start, config(), opened, checkpointing)?;
-                    let (losses, weights, collectives) = train(world, &mesh, &start, config(), by_read, checkpointing)?;
+                    let (losses, weights, collectives) =
+                        train(world, &mesh, &start, config(), by_read, checkpointing)?;
                     let context = format!("{shape:?} {reshard:?} checkpointing {checkpointing}");
                     assert_eq!(losses, expected.0, "{context}");
                     assert_eq!(weights, expected.1, "{context}");
@@ -139,11 +157,20 @@ fn a_unit_opened_by_a_read_is_a_unit_opened() {
 fn burns_own_encoder_makes_eight_collectives_a_step() {
     let start = Text::new(&Device::flex());
     let steps = launch(Launch::threads(2), |world| {
-        let (_, weights, collectives) = train(world, &mesh(world)?, &start, layers(), by_read, false)?;
-        let calls = |op, phase| collectives.total(|key| (key.op, key.phase) == (op, phase)).calls;
+        let (_, weights, collectives) =
+            train(world, &mesh(world)?, &start, layers(), by_read, false)?;
+        let calls = |op, phase| {
+            collectives
+                .total(|key| (key.op, key.phase) == (op, phase))
+                .calls
+        };
         let units = LAYERS as u64 + 1;
         assert_eq!(calls(Op::AllGather, Phase::Forward), units);
-        assert_eq!(calls(Op::AllGather, Phase::Backward), units - 1, "the root keeps its own");
+        assert_eq!(
+            calls(Op::AllGather, Phase::Backward),
+            units - 1,
+            "the root keeps its own"
+        );
         assert_eq!(calls(Op::ReduceScatter, Phase::Backward), units);
         assert_eq!(collectives.total(|_| true).calls, 3 * units - 1);
         Ok(weights)
@@ -201,7 +228,10 @@ fn a_unit_read_again_after_another_is_gathered_again() {
         let x = net.blocks[0].forward(net.first.forward(x)).tanh();
         net.blocks[0].forward(net.blocks[1].forward(x).tanh()) * net.scale.val().unsqueeze()
     };
-    assert_eq!(check(FullyShard::new().with_units(["blocks.*"]), forward), 4);
+    assert_eq!(
+        check(FullyShard::new().with_units(["blocks.*"]), forward),
+        4
+    );
 }
 
 #[test]
@@ -213,7 +243,9 @@ fn a_weight_kept_past_the_next_unit_stays_right() {
     };
     assert_eq!(
         check(
-            FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always),
+            FullyShard::new()
+                .with_units(["blocks.*"])
+                .with_reshard_after_forward(ReshardAfterForward::Always),
             forward
         ),
         4
@@ -226,11 +258,17 @@ fn a_unit_stays_open_while_those_inside_it_are_read() {
     launch(Launch::threads(2), |world| {
         let config = layers().with_units(["encoder.layers.*.mha", "encoder.layers.*.pwff"]);
         let (.., collectives) = train(world, &mesh(world)?, &start, config, by_read, false)?;
-        for (key, total) in collectives.iter().filter(|(key, _)| key.op == Op::AllGather) {
+        for (key, total) in collectives
+            .iter()
+            .filter(|(key, _)| key.op == Op::AllGather)
+        {
             assert_eq!(total.calls, 1, "{key:?}");
         }
         let units = 3 * LAYERS as u64 + 1;
-        assert_eq!(collectives.total(|key| key.op == Op::ReduceScatter).calls, units);
+        assert_eq!(
+            collectives.total(|key| key.op == Op::ReduceScatter).calls,
+            units
+        );
         Ok(())
     })
     .unwrap();
@@ -240,16 +278,22 @@ fn a_unit_stays_open_while_those_inside_it_are_read() {
 fn a_strict_model_refuses_what_is_read_outside_its_unit() {
     let start = net(&Device::flex());
     let error = launch(Launch::threads(2), |world| {
-        let strict = FullyShard::new().with_units(["blocks.*"]).with_implicit_unshard(false);
+        let strict = FullyShard::new()
+            .with_units(["blocks.*"])
+            .with_implicit_unshard(false);
         let model = fully_shard(start.clone(), &mesh(world)?, strict)?;
         let x = tensor(1, [4, WIDTH], world.device());
         // Inside the model's own unit all others are opened by reads.
-        let _ = unit(&model, x.clone(), |net, x| net.blocks[1].forward(net.first.forward(x)));
+        let _ = unit(&model, x.clone(), |net, x| {
+            net.blocks[1].forward(net.first.forward(x))
+        });
         let _ = model.blocks[1].forward(x);
         Ok(())
     })
     .unwrap_err();
-    let Error::Param(ParamError::ReadOutsideUnit { param, unit }) = &error.cause else { panic!("{error}") };
+    let Error::Param(ParamError::ReadOutsideUnit { param, unit }) = &error.cause else {
+        panic!("{error}")
+    };
     assert_eq!((&**param, &**unit), ("blocks.1.weight", "blocks.1"));
 }
 
@@ -262,10 +306,16 @@ struct Unopened {
 fn one_warning_a_unit_names_the_first_parameter_read_outside() {
     let device = Device::flex();
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device);
-    let start = Unopened { unopened: vec![linear(), linear(), linear()] };
+    let start = Unopened {
+        unopened: vec![linear(), linear(), linear()],
+    };
     let _ = values(&start, None);
     let program = |world: &World| {
-        let model = fully_shard(start.clone(), &mesh(world)?, FullyShard::new().with_units(["unopened.*"]))?;
+        let model = fully_shard(
+            start.clone(),
+            &mesh(world)?,
+            FullyShard::new().with_units(["unopened.*"]),
+        )?;
         for _ in 0..2 {
             let x = tensor(1, [4, WIDTH], world.device());
             let x = model.unopened[0].forward(x);
@@ -276,9 +326,14 @@ fn one_warning_a_unit_names_the_first_parameter_read_outside() {
         }
         Ok(())
     };
-    let own = warnings("unopened", || drop(launch(Launch::threads(2), program).unwrap()));
+    let own = warnings("unopened", || {
+        drop(launch(Launch::threads(2), program).unwrap())
+    });
     assert_eq!(own.len(), 1, "{own:?}");
-    assert!(own[0].contains("unit `unopened.0`") && own[0].contains("first `unopened.0.weight`"), "{own:?}");
+    assert!(
+        own[0].contains("unit `unopened.0`") && own[0].contains("first `unopened.0.weight`"),
+        "{own:?}"
+    );
 }
 
 /// A copy that is frozen has leaves of its own: a unit is opened for each.
@@ -288,7 +343,11 @@ fn a_frozen_copy_next_to_its_module_is_a_separate_unit() {
     launch(Launch::threads(2), |world| {
         let device = world.device().clone().autodiff();
         let plain = on_device(&start, &device);
-        let sharded = fully_shard(plain.clone(), &mesh(world)?, FullyShard::new().with_units(["blocks.*"]))?;
+        let sharded = fully_shard(
+            plain.clone(),
+            &mesh(world)?,
+            FullyShard::new().with_units(["blocks.*"]),
+        )?;
         let both = |net: &Net| vec![net.blocks[0].clone(), net.blocks[0].clone().no_grad()];
         let forward = |both: &Vec<Linear>, x| both[1].forward(both[0].forward(x));
         let x = || tensor(1, [4, WIDTH], &device);
@@ -297,10 +356,21 @@ fn a_frozen_copy_next_to_its_module_is_a_separate_unit() {
         let output = unit(&both(&sharded), x(), forward);
         assert_eq!(output.to_data(), expected.to_data());
         assert_eq!(world.ledger().calls(Op::AllGather), 2);
-        let grad = |output: Tensor<2>, net: &Net| net.blocks[0].weight.base().grad(&output.sum().backward()).unwrap();
+        let grad = |output: Tensor<2>, net: &Net| {
+            net.blocks[0]
+                .weight
+                .base()
+                .grad(&output.sum().backward())
+                .unwrap()
+        };
         let expected = grad(expected, &plain);
         let own = grad(output, &sharded);
-        let rows = sharded.blocks[0].weight.shard().unwrap().spec().local_range(0);
+        let rows = sharded.blocks[0]
+            .weight
+            .shard()
+            .unwrap()
+            .spec()
+            .local_range(0);
         assert_eq!(own.to_data(), expected.slice_dim(0, rows).to_data());
         Ok(())
     })

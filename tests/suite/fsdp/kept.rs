@@ -25,11 +25,23 @@ impl Net {
     fn new(second_is_frozen: bool) -> Self {
         let device = Device::flex();
         let layer = |seed| {
-            let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(&device);
-            Linear { weight: Param::from_tensor(tensor(seed, [WIDTH, WIDTH], &device)), ..layer }
+            let layer = LinearConfig::new(WIDTH, WIDTH)
+                .with_bias(false)
+                .init(&device);
+            Linear {
+                weight: Param::from_tensor(tensor(seed, [WIDTH, WIDTH], &device)),
+                ..layer
+            }
         };
         let (first, second) = (layer(1), layer(2));
-        Self { first, second: if second_is_frozen { second.no_grad() } else { second } }
+        Self {
+            first,
+            second: if second_is_frozen {
+                second.no_grad()
+            } else {
+                second
+            },
+        }
     }
 }
 
@@ -49,9 +61,19 @@ fn accumulates(
         let device = Device::flex().autodiff();
         let net = on_device(net, &device);
         let of_rank = |rank| {
-            let of_batch = |at| forward(&net, batch(rank, at, &device), rank, at).square().sum();
-            let loss = (0..BATCHES).map(of_batch).reduce(|a, b| a + b).expect("a batch");
-            values(&net, Some(&GradientsParams::from_grads(loss.backward(), &net)))
+            let of_batch = |at| {
+                forward(&net, batch(rank, at, &device), rank, at)
+                    .square()
+                    .sum()
+            };
+            let loss = (0..BATCHES)
+                .map(of_batch)
+                .reduce(|a, b| a + b)
+                .expect("a batch");
+            values(
+                &net,
+                Some(&GradientsParams::from_grads(loss.backward(), &net)),
+            )
         };
         mean((0..RANKS).map(of_rank).collect::<Vec<_>>().iter())
     };
@@ -63,7 +85,9 @@ fn accumulates(
         let mut grads = None;
         for at in 0..BATCHES {
             FsdpModule::of(&net)?.set_requires_gradient_sync(at + 1 == BATCHES);
-            let loss = forward(&net, batch(mesh.rank(), at, &device), mesh.rank(), at).square().sum();
+            let loss = forward(&net, batch(mesh.rank(), at, &device), mesh.rank(), at)
+                .square()
+                .sum();
             grads = Some(GradientsParams::from_grads(loss.backward(), &net));
         }
         assert_eq!(mesh.world().ledger().calls(Op::AllGather), all_gathers);
@@ -75,19 +99,31 @@ fn accumulates(
 
 #[test]
 fn a_unit_stays_that_has_a_matrix_on_every_rank_which_one_leaves_unused() {
-    let placed =
-        |param: ParamInfo<'_>| (param.path == "second.weight").then(|| ParamPlacement::from(Placement::Replicate));
+    let placed = |param: ParamInfo<'_>| {
+        (param.path == "second.weight").then(|| ParamPlacement::from(Placement::Replicate))
+    };
     for skipped in [None, Some(0), Some(1)] {
         let config = || {
-            FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_shard_placement_fn(placed)
+            FullyShard::new()
+                .with_reshard_after_forward(ReshardAfterForward::Always)
+                .with_shard_placement_fn(placed)
         };
         // Each forward's own for backward, and the first forward's.
-        accumulates(&Net::new(false), config, 1 + BATCHES as u64, |net, x, rank, at| {
-            unit(net, x, |net, x| {
-                let x = net.first.forward(x);
-                if rank == 1 && Some(at) == skipped { x } else { net.second.forward(x) }
-            })
-        });
+        accumulates(
+            &Net::new(false),
+            config,
+            1 + BATCHES as u64,
+            |net, x, rank, at| {
+                unit(net, x, |net, x| {
+                    let x = net.first.forward(x);
+                    if rank == 1 && Some(at) == skipped {
+                        x
+                    } else {
+                        net.second.forward(x)
+                    }
+                })
+            },
+        );
     }
 }
 
@@ -96,10 +132,18 @@ fn a_frozen_unit_stays_whose_input_one_rank_does_not_track() {
     use ReshardAfterForward::{Always, Never};
     for (reshard, all_gathers) in [(Always, 2 * (1 + BATCHES as u64)), (Never, 2)] {
         for untracked in [None, Some(0), Some(1), Some(2)] {
-            let config = || FullyShard::new().with_units(["second"]).with_reshard_after_forward(reshard);
+            let config = || {
+                FullyShard::new()
+                    .with_units(["second"])
+                    .with_reshard_after_forward(reshard)
+            };
             accumulates(&Net::new(true), config, all_gathers, |net, x, rank, at| {
                 unit(net, x, |net, x| {
-                    let x = if rank == 1 && Some(at) == untracked { x } else { net.first.forward(x) };
+                    let x = if rank == 1 && Some(at) == untracked {
+                        x
+                    } else {
+                        net.first.forward(x)
+                    };
                     unit(&net.second, x, |second, x| second.forward(x))
                 })
             });
@@ -111,15 +155,27 @@ fn a_frozen_unit_stays_whose_input_one_rank_does_not_track() {
 #[test]
 fn a_unit_stays_whose_output_one_rank_does_not_use() {
     for dropped in [None, Some(0), Some(1)] {
-        let config =
-            || FullyShard::new().with_units(["second"]).with_reshard_after_forward(ReshardAfterForward::Always);
-        accumulates(&Net::new(false), config, 2 * (1 + BATCHES as u64), |net, x, rank, at| {
-            unit(net, x, |net, x| {
-                let x = net.first.forward(x);
-                let y = unit(&net.second, x.clone(), |second, x| second.forward(x));
-                if rank == 1 && Some(at) == dropped { x } else { y }
-            })
-        });
+        let config = || {
+            FullyShard::new()
+                .with_units(["second"])
+                .with_reshard_after_forward(ReshardAfterForward::Always)
+        };
+        accumulates(
+            &Net::new(false),
+            config,
+            2 * (1 + BATCHES as u64),
+            |net, x, rank, at| {
+                unit(net, x, |net, x| {
+                    let x = net.first.forward(x);
+                    let y = unit(&net.second, x.clone(), |second, x| second.forward(x));
+                    if rank == 1 && Some(at) == dropped {
+                        x
+                    } else {
+                        y
+                    }
+                })
+            },
+        );
     }
 }
 
@@ -127,20 +183,26 @@ fn a_unit_stays_whose_output_one_rank_does_not_use() {
 #[test]
 fn a_unit_stays_of_a_block_that_no_loss_hears_and_one_rank_does_not_use() {
     for unused in [None, Some(0), Some(1)] {
-        let config =
-            || FullyShard::new().with_units(["second"]).with_reshard_after_forward(ReshardAfterForward::Always);
-        accumulates(&Net::new(false), config, 2 * (1 + BATCHES as u64), |net, x, rank, at| {
-            unit(net, x, |net, x| {
-                let x = net.first.forward(x);
-                let is_used = rank == 0 || Some(at) != unused;
-                checkpoint_activations(
-                    &net.second,
-                    x.clone(),
-                    move |second, x| if is_used { second.forward(x) } else { x },
-                );
-                x
-            })
-        });
+        let config = || {
+            FullyShard::new()
+                .with_units(["second"])
+                .with_reshard_after_forward(ReshardAfterForward::Always)
+        };
+        accumulates(
+            &Net::new(false),
+            config,
+            2 * (1 + BATCHES as u64),
+            |net, x, rank, at| {
+                unit(net, x, |net, x| {
+                    let x = net.first.forward(x);
+                    let is_used = rank == 0 || Some(at) != unused;
+                    checkpoint_activations(&net.second, x.clone(), move |second, x| {
+                        if is_used { second.forward(x) } else { x }
+                    });
+                    x
+                })
+            },
+        );
     }
 }
 
@@ -149,10 +211,18 @@ fn a_unit_stays_that_a_read_opens_whose_input_one_rank_does_not_track() {
     use ReshardAfterForward::{Always, Never};
     for (reshard, all_gathers) in [(Always, 2 * (1 + BATCHES as u64)), (Never, 2)] {
         for untracked in [None, Some(0), Some(1)] {
-            let config = || FullyShard::new().with_units(["second"]).with_reshard_after_forward(reshard);
+            let config = || {
+                FullyShard::new()
+                    .with_units(["second"])
+                    .with_reshard_after_forward(reshard)
+            };
             accumulates(&Net::new(false), config, all_gathers, |net, x, rank, at| {
                 unit(net, x, |net, x| {
-                    let x = if rank == 1 && Some(at) == untracked { x } else { net.first.forward(x) };
+                    let x = if rank == 1 && Some(at) == untracked {
+                        x
+                    } else {
+                        net.first.forward(x)
+                    };
                     net.second.forward(x)
                 })
             });
@@ -173,7 +243,16 @@ fn a_frozen_unit_stays_in_a_recomputed_block_whose_weights_one_rank_does_not_use
         let config = FullyShard::new()
             .with_units(["block", "block.second"])
             .with_reshard_after_forward(ReshardAfterForward::Always);
-        let outer = fully_shard(on_device(&Outer { block: Net::new(true) }, &device), mesh, config)?;
+        let outer = fully_shard(
+            on_device(
+                &Outer {
+                    block: Net::new(true),
+                },
+                &device,
+            ),
+            mesh,
+            config,
+        )?;
         FsdpModule::of(&outer)?.set_reshard_after_backward(false);
         mesh.world().ledger().reset();
         let is_used = mesh.rank() == 1;
@@ -187,7 +266,10 @@ fn a_frozen_unit_stays_in_a_recomputed_block_whose_weights_one_rank_does_not_use
             drop(y.square().sum().backward());
         }
         // Both units, for the first forward and for each backward.
-        assert_eq!(mesh.world().ledger().calls(Op::AllGather), 2 * (1 + BATCHES as u64));
+        assert_eq!(
+            mesh.world().ledger().calls(Op::AllGather),
+            2 * (1 + BATCHES as u64)
+        );
         Ok(())
     });
 }

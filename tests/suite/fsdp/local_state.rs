@@ -6,7 +6,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{EventKind, FsdpModule, checkpoint_activations, full_model_on, record_events};
+use burn_dtensor::fsdp::{
+    EventKind, FsdpModule, checkpoint_activations, full_model_on, record_events,
+};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::{MeshTest, trace_backward};
 
@@ -27,17 +29,30 @@ impl Net {
     fn new() -> Self {
         let device = Device::flex();
         let layer = |seed| {
-            let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(&device);
-            Linear { weight: burn::module::Param::from_tensor(tensor(seed, [WIDTH, WIDTH], &device)), ..layer }
+            let layer = LinearConfig::new(WIDTH, WIDTH)
+                .with_bias(false)
+                .init(&device);
+            Linear {
+                weight: burn::module::Param::from_tensor(tensor(seed, [WIDTH, WIDTH], &device)),
+                ..layer
+            }
         };
-        Self { first: layer(1), block: layer(2), head: layer(3) }
+        Self {
+            first: layer(1),
+            block: layer(2),
+            head: layer(3),
+        }
     }
 
     /// The loss of a forward, in which the block's weight may be left unused.
     fn loss(&self, x: Tensor<2>, is_used: bool) -> Tensor<1> {
         unit(self, x, |net, x| {
             let x = net.first.forward(x);
-            let x = unit(&net.block, x, |block, x| if is_used { block.forward(x) } else { x });
+            let x = unit(
+                &net.block,
+                x,
+                |block, x| if is_used { block.forward(x) } else { x },
+            );
             net.head.forward(x)
         })
         .square()
@@ -54,7 +69,10 @@ fn batch(rank: usize, device: &Device) -> Tensor<2> {
 fn resharded<M: Module>(model: &M) -> Result<usize> {
     let units = FsdpModule::of(model)?;
     let ((), events) = record_events(|| units.reshard());
-    Ok(events.iter().filter(|event| event.kind == EventKind::Reshard).count())
+    Ok(events
+        .iter()
+        .filter(|event| event.kind == EventKind::Reshard)
+        .count())
 }
 
 /// A forward that nothing differentiates, as evaluations make them.
@@ -81,7 +99,9 @@ fn trains(policy: ReshardAfterForward, stays: bool, alone: [Alone; 3], reshards:
     };
     let gathered = MeshTest::new([RANKS], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let config = FullyShard::new().with_units(["block"]).with_reshard_after_forward(policy);
+        let config = FullyShard::new()
+            .with_units(["block"])
+            .with_reshard_after_forward(policy);
         let net = fully_shard(on_device(&net, &device), mesh, config)?;
         FsdpModule::of(&net)?.set_reshard_after_backward(!stays);
         mesh.world().ledger().reset();
@@ -104,16 +124,28 @@ fn trains(policy: ReshardAfterForward, stays: bool, alone: [Alone; 3], reshards:
         assert!(diff < 1e-4, "gradients are off by {diff}");
         Ok(mesh.world().ledger().calls(Op::AllGather))
     });
-    assert!(gathered.iter().all(|calls| *calls == gathered[0]), "{policy:?} {alone:?}: {gathered:?}");
+    assert!(
+        gathered.iter().all(|calls| *calls == gathered[0]),
+        "{policy:?} {alone:?}: {gathered:?}"
+    );
 }
 
 #[test]
 fn a_weight_that_one_rank_leaves_unused_once_moves_no_all_gather() {
     use Alone::{Both, None, Training, Valid};
-    for policy in [ReshardAfterForward::Auto, ReshardAfterForward::Always, ReshardAfterForward::Never] {
+    for policy in [
+        ReshardAfterForward::Auto,
+        ReshardAfterForward::Always,
+        ReshardAfterForward::Never,
+    ] {
         for stays in [false, true] {
             for reshards in [false, true] {
-                for alone in [[Training, Training, None], [None, Training, None], [Both; 3], [Valid, None, Training]] {
+                for alone in [
+                    [Training, Training, None],
+                    [None, Training, None],
+                    [Both; 3],
+                    [Valid, None, Training],
+                ] {
                     trains(policy, stays, alone, reshards);
                 }
             }
@@ -127,7 +159,9 @@ fn a_weight_that_one_rank_leaves_unused_once_moves_no_all_gather() {
 fn forwards_that_wait_are_resharded_together() {
     MeshTest::new([RANKS], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let config = FullyShard::new().with_units(["block"]).with_reshard_after_forward(ReshardAfterForward::Never);
+        let config = FullyShard::new()
+            .with_units(["block"])
+            .with_reshard_after_forward(ReshardAfterForward::Never);
         let net = fully_shard(on_device(&Net::new(), &device), mesh, config)?;
         let loss = || net.loss(batch(mesh.rank(), &device), true);
         let expected = full_grads(&net, &GradientsParams::from_grads(loss().backward(), &net))?;
@@ -162,7 +196,9 @@ fn a_forward_that_one_rank_has_dropped_still_counts() {
     for stays in [false, true] {
         let gathered = MeshTest::new([RANKS], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let config = FullyShard::new().with_units(["block"]).with_reshard_after_forward(ReshardAfterForward::Never);
+            let config = FullyShard::new()
+                .with_units(["block"])
+                .with_reshard_after_forward(ReshardAfterForward::Never);
             let net = fully_shard(on_device(&Net::new(), &device), mesh, config)?;
             FsdpModule::of(&net)?.set_reshard_after_backward(!stays);
             let loss = |net: &Net| net.loss(batch(mesh.rank(), &device), true);
@@ -170,11 +206,18 @@ fn a_forward_that_one_rank_has_dropped_still_counts() {
             let other = net.clone().map(&mut Shift);
             mesh.world().ledger().reset();
             // Rank 0 keeps them. On rank 1 they are dropped, and freed when forwards follow.
-            let kept: Vec<_> = [loss(&net), loss(&other)].into_iter().filter(|_| mesh.rank() == 0).collect();
+            let kept: Vec<_> = [loss(&net), loss(&other)]
+                .into_iter()
+                .filter(|_| mesh.rank() == 0)
+                .collect();
             assert_eq!(gathers(), 4, "of two units, over the shards of two clones");
             let [third, fourth] = [loss(&net), loss(&net)];
             drop(loss(&other));
-            assert_eq!(gathers(), if stays { 4 } else { 10 }, "they are shared, or gathered for each");
+            assert_eq!(
+                gathers(),
+                if stays { 4 } else { 10 },
+                "they are shared, or gathered for each"
+            );
             FsdpModule::of(&net)?.reshard();
             for loss in [fourth, third] {
                 drop(loss.backward());
@@ -193,11 +236,19 @@ fn a_forward_that_one_rank_has_dropped_still_counts() {
 fn a_forward_that_only_one_rank_keeps_is_resharded_by_all() {
     MeshTest::new([RANKS], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let config = FullyShard::new().with_units(["block"]).with_reshard_after_forward(ReshardAfterForward::Never);
+        let config = FullyShard::new()
+            .with_units(["block"])
+            .with_reshard_after_forward(ReshardAfterForward::Never);
         let net = fully_shard(on_device(&Net::new(), &device), mesh, config)?;
         let loss = |net: &Net| net.loss(batch(mesh.rank(), &device), true);
-        let expected = full_grads(&net, &GradientsParams::from_grads(loss(&net).backward(), &net))?;
-        let kept: Vec<_> = [loss(&net)].into_iter().filter(|_| mesh.rank() == 0).collect();
+        let expected = full_grads(
+            &net,
+            &GradientsParams::from_grads(loss(&net).backward(), &net),
+        )?;
+        let kept: Vec<_> = [loss(&net)]
+            .into_iter()
+            .filter(|_| mesh.rank() == 0)
+            .collect();
         let other = net.clone().map(&mut Shift);
         // The second sweeps the one before on rank 1.
         drop([loss(&other), loss(&other)]);
@@ -235,15 +286,26 @@ fn a_checkpointed_block_is_gathered_whatever_a_rank_tracks() {
             MeshTest::new([RANKS], ["shard"]).run(|mesh| {
                 let device = mesh.device().clone().autodiff();
                 let net = on_device(&Net::new(), &device);
-                let net = Net { block: net.block.no_grad(), ..net };
-                let config =
-                    FullyShard::new().with_units(["block"]).with_reshard_after_forward(ReshardAfterForward::Always);
+                let net = Net {
+                    block: net.block.no_grad(),
+                    ..net
+                };
+                let config = FullyShard::new()
+                    .with_units(["block"])
+                    .with_reshard_after_forward(ReshardAfterForward::Always);
                 let net = fully_shard(net, mesh, config)?;
                 FsdpModule::of(&net.block)?.set_unshard_in_backward(unshards);
                 for _ in 0..2 {
                     let y = unit(&net, batch(mesh.rank(), &device), |net, x| {
-                        let x = if untracked == Some(mesh.rank()) { x } else { net.first.forward(x) };
-                        net.head.forward(checkpoint_activations(&net.block, x, |block, x| block.forward(x)))
+                        let x = if untracked == Some(mesh.rank()) {
+                            x
+                        } else {
+                            net.first.forward(x)
+                        };
+                        net.head
+                            .forward(checkpoint_activations(&net.block, x, |block, x| {
+                                block.forward(x)
+                            }))
                     });
                     drop(y.square().sum().backward());
                 }
@@ -263,10 +325,18 @@ fn a_tensor_that_one_rank_detaches_shifts_no_index() {
             let net = fully_shard(on_device(&Net::new(), &device), mesh, config)?;
             for _ in 0..2 {
                 let y = unit(&net, batch(mesh.rank(), &device), |net, x| {
-                    let features = unit(&net.block, net.first.forward(x), |block, x| block.forward(x));
-                    let features = if detached == Some(mesh.rank()) { features.detach() } else { features };
+                    let features = unit(&net.block, net.first.forward(x), |block, x| {
+                        block.forward(x)
+                    });
+                    let features = if detached == Some(mesh.rank()) {
+                        features.detach()
+                    } else {
+                        features
+                    };
                     let all = DTensor::from_local(features, mesh, &[Placement::Shard(0)]);
-                    let all = all.and_then(DTensor::full_tensor).expect("every rank gathers");
+                    let all = all
+                        .and_then(DTensor::full_tensor)
+                        .expect("every rank gathers");
                     unit(&net.head, all, |head, x| head.forward(x))
                 });
                 drop(y.square().sum().backward());
@@ -279,13 +349,18 @@ fn a_tensor_that_one_rank_detaches_shifts_no_index() {
 /// A backward inside a unit's own forward leaves nothing to later forwards, nor is it waited for.
 #[test]
 fn a_backward_inside_a_forward_leaves_nothing_to_the_next() {
-    for policy in [ReshardAfterForward::Auto, ReshardAfterForward::Always, ReshardAfterForward::Never] {
+    for policy in [
+        ReshardAfterForward::Auto,
+        ReshardAfterForward::Always,
+        ReshardAfterForward::Never,
+    ] {
         for stays in [false, true] {
             for steps in [false, true] {
                 MeshTest::new([RANKS], ["shard"]).run(|mesh| {
                     let device = mesh.device().clone().autodiff();
                     let config = FullyShard::new().with_reshard_after_forward(policy);
-                    let mut layer: Linear = fully_shard(on_device(&Net::new().block, &device), mesh, config)?;
+                    let mut layer: Linear =
+                        fully_shard(on_device(&Net::new().block, &device), mesh, config)?;
                     FsdpModule::of(&layer)?.set_reshard_after_backward(!stays);
                     let mut posted = Vec::new();
                     for _ in 0..4 {
@@ -300,7 +375,10 @@ fn a_backward_inside_a_forward_leaves_nothing_to_the_next() {
                             layer = layer.map(&mut Shift);
                         }
                     }
-                    assert!(posted[1..].iter().all(|calls| *calls == posted[1]), "{policy:?}, {stays}: {posted:?}");
+                    assert!(
+                        posted[1..].iter().all(|calls| *calls == posted[1]),
+                        "{policy:?}, {stays}: {posted:?}"
+                    );
                     assert_eq!(resharded(&layer)?, 0, "no forward waits");
                     Ok(())
                 });
@@ -315,9 +393,18 @@ fn microbatches_are_swept_once() {
     let swept = |waiting: usize| {
         let of_ranks = MeshTest::new([RANKS], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let layer = fully_shard(on_device(&Net::new().block, &device), mesh, FullyShard::new())?;
+            let layer = fully_shard(
+                on_device(&Net::new().block, &device),
+                mesh,
+                FullyShard::new(),
+            )?;
             let (_, nodes) = trace_backward(|| {
-                let forward = |_| unit(&layer, batch(mesh.rank(), &device), |layer, x| layer.forward(x)).sum();
+                let forward = |_| {
+                    unit(&layer, batch(mesh.rank(), &device), |layer, x| {
+                        layer.forward(x)
+                    })
+                    .sum()
+                };
                 let losses: Vec<_> = (0..waiting).map(forward).collect();
                 losses.into_iter().for_each(|loss| drop(loss.backward()));
             });

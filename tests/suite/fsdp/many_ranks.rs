@@ -16,12 +16,23 @@ struct Group {
 
 fn group(dtype: DType, device: &Device) -> Group {
     let matrix = |shape: [usize; 2]| {
-        Param::from_tensor(Tensor::<2>::from_data(fill(shape[0] as u64, &shape), device).cast(dtype).detach())
+        Param::from_tensor(
+            Tensor::<2>::from_data(fill(shape[0] as u64, &shape), device)
+                .cast(dtype)
+                .detach(),
+        )
     };
-    let vector =
-        |len: usize| Param::from_tensor(Tensor::<1>::from_data(fill(len as u64, &[len]), device).cast(dtype).detach());
+    let vector = |len: usize| {
+        Param::from_tensor(
+            Tensor::<1>::from_data(fill(len as u64, &[len]), device)
+                .cast(dtype)
+                .detach(),
+        )
+    };
     Group {
-        matrices: [[17, 257], [64, 312], [64, 64], [512, 64], [64, 297]].map(matrix).into(),
+        matrices: [[17, 257], [64, 312], [64, 64], [512, 64], [64, 297]]
+            .map(matrix)
+            .into(),
         vectors: [17, 64, 256].map(vector).into(),
     }
 }
@@ -29,8 +40,14 @@ fn group(dtype: DType, device: &Device) -> Group {
 /// Sum of squares of every element: a gradient of twice the weight, made from the weight that
 /// backward gathers.
 fn squares(group: &Group) -> Tensor<1> {
-    let matrices = group.matrices.iter().map(|param| param.val().square().cast(DType::F32).sum());
-    let vectors = group.vectors.iter().map(|param| param.val().square().cast(DType::F32).sum());
+    let matrices = group
+        .matrices
+        .iter()
+        .map(|param| param.val().square().cast(DType::F32).sum());
+    let vectors = group
+        .vectors
+        .iter()
+        .map(|param| param.val().square().cast(DType::F32).sum());
     Tensor::cat(matrices.chain(vectors).collect(), 0).sum()
 }
 
@@ -45,7 +62,11 @@ fn eight_sizes_on_128_ranks() {
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, [128], ["shard"])?;
             let plain = group(dtype, &device);
-            let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().with_reshard_after_forward(reshard))?;
+            let sharded = fully_shard(
+                plain.clone(),
+                &mesh,
+                FullyShard::new().with_reshard_after_forward(reshard),
+            )?;
             world.ledger().reset();
             // Ahead of forward in one case, by forward in the others.
             if dtype == DType::F16 {
@@ -54,22 +75,49 @@ fn eight_sizes_on_128_ranks() {
             let prefetch = world.ledger().calls(Op::AllGather);
             let loss = unit(&sharded, (), |group, ()| {
                 let read = |param: &Param<Tensor<2>>| param.val().into_data();
-                assert!(group.matrices.iter().map(read).eq(plain.matrices.iter().map(read)));
+                assert!(
+                    group
+                        .matrices
+                        .iter()
+                        .map(read)
+                        .eq(plain.matrices.iter().map(read))
+                );
                 let read = |param: &Param<Tensor<1>>| param.val().into_data();
-                assert!(group.vectors.iter().map(read).eq(plain.vectors.iter().map(read)));
+                assert!(
+                    group
+                        .vectors
+                        .iter()
+                        .map(read)
+                        .eq(plain.vectors.iter().map(read))
+                );
                 squares(group)
             });
-            assert_eq!(world.ledger().calls(Op::AllGather), 1, "{prefetch} of them ahead");
+            assert_eq!(
+                world.ledger().calls(Op::AllGather),
+                1,
+                "{prefetch} of them ahead"
+            );
             let grads = loss.backward();
-            let is_gather = |entry: &&LedgerEntry| (entry.op, entry.phase) == (Op::AllGather, Phase::Backward);
-            let gathers: Vec<_> =
-                world.ledger().recent().iter().filter(is_gather).map(|entry| entry.group_size).collect();
+            let is_gather =
+                |entry: &&LedgerEntry| (entry.op, entry.phase) == (Op::AllGather, Phase::Backward);
+            let gathers: Vec<_> = world
+                .ledger()
+                .recent()
+                .iter()
+                .filter(is_gather)
+                .map(|entry| entry.group_size)
+                .collect();
             assert_eq!(gathers, [again]);
             assert_eq!(world.ledger().calls(Op::ReduceScatter), 1);
             // Every rank has the same gradient, twice the weight: so has the average of them.
             for (param, full) in sharded.matrices.iter().zip(&plain.matrices) {
                 let grad = param.base().grad(&grads).expect("a gradient shard");
-                assert_eq!(grad.into_data(), (param.base() * 2.0).into_data(), "{:?}", full.base().dims());
+                assert_eq!(
+                    grad.into_data(),
+                    (param.base() * 2.0).into_data(),
+                    "{:?}",
+                    full.base().dims()
+                );
             }
             for param in &sharded.vectors {
                 let grad = param.base().grad(&grads).expect("a gradient shard");
@@ -83,7 +131,11 @@ fn eight_sizes_on_128_ranks() {
                 let (start, end) = ((rank * chunk).min(rows), ((rank + 1) * chunk).min(rows));
                 assert_eq!(param.base().dims(), [end - start, cols]);
                 if start < end {
-                    let expected = full.base().inner().narrow(0, start, end - start).into_data();
+                    let expected = full
+                        .base()
+                        .inner()
+                        .narrow(0, start, end - start)
+                        .into_data();
                     assert_eq!(param.base().into_data(), expected);
                 }
             }

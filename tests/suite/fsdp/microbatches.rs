@@ -8,7 +8,9 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, Op, World, launch};
-use burn_dtensor::fsdp::{FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard, unit, unshard};
+use burn_dtensor::fsdp::{
+    FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard, unit, unshard,
+};
 use burn_dtensor::mesh::DeviceMesh;
 
 use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};
@@ -32,7 +34,11 @@ fn one_forward_one_backward(warmup: u64) -> Vec<Turn> {
     let backwards = (0..MICROBATCHES).map(Turn::Backward);
     let mut turns: Vec<_> = (0..warmup).map(Turn::Forward).collect();
     for (at, backward) in backwards.enumerate() {
-        turns.extend((warmup + at as u64..MICROBATCHES).take(1).map(Turn::Forward));
+        turns.extend(
+            (warmup + at as u64..MICROBATCHES)
+                .take(1)
+                .map(Turn::Forward),
+        );
         turns.push(backward);
     }
     turns
@@ -53,7 +59,10 @@ fn step(
         match turn {
             Turn::Forward(at) => {
                 let seed = (number * MICROBATCHES + at) * 10 + rank as u64 + 1;
-                let loss = model.forward(tensor(seed, [2, WIDTH], device)).square().sum();
+                let loss = model
+                    .forward(tensor(seed, [2, WIDTH], device))
+                    .square()
+                    .sum();
                 open.insert(at, loss);
             }
             Turn::Backward(at) => {
@@ -83,41 +92,63 @@ fn staged(model: &Stack, turn: Turn) -> Result<()> {
 fn mesh(world: &World, replicas: usize) -> Result<DeviceMesh> {
     match replicas {
         1 => DeviceMesh::new(world, [world.size()], ["shard"]),
-        _ => DeviceMesh::new(world, [replicas, world.size() / replicas], ["replicate", "shard"]),
+        _ => DeviceMesh::new(
+            world,
+            [replicas, world.size() / replicas],
+            ["replicate", "shard"],
+        ),
     }
 }
 
 fn sharded(model: &Stack, world: &World, replicas: usize) -> Result<Stack> {
     let device = world.device().clone().autodiff();
-    let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Never);
+    let config = FullyShard::new()
+        .with_units(["blocks.*"])
+        .with_reshard_after_forward(ReshardAfterForward::Never);
     fully_shard(on_device(model, &device), &mesh(world, replicas)?, config)
 }
 
 /// All units of a model begin to be gathered.
 fn unshard_all(model: &Stack) -> Result<()> {
     drop(unshard(model)?);
-    model.blocks.iter().try_for_each(|block| unshard(block).map(drop))
+    model
+        .blocks
+        .iter()
+        .try_for_each(|block| unshard(block).map(drop))
 }
 
 #[test]
 fn microbatches_in_turns_train_as_one_after_the_other() {
     let (plain, in_order) = (stack(&Device::flex()), one_forward_one_backward(0));
-    assert_eq!(in_order[..3], [Turn::Forward(0), Turn::Backward(0), Turn::Forward(1)]);
+    assert_eq!(
+        in_order[..3],
+        [Turn::Forward(0), Turn::Backward(0), Turn::Forward(1)]
+    );
     for (ranks, replicas) in [(1, 1), (2, 1), (3, 1), (4, 2)] {
         for (warmup, early) in [(1, true), (2, false), (MICROBATCHES, true)] {
             let turns = one_forward_one_backward(warmup);
             let trained = launch(Launch::threads(ranks), |world| {
-                let (mut model, mut other) = (sharded(&plain, world, replicas)?, sharded(&plain, world, replicas)?);
-                let (mut optim, mut other_optim) = (AdamWConfig::new().init(), AdamWConfig::new().init());
+                let (mut model, mut other) = (
+                    sharded(&plain, world, replicas)?,
+                    sharded(&plain, world, replicas)?,
+                );
+                let (mut optim, mut other_optim) =
+                    (AdamWConfig::new().init(), AdamWConfig::new().init());
                 for number in 0..STEPS {
                     world.ledger().reset();
                     if early {
                         unshard_all(&model)?;
                     }
-                    let grads = step(&model, (world.rank(), number), &turns, |turn| staged(&model, turn))?;
+                    let grads = step(&model, (world.rank(), number), &turns, |turn| {
+                        staged(&model, turn)
+                    })?;
                     let calls = |op| world.ledger().calls(op);
                     let once = if ranks == 1 { 0 } else { UNITS };
-                    assert_eq!((calls(Op::AllGather), calls(Op::ReduceScatter)), (once, once), "step {number}");
+                    assert_eq!(
+                        (calls(Op::AllGather), calls(Op::ReduceScatter)),
+                        (once, once),
+                        "step {number}"
+                    );
                     model = optim.step(LR, model, grads);
 
                     let held_back = |turn| {
@@ -128,7 +159,10 @@ fn microbatches_in_turns_train_as_one_after_the_other() {
                     let grads = step(&other, (world.rank(), number), &in_order, held_back)?;
                     other = other_optim.step(LR, other, grads);
                 }
-                Ok((values(&full_model(&model)?, None), values(&full_model(&other)?, None)))
+                Ok((
+                    values(&full_model(&model)?, None),
+                    values(&full_model(&other)?, None),
+                ))
             });
             for (model, other) in launched::values(trained.unwrap()) {
                 assert_eq!(model, other, "{ranks} ranks, {warmup} forwards ahead");
@@ -142,12 +176,22 @@ fn gradients_are_those_of_the_unsharded_model() {
     let turns = one_forward_one_backward(2);
     let model = stack(&Device::flex());
     let plain = on_device(&model, &Device::flex().autodiff());
-    let of_rank = |rank| values(&plain, Some(&step(&plain, (rank, 0), &turns, |_| Ok(())).unwrap()));
+    let of_rank = |rank| {
+        values(
+            &plain,
+            Some(&step(&plain, (rank, 0), &turns, |_| Ok(())).unwrap()),
+        )
+    };
     let expected = mean((0..3).map(of_rank).collect::<Vec<_>>().iter());
     let grads = launch(Launch::threads(3), |world| {
         let model = sharded(&model, world, 1)?;
-        let mut grads = step(&model, (world.rank(), 0), &turns, |turn| staged(&model, turn))?;
-        Ok(values(&full_model(&model.map(&mut Holder(&mut grads)))?, None))
+        let mut grads = step(&model, (world.rank(), 0), &turns, |turn| {
+            staged(&model, turn)
+        })?;
+        Ok(values(
+            &full_model(&model.map(&mut Holder(&mut grads)))?,
+            None,
+        ))
     });
     for grads in launched::values(grads.unwrap()) {
         let diff = max_diff(&grads, &expected);
@@ -171,12 +215,21 @@ fn weights_that_are_shared_are_freed_by_hand() {
                 staged(&model, turn)
             })?;
             let calls = world.ledger().calls(Op::AllGather);
-            Ok((calls, values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None)))
+            Ok((
+                calls,
+                values(
+                    &full_model(&model.clone().map(&mut Holder(&mut grads)))?,
+                    None,
+                ),
+            ))
         };
         Ok((run(false)?, run(true)?))
     });
     for ((kept_calls, kept), (freed_calls, freed)) in launched::values(grads.unwrap()) {
-        assert_eq!((kept_calls, freed_calls), (gathers[0], gathers.iter().sum()));
+        assert_eq!(
+            (kept_calls, freed_calls),
+            (gathers[0], gathers.iter().sum())
+        );
         assert_eq!(kept, freed);
     }
 }
@@ -195,7 +248,8 @@ fn stepped_shards_are_gathered_again() {
         let other = stepped.forward(x());
         assert_eq!(world.ledger().calls(Op::AllGather), UNITS);
         let again = model.forward(x());
-        let difference = |a: &Tensor<2>, b: &Tensor<2>| (a.clone() - b.clone()).abs().max().into_scalar::<f32>();
+        let difference =
+            |a: &Tensor<2>, b: &Tensor<2>| (a.clone() - b.clone()).abs().max().into_scalar::<f32>();
         assert!(difference(&kept, &again) == 0.0 && difference(&kept, &other) > 0.0);
         Ok(())
     })
@@ -212,16 +266,29 @@ fn a_weight_that_was_shared_and_freed_can_still_be_read() {
         FsdpModule::of(&model)?.set_reshard_after_backward(false);
         let forward = |seed| model.forward(tensor(seed, [2, WIDTH], &device)).sum();
         let first = forward(1);
-        let (second, kept) = unit(&model.blocks[0], tensor(2, [2, WIDTH], &device), |block, x| {
-            let kept = block.weight.val();
-            (block.forward(x), kept.inner())
-        });
+        let (second, kept) = unit(
+            &model.blocks[0],
+            tensor(2, [2, WIDTH], &device),
+            |block, x| {
+                let kept = block.weight.val();
+                (block.forward(x), kept.inner())
+            },
+        );
         drop(first.backward());
         FsdpModule::of(&model)?.reshard();
         let kept = kept.into_data().try_to_vec::<f32>().expect("it is there");
         drop(second.sum().backward());
         Ok(kept)
     });
-    let expected = plain.blocks[0].weight.val().into_data().try_to_vec::<f32>().unwrap();
-    assert!(launched::values(read.unwrap()).iter().all(|kept| *kept == expected));
+    let expected = plain.blocks[0]
+        .weight
+        .val()
+        .into_data()
+        .try_to_vec::<f32>()
+        .unwrap();
+    assert!(
+        launched::values(read.unwrap())
+            .iter()
+            .all(|kept| *kept == expected)
+    );
 }

@@ -18,17 +18,36 @@ struct Pair {
 /// Between two ranks whose sharded models `differ` changes, each by its rank: the operation, what differs,
 /// and what it is on either.
 fn told(mesh: &MeshTest, differ: fn(Pair, usize) -> Pair) -> (Op, String, [String; 2]) {
-    let layer = || LinearConfig::new(4, 4).with_bias(false).init(&Device::flex());
-    let pair = Pair { first: layer(), second: layer() };
+    let layer = || {
+        LinearConfig::new(4, 4)
+            .with_bias(false)
+            .init(&Device::flex())
+    };
+    let pair = Pair {
+        first: layer(),
+        second: layer(),
+    };
     let error = mesh.run_failing(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(on_device(&pair, &device), mesh, FullyShard::new())?;
         let model = differ(model, mesh.rank());
         let x = Tensor::<2>::ones([1, 4], &device);
-        unit(&model, x, |pair, x| pair.second.forward(pair.first.forward(x))).sum().backward();
+        unit(&model, x, |pair, x| {
+            pair.second.forward(pair.first.forward(x))
+        })
+        .sum()
+        .backward();
         Ok(())
     });
-    let Error::Comm(CommError::Mismatch { rank, during, differs, .. }) = &error.cause else { panic!("{error}") };
+    let Error::Comm(CommError::Mismatch {
+        rank,
+        during,
+        differs,
+        ..
+    }) = &error.cause
+    else {
+        panic!("{error}")
+    };
     let (what, second) = differs.rsplit_once(" vs ").expect("two values");
     let (what, first) = what.rsplit_once(' ').expect("what it is, and a value");
     let mut values = [first, second].map(String::from);
@@ -70,12 +89,16 @@ fn a_rank_freezes_a_weight() {
         pair
     };
     // Replicated weights are reduced whole.
-    for (mesh, reduction) in
-        [(two(), Op::ReduceScatter), (MeshTest::new([2, 1], ["replicate", "shard"]), Op::AllReduce)]
-    {
+    for (mesh, reduction) in [
+        (two(), Op::ReduceScatter),
+        (MeshTest::new([2, 1], ["replicate", "shard"]), Op::AllReduce),
+    ] {
         let (op, what, weights) = told(&mesh, freeze);
         assert_eq!(op, reduction);
-        assert!(what.starts_with("number of tensors ") && what.ends_with("; tensor 1:"), "{what}");
+        assert!(
+            what.starts_with("number of tensors ") && what.ends_with("; tensor 1:"),
+            "{what}"
+        );
         assert_eq!(weights, either("none", "`second.weight`"));
     }
 }
@@ -89,6 +112,9 @@ fn a_rank_casts_a_weight() {
         pair
     };
     let (op, what, dtypes) = told(&two(), cast);
-    assert_eq!((op, what.as_str()), (Op::AllGather, "`second.weight`: dtype"));
+    assert_eq!(
+        (op, what.as_str()),
+        (Op::AllGather, "`second.weight`: dtype")
+    );
     assert_eq!(dtypes, either("f64", "f32"));
 }

@@ -59,18 +59,28 @@ pub enum Use {
 }
 
 #[cfg(feature = "mpi")]
-const USES: [Use; 5] = [Use::Tied, Use::Twice, Use::Frozen, Use::FrozenLater, Use::Cast];
+const USES: [Use; 5] = [
+    Use::Tied,
+    Use::Twice,
+    Use::Frozen,
+    Use::FrozenLater,
+    Use::Cast,
+];
 
 impl Block {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        unit(self, x, |block, x| block.down.forward(block.up.forward(x).tanh()))
+        unit(self, x, |block, x| {
+            block.down.forward(block.up.forward(x).tanh())
+        })
     }
 
     /// Another way through it, which reads one of its layers, and of that the transpose too.
     fn backwards(&self, x: Tensor<3>) -> Tensor<3> {
         unit(self, x, |block, x| {
             let up = block.up.weight.val();
-            x.matmul(up.clone().unsqueeze()).tanh().matmul(up.transpose().unsqueeze())
+            x.matmul(up.clone().unsqueeze())
+                .tanh()
+                .matmul(up.transpose().unsqueeze())
         })
     }
 }
@@ -81,11 +91,23 @@ impl Net {
         let linear = |from, to| LinearConfig::new(from, to).init(device);
         let net = Self {
             table: EmbeddingConfig::new(WORDS, WIDTH).init(device),
-            block: Block { up: linear(WIDTH, 7), down: linear(7, WIDTH) },
+            block: Block {
+                up: linear(WIDTH, 7),
+                down: linear(7, WIDTH),
+            },
             frozen: linear(WIDTH, WIDTH),
-            head: Head { mix: linear(WIDTH, WIDTH) },
+            head: Head {
+                mix: linear(WIDTH, WIDTH),
+            },
         };
-        let mut net = net.map(&mut Fill { dtype: if of == Use::Cast { DType::F32 } else { DType::F64 }, seed: 0 });
+        let mut net = net.map(&mut Fill {
+            dtype: if of == Use::Cast {
+                DType::F32
+            } else {
+                DType::F64
+            },
+            seed: 0,
+        });
         if of == Use::Frozen {
             net.block.up = net.block.up.no_grad();
             net.frozen = net.frozen.no_grad();
@@ -94,10 +116,14 @@ impl Net {
     }
 
     fn loss(&self, of: Use, rank: usize, step: usize, device: &Device) -> Tensor<1> {
-        let words: Vec<i64> = (0..2 * SEQ).map(|at| ((at * 5 + rank * 3 + step) % WORDS) as i64).collect();
+        let words: Vec<i64> = (0..2 * SEQ)
+            .map(|at| ((at * 5 + rank * 3 + step) % WORDS) as i64)
+            .collect();
         let words = Tensor::<2, Int>::from_data(TensorData::new(words, [2, SEQ]), device);
         let y = unit(self, words, |net, words| {
-            let (x, weight) = unit(&net.table, words, |table, words| (table.forward(words), table.weight.val()));
+            let (x, weight) = unit(&net.table, words, |table, words| {
+                (table.forward(words), table.weight.val())
+            });
             let mut x = net.block.forward(x);
             if of == Use::Twice {
                 x = net.block.backwards(net.block.forward(x).tanh());
@@ -105,12 +131,22 @@ impl Net {
             let x = unit(&net.frozen, x, |layer, x| layer.forward(x).tanh());
             let x = unit(&net.head, (x, weight), |head, (x, weight)| {
                 let x = head.mix.forward(x);
-                if of == Use::Tied { x.matmul(weight.transpose().unsqueeze()) } else { x }
+                if of == Use::Tied {
+                    x.matmul(weight.transpose().unsqueeze())
+                } else {
+                    x
+                }
             });
-            if of == Use::Tied { net.block.backwards(x.slice([0..2, 0..SEQ, 0..WIDTH])) } else { x }
+            if of == Use::Tied {
+                net.block.backwards(x.slice([0..2, 0..SEQ, 0..WIDTH]))
+            } else {
+                x
+            }
         });
         let elements = y.shape().num_elements();
-        let weights: Vec<f64> = (0..elements).map(|at| 0.5 + (at % 7) as f64 / 7.0).collect();
+        let weights: Vec<f64> = (0..elements)
+            .map(|at| 0.5 + (at % 7) as f64 / 7.0)
+            .collect();
         let weights = Tensor::from_data(TensorData::new(weights, y.shape()), (device, y.dtype()));
         (y.tanh() * weights).mean()
     }
@@ -136,7 +172,10 @@ struct Fill {
 impl ModuleMapper for Fill {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         self.seed += 1;
-        param.map(|base| Tensor::from_data(fill(self.seed, &base.dims()), (&base.device(), self.dtype)).require_grad())
+        param.map(|base| {
+            Tensor::from_data(fill(self.seed, &base.dims()), (&base.device(), self.dtype))
+                .require_grad()
+        })
     }
 }
 
@@ -165,14 +204,20 @@ fn configs() -> [FullyShard; 3] {
 
 fn on(device: &Device, checkpointing: bool) -> Device {
     let device = device.clone().autodiff();
-    if checkpointing { device.gradient_checkpointing() } else { device }
+    if checkpointing {
+        device.gradient_checkpointing()
+    } else {
+        device
+    }
 }
 
 /// Trains on one device, by the mean of the losses of the batches of all ranks.
 fn alone(of: Use, ranks: usize, checkpointing: bool) -> BTreeMap<String, Vec<f64>> {
     let device = on(&Device::flex(), checkpointing);
     let trained = train(Net::init(of, &device), of, |net, step| {
-        let losses = (0..ranks).map(|rank| net.loss(of, rank, step, &device)).collect();
+        let losses = (0..ranks)
+            .map(|rank| net.loss(of, rank, step, &device))
+            .collect();
         Tensor::cat(losses, 0).mean()
     });
     elements(&trained, None)
@@ -188,11 +233,16 @@ fn train_as_one_device(
     let start = Net::init(of, &device);
     for (at, config) in configs().into_iter().enumerate() {
         let sharded = fully_shard(on_device(&start, &device), mesh, config)?;
-        let trained = train(sharded, of, |net, step| net.loss(of, mesh.rank(), step, &device));
+        let trained = train(sharded, of, |net, step| {
+            net.loss(of, mesh.rank(), step, &device)
+        });
         let found = elements::<f64>(&full_model(&trained)?, None);
         for (path, expected) in expected {
             let off = furthest(&found[path], expected);
-            assert!(off < 1e-9, "{of:?}: `{path}` is off by {off:.1e} on {mesh} with configuration {at}");
+            assert!(
+                off < 1e-9,
+                "{of:?}: `{path}` is off by {off:.1e} on {mesh} with configuration {at}"
+            );
         }
     }
     Ok(())
@@ -205,10 +255,12 @@ pub fn trains_as_on_one_device(of: Use) {
     for ranks in [1, 2, 3, 4, 8].into_iter().filter(|ranks| *ranks <= most) {
         let checkpointing = ranks == 2;
         let expected = alone(of, ranks, checkpointing);
-        MeshTest::new([ranks], ["shard"]).run(|mesh| train_as_one_device(mesh, of, &expected, checkpointing));
+        MeshTest::new([ranks], ["shard"])
+            .run(|mesh| train_as_one_device(mesh, of, &expected, checkpointing));
     }
     let expected = alone(of, 4, true);
-    MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| train_as_one_device(mesh, of, &expected, true));
+    MeshTest::new([2, 2], ["replicate", "shard"])
+        .run(|mesh| train_as_one_device(mesh, of, &expected, true));
 }
 
 #[test]
@@ -225,7 +277,9 @@ fn a_model_that_is_cast_trains_as_on_one_device() {
 #[test]
 fn models_train_as_on_one_device_in_processes() {
     let expected = USES.map(|of| (of, alone(of, 3, false)));
-    let _ = MeshTest::new([3], ["shard"])
-        .with_processes(3)
-        .run(|mesh| expected.iter().try_for_each(|(of, expected)| train_as_one_device(mesh, *of, expected, false)));
+    let _ = MeshTest::new([3], ["shard"]).with_processes(3).run(|mesh| {
+        expected
+            .iter()
+            .try_for_each(|(of, expected)| train_as_one_device(mesh, *of, expected, false))
+    });
 }

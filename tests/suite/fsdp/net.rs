@@ -55,7 +55,11 @@ pub fn mesh(world: &World) -> Result<DeviceMesh> {
 
 /// Replicas of what `shards` ranks shard.
 fn hsdp_mesh(world: &World, shards: usize) -> Result<DeviceMesh> {
-    DeviceMesh::new(world, [world.size() / shards, shards], ["replicate", "shard"])
+    DeviceMesh::new(
+        world,
+        [world.size() / shards, shards],
+        ["replicate", "shard"],
+    )
 }
 
 pub fn config() -> FullyShard {
@@ -69,7 +73,13 @@ pub fn compare(ranks: usize, prepare: fn(Net) -> Net, config: FullyShard, forwar
 
 /// Like [`compare`], on replicas of what `shards` ranks shard.
 pub fn compare_with_replicas(replicas: usize, shards: usize, config: FullyShard, forward: Forward) {
-    compare_on(replicas * shards, |world| hsdp_mesh(world, shards), |net| net, config, forward);
+    compare_on(
+        replicas * shards,
+        |world| hsdp_mesh(world, shards),
+        |net| net,
+        config,
+        forward,
+    );
 }
 
 fn compare_on(
@@ -83,7 +93,11 @@ fn compare_on(
         let model = net(&Device::flex());
         let results = launch(Launch::threads(ranks), |world| {
             let device = world.device().clone().autodiff();
-            let device = if checkpointing { device.gradient_checkpointing() } else { device };
+            let device = if checkpointing {
+                device.gradient_checkpointing()
+            } else {
+                device
+            };
             let plain = prepare(on_device(&model, &device));
             let sharded = fully_shard(plain.clone(), &mesh(world)?, config.clone())?;
             let x = || tensor(world.rank() as u64 + 1, [4, WIDTH], &device);
@@ -97,14 +111,20 @@ fn compare_on(
             let (output, mut grads) = run(&sharded);
             assert_eq!(output, expected);
             let holder = sharded.clone().map(&mut Holder(&mut grads));
-            Ok((values(&full_model(&holder)?, None), values(&plain, Some(&plain_grads))))
+            Ok((
+                values(&full_model(&holder)?, None),
+                values(&plain, Some(&plain_grads)),
+            ))
         })
         .map(launched::values)
         .unwrap();
         let mean = mean(results.iter().map(|(_, expected)| expected));
         for (grads, _) in &results {
             let diff = max_diff(grads, &mean);
-            assert!(diff < 1e-5, "gradients differ by {diff}, checkpointing {checkpointing}");
+            assert!(
+                diff < 1e-5,
+                "gradients differ by {diff}, checkpointing {checkpointing}"
+            );
         }
     }
 }

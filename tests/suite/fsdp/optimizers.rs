@@ -12,8 +12,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams, LBFGSConfig, LambConfig,
-    LionConfig, ModuleOptimizer, MuonConfig, RmsPropConfig, SgdConfig,
+    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsParams,
+    LBFGSConfig, LambConfig, LionConfig, ModuleOptimizer, MuonConfig, RmsPropConfig, SgdConfig,
 };
 use burn::tensor::{Device, Slice, Tensor};
 use burn_dtensor::prelude::*;
@@ -29,28 +29,71 @@ pub const EQUAL: [(&str, &[Init]); 8] = [
         "Sgd",
         &[
             || SgdConfig::new().init(),
-            || SgdConfig::new().with_momentum(Some(MomentumConfig::new())).with_weight_decay(decay()).init(),
-            || SgdConfig::new().with_momentum(Some(MomentumConfig::new().with_nesterov(true))).init(),
+            || {
+                SgdConfig::new()
+                    .with_momentum(Some(MomentumConfig::new()))
+                    .with_weight_decay(decay())
+                    .init()
+            },
+            || {
+                SgdConfig::new()
+                    .with_momentum(Some(MomentumConfig::new().with_nesterov(true)))
+                    .init()
+            },
         ],
     ),
-    ("Adam", &[|| AdamConfig::new().init(), || AdamConfig::new().with_amsgrad(true).with_weight_decay(decay()).init()]),
+    (
+        "Adam",
+        &[
+            || AdamConfig::new().init(),
+            || {
+                AdamConfig::new()
+                    .with_amsgrad(true)
+                    .with_weight_decay(decay())
+                    .init()
+            },
+        ],
+    ),
     (
         "AdamW",
         &[
             || AdamWConfig::new().init(),
-            || AdamWConfig::new().with_amsgrad(true).with_weight_decay(0.1).init(),
-            || AdamWConfig::new().with_cautious_weight_decay(true).with_weight_decay(0.1).init(),
+            || {
+                AdamWConfig::new()
+                    .with_amsgrad(true)
+                    .with_weight_decay(0.1)
+                    .init()
+            },
+            || {
+                AdamWConfig::new()
+                    .with_cautious_weight_decay(true)
+                    .with_weight_decay(0.1)
+                    .init()
+            },
         ],
     ),
     (
         "AdaGrad",
-        &[|| AdaGradConfig::new().init(), || AdaGradConfig::new().with_lr_decay(0.1).with_weight_decay(decay()).init()],
+        &[
+            || AdaGradConfig::new().init(),
+            || {
+                AdaGradConfig::new()
+                    .with_lr_decay(0.1)
+                    .with_weight_decay(decay())
+                    .init()
+            },
+        ],
     ),
     (
         "RmsProp",
         &[
             || RmsPropConfig::new().init(),
-            || RmsPropConfig::new().with_centered(true).with_weight_decay(decay()).init(),
+            || {
+                RmsPropConfig::new()
+                    .with_centered(true)
+                    .with_weight_decay(decay())
+                    .init()
+            },
         ],
     ),
     (
@@ -58,13 +101,28 @@ pub const EQUAL: [(&str, &[Init]); 8] = [
         &[
             || AdanConfig::new().init(),
             || AdanConfig::new().with_weight_decay(0.1).init(),
-            || AdanConfig::new().with_weight_decay(0.1).with_no_prox(true).init(),
+            || {
+                AdanConfig::new()
+                    .with_weight_decay(0.1)
+                    .with_no_prox(true)
+                    .init()
+            },
         ],
     ),
-    ("Lion", &[|| LionConfig::new().init(), || LionConfig::new().with_weight_decay(0.1).init()]),
+    (
+        "Lion",
+        &[
+            || LionConfig::new().init(),
+            || LionConfig::new().with_weight_decay(0.1).init(),
+        ],
+    ),
     (
         "GradientClipping::Value",
-        &[|| SgdConfig::new().with_gradient_clipping(Some(GradientClippingConfig::Value(0.1))).init()],
+        &[|| {
+            SgdConfig::new()
+                .with_gradient_clipping(Some(GradientClippingConfig::Value(0.1)))
+                .init()
+        }],
     ),
 ];
 
@@ -73,7 +131,9 @@ const DIFFERENT: [(&str, Init); 4] = [
     ("Adafactor", || AdafactorConfig::new().init()),
     ("Muon", || MuonConfig::new().init()),
     ("GradientClipping::Norm", || {
-        SgdConfig::new().with_gradient_clipping(Some(GradientClippingConfig::Norm(0.1))).init()
+        SgdConfig::new()
+            .with_gradient_clipping(Some(GradientClippingConfig::Norm(0.1)))
+            .init()
     }),
 ];
 
@@ -113,16 +173,26 @@ fn what_looks_at_more_than_an_element_does_not() {
 #[test]
 fn the_documented_table_is_what_is_tested() {
     let page = include_str!("../../../src/fsdp/mod.rs");
-    let table = page.lines().skip_while(|line| *line != "//! | optimizer | on shards | why |").skip(2);
+    let table = page
+        .lines()
+        .skip_while(|line| *line != "//! | optimizer | on shards | why |")
+        .skip(2);
     let rows = table.map_while(|line| line.strip_prefix("//! | "));
     let documented: BTreeMap<&str, &str> = rows
         .map(|row| {
             let mut cells = row.split(" | ");
-            (cells.next().expect("a name").trim_matches('`'), cells.next().expect("what it does"))
+            (
+                cells.next().expect("a name").trim_matches('`'),
+                cells.next().expect("what it does"),
+            )
         })
         .collect();
     let equal = EQUAL.iter().map(|(name, _)| (*name, "equal"));
-    let different = DIFFERENT.iter().map(|(name, _)| *name).chain([LBFGS]).map(|name| (name, "different"));
+    let different = DIFFERENT
+        .iter()
+        .map(|(name, _)| *name)
+        .chain([LBFGS])
+        .map(|name| (name, "different"));
     assert_eq!(documented, equal.chain(different).collect());
 }
 
@@ -130,8 +200,11 @@ fn the_documented_table_is_what_is_tested() {
 pub fn layers(bias: bool) -> Vec<Linear> {
     let device = Device::flex();
     device.seed(7);
-    let layers =
-        [(5, 4), (7, 3)].map(|(d_input, d_output)| LinearConfig::new(d_input, d_output).with_bias(bias).init(&device));
+    let layers = [(5, 4), (7, 3)].map(|(d_input, d_output)| {
+        LinearConfig::new(d_input, d_output)
+            .with_bias(bias)
+            .init(&device)
+    });
     let layers = layers.to_vec();
     let _ = values(&layers, None);
     layers
@@ -143,11 +216,19 @@ fn stepped(ranks: usize, bias: bool, step: impl Fn(Vec<Linear>) -> Vec<Linear> +
     let apart = MeshTest::new([ranks], ["shard"]).run(|mesh| {
         let plain = on_device(&model, &mesh.device().clone().autodiff());
         let sharded = step(fully_shard(plain.clone(), mesh, FullyShard::new())?);
-        let (sharded, full) = (values(&full_model(&sharded)?, None), values(&step(plain.clone()), None));
-        assert!(max_diff(&full, &values(&plain, None)) > 1e-3, "it has stepped");
+        let (sharded, full) = (
+            values(&full_model(&sharded)?, None),
+            values(&step(plain.clone()), None),
+        );
+        assert!(
+            max_diff(&full, &values(&plain, None)) > 1e-3,
+            "it has stepped"
+        );
         Ok(max_diff(&sharded, &full))
     });
-    apart.into_iter().fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
+    apart
+        .into_iter()
+        .fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
 
 pub fn train(mut optim: ModuleOptimizer, mut model: Vec<Linear>) -> Vec<Linear> {
@@ -163,10 +244,18 @@ pub fn grads(model: &Vec<Linear>, step: u64) -> GradientsParams {
     let named = named_parameters(model).expect("a model as it was sharded");
     let parts = named.into_iter().map(|param| {
         let shape = param.spec.shape().to_vec();
-        let ranges = (0..shape.len()).map(|dim| param.spec.local_range(dim)).collect();
+        let ranges = (0..shape.len())
+            .map(|dim| param.spec.local_range(dim))
+            .collect();
         (param.path, (shape, ranges))
     });
-    let mut grads = Grads { step, seen: 0, path: vec![], parts: parts.collect(), grads: GradientsParams::new() };
+    let mut grads = Grads {
+        step,
+        seen: 0,
+        path: vec![],
+        parts: parts.collect(),
+        grads: GradientsParams::new(),
+    };
     model.visit(&mut grads);
     grads.grads
 }
@@ -191,11 +280,18 @@ impl ModuleVisitor for Grads {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.seen += 1;
-        let (seed, device) = (100 * (self.step + 1) + self.seen, param.base().device().inner());
+        let (seed, device) = (
+            100 * (self.step + 1) + self.seen,
+            param.base().device().inner(),
+        );
         let grad = match self.parts.get(&self.path.join(".")) {
             None => tensor(seed, param.base().dims(), &device),
             Some((shape, ranges)) => {
-                let full: Tensor<D> = tensor(seed, shape.as_slice().try_into().expect("D dimensions"), &device);
+                let full: Tensor<D> = tensor(
+                    seed,
+                    shape.as_slice().try_into().expect("D dimensions"),
+                    &device,
+                );
                 let slices: Vec<_> = ranges.iter().cloned().map(Slice::from).collect();
                 full.slice(slices.as_slice())
             }

@@ -20,7 +20,8 @@ use burn_dtensor::Result;
 use burn_dtensor::comm::{Communicator, Launch, Op, OpTiming, TransferTiming, World, launch};
 use burn_dtensor::debug::{Overlap, Timeline};
 use burn_dtensor::fsdp::{
-    Event, EventKind, FsdpModule, FullyShard, ReshardAfterForward, TrainingState, fully_shard, record_events, unit,
+    Event, EventKind, FsdpModule, FullyShard, ReshardAfterForward, TrainingState, fully_shard,
+    record_events, unit,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::ProcessTest;
@@ -37,11 +38,19 @@ struct Stack {
 
 impl Stack {
     fn units(&self) -> Vec<FsdpModule> {
-        self.blocks.iter().map(|block| FsdpModule::of(block).unwrap()).collect()
+        self.blocks
+            .iter()
+            .map(|block| FsdpModule::of(block).unwrap())
+            .collect()
     }
 
     /// Calls `before` each block, and `inside` it. Backward of each waits for the one before.
-    fn forward(&self, x: Tensor<2>, mut before: impl FnMut(usize), mut inside: impl FnMut(usize)) -> Tensor<2> {
+    fn forward(
+        &self,
+        x: Tensor<2>,
+        mut before: impl FnMut(usize),
+        mut inside: impl FnMut(usize),
+    ) -> Tensor<2> {
         let blocks = self.units();
         unit(self, x, |stack, mut x| {
             for (at, block) in stack.blocks.iter().enumerate() {
@@ -64,24 +73,37 @@ impl Stack {
 fn await_gathered(units: &FsdpModule) {
     let start = Instant::now();
     while !units.is_prefetched() {
-        assert!(start.elapsed() < Duration::from_secs(50), "{:?} do not come while the rank computes", units.paths());
+        assert!(
+            start.elapsed() < Duration::from_secs(50),
+            "{:?} do not come while the rank computes",
+            units.paths()
+        );
         thread::yield_now();
     }
 }
 
 /// All-gathers of blocks that have one before them, in the order in which they were done: of each the block.
 fn gathers(events: &[Event], during: TrainingState) -> impl Iterator<Item = (usize, &Event)> {
-    let done = events
-        .iter()
-        .filter(move |event| event.kind == EventKind::Done(Op::AllGather) && event.training_state == during);
-    done.map(|event| (event.unit.strip_prefix("blocks.").unwrap().parse().unwrap(), event))
+    let done = events.iter().filter(move |event| {
+        event.kind == EventKind::Done(Op::AllGather) && event.training_state == during
+    });
+    done.map(|event| {
+        (
+            event.unit.strip_prefix("blocks.").unwrap().parse().unwrap(),
+            event,
+        )
+    })
 }
 
 /// When each block's backward begins.
 fn starts_of_backward(events: &[Event]) -> Vec<Instant> {
     let start = |at: usize| {
         let unit = format!("blocks.{at}");
-        events.iter().find(|event| event.kind == EventKind::PreBackward && *event.unit == *unit).unwrap().at
+        events
+            .iter()
+            .find(|event| event.kind == EventKind::PreBackward && *event.unit == *unit)
+            .unwrap()
+            .at
     };
     (0..BLOCKS).map(start).collect()
 }
@@ -89,9 +111,18 @@ fn starts_of_backward(events: &[Event]) -> Vec<Instant> {
 /// Whether the thread that communicates has taken an all-gather up before a unit computes, and moved all of it since, before
 /// the rank requested it.
 fn is_behind(event: &Event, computes: Instant) -> bool {
-    let OpTiming { transfer: TransferTiming { send_started, started, completed }, requested, .. } =
-        event.timing.expect("several ranks");
-    send_started.is_some_and(|sent| sent < computes) && [computes, started, completed, requested].is_sorted()
+    let OpTiming {
+        transfer:
+            TransferTiming {
+                send_started,
+                started,
+                completed,
+            },
+        requested,
+        ..
+    } = event.timing.expect("several ranks");
+    send_started.is_some_and(|sent| sent < computes)
+        && [computes, started, completed, requested].is_sorted()
 }
 
 /// Enough of those that have a unit before them.
@@ -101,7 +132,12 @@ fn are_enough(behind: usize) -> bool {
 
 /// Forward and backward from `x` on, in which one rank's forward is `observed`. Returns the events of both, and when blocks
 /// computed in forward.
-fn pass(model: &Stack, comm: &Communicator, observed: bool, x: Tensor<2>) -> (Vec<Event>, Vec<Event>, Vec<Instant>) {
+fn pass(
+    model: &Stack,
+    comm: &Communicator,
+    observed: bool,
+    x: Tensor<2>,
+) -> (Vec<Event>, Vec<Event>, Vec<Instant>) {
     let meet = || comm.barrier("between".into()).wait().unwrap();
     // Whoever is out of the second has heard of the others' first, and so of all that they posted before.
     let meet_twice = || iter::repeat_with(meet).take(2).for_each(drop);
@@ -123,7 +159,11 @@ fn pass(model: &Stack, comm: &Communicator, observed: bool, x: Tensor<2>) -> (Ve
         if observed && is_gated(at) {
             meet();
         }
-        blocks.get(at + 1).into_iter().filter(|_| observed).for_each(await_gathered);
+        blocks
+            .get(at + 1)
+            .into_iter()
+            .filter(|_| observed)
+            .for_each(await_gathered);
     };
     let (loss, forward) = record_events(|| model.forward(x, before, inside).sum());
     meet_twice();
@@ -134,10 +174,17 @@ fn pass(model: &Stack, comm: &Communicator, observed: bool, x: Tensor<2>) -> (Ve
 fn program(world: &World, width: usize) -> Result<()> {
     let device = world.device().clone().autodiff();
     let linear = LinearConfig::new(width, width);
-    let model = Stack { blocks: (0..BLOCKS).map(|_| linear.init(&device)).collect() };
+    let model = Stack {
+        blocks: (0..BLOCKS).map(|_| linear.init(&device)).collect(),
+    };
     let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
-    let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
-    let (model, comm) = (fully_shard(model, &mesh, config)?, world.all().duplicate("beside"));
+    let config = FullyShard::new()
+        .with_units(["blocks.*"])
+        .with_reshard_after_forward(ReshardAfterForward::Always);
+    let (model, comm) = (
+        fully_shard(model, &mesh, config)?,
+        world.all().duplicate("beside"),
+    );
     // Forward learns its order by the first.
     let x = || Tensor::ones([2, width], &device).require_grad();
     drop(model.forward(x(), |_| (), |_| ()).sum().backward());
@@ -149,16 +196,30 @@ fn program(world: &World, width: usize) -> Result<()> {
             are_enough(overlap.prefetched) && are_enough(overlap.hidden)
         };
         if is_observed {
-            let behind = |(at, event): &(usize, &Event)| *at > 0 && is_behind(event, starts[*at - 1]);
-            let behind = gathers(&forward, TrainingState::Forward).filter(behind).count();
+            let behind =
+                |(at, event): &(usize, &Event)| *at > 0 && is_behind(event, starts[*at - 1]);
+            let behind = gathers(&forward, TrainingState::Forward)
+                .filter(behind)
+                .count();
             let overlap = Timeline::of(observed, &forward).overlap();
-            assert!(are_enough(behind) && enough(overlap), "forward: {behind} of {}; {overlap}", BLOCKS - 1);
+            assert!(
+                are_enough(behind) && enough(overlap),
+                "forward: {behind} of {}; {overlap}",
+                BLOCKS - 1
+            );
         }
         let starts = starts_of_backward(&backward);
-        let behind = |(at, event): &(usize, &Event)| *at + 1 < BLOCKS && is_behind(event, starts[*at + 1]);
-        let behind = gathers(&backward, TrainingState::PreBackward).filter(behind).count();
+        let behind =
+            |(at, event): &(usize, &Event)| *at + 1 < BLOCKS && is_behind(event, starts[*at + 1]);
+        let behind = gathers(&backward, TrainingState::PreBackward)
+            .filter(behind)
+            .count();
         let overlap = Timeline::of(world.rank(), &backward).overlap();
-        assert!(are_enough(behind) && enough(overlap), "backward: {behind} of {}; {overlap}", BLOCKS - 1);
+        assert!(
+            are_enough(behind) && enough(overlap),
+            "backward: {behind} of {}; {overlap}",
+            BLOCKS - 1
+        );
         world.run_on(0, || {
             println!("width {width}, rank {observed} observed; backward of rank 0: {behind} behind; {overlap}")
         });
@@ -168,11 +229,16 @@ fn program(world: &World, width: usize) -> Result<()> {
 
 /// Small parameters that travel with what is said of them, and large ones that land where they will be.
 fn gathers_go_on_behind_computing(ranks: usize) {
-    let text = ProcessTest::new(ranks).with_deadline(Duration::from_secs(120)).run(|| {
-        for width in [6, 600] {
-            launch(Launch::from_env(ranks).unwrap(), |world| program(world, width)).unwrap();
-        }
-    });
+    let text = ProcessTest::new(ranks)
+        .with_deadline(Duration::from_secs(120))
+        .run(|| {
+            for width in [6, 600] {
+                launch(Launch::from_env(ranks).unwrap(), |world| {
+                    program(world, width)
+                })
+                .unwrap();
+            }
+        });
     text.iter()
         .flat_map(|text| text.lines())
         .filter(|line| line.contains("observed"))

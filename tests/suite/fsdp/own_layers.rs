@@ -46,9 +46,15 @@ const OUTPUT: usize = 6;
 impl Net {
     fn new(device: &Device) -> Self {
         Self {
-            norm: RmsNorm { gamma: Param::from_tensor(tensor(1, [INPUT], device)) },
-            linear: Linear { weight: Param::from_tensor(tensor(2, [OUTPUT, INPUT], device)) },
-            batch: BatchNorm { gamma: Param::from_tensor(tensor(3, [OUTPUT], device)) },
+            norm: RmsNorm {
+                gamma: Param::from_tensor(tensor(1, [INPUT], device)),
+            },
+            linear: Linear {
+                weight: Param::from_tensor(tensor(2, [OUTPUT, INPUT], device)),
+            },
+            batch: BatchNorm {
+                gamma: Param::from_tensor(tensor(3, [OUTPUT], device)),
+            },
         }
     }
 
@@ -67,12 +73,27 @@ fn layers_named_like_burns_are_sharded_as_the_programs_own() {
         let mesh = DeviceMesh::new(world, [2], ["shard"])?;
         let plain = on_device(&net, &device);
         let mut trained = Vec::new();
-        for config in [FullyShard::new(), FullyShard::new().with_shard_placement_fn(|_| Some(Placement::Shard(0)))] {
+        for config in [
+            FullyShard::new(),
+            FullyShard::new().with_shard_placement_fn(|_| Some(Placement::Shard(0))),
+        ] {
             let sharded = fully_shard(plain.clone(), &mesh, config)?;
             for own in [
-                sharded.norm.gamma.shard().map(|shard| shard.placements().to_vec()),
-                sharded.linear.weight.shard().map(|shard| shard.placements().to_vec()),
-                sharded.batch.gamma.shard().map(|shard| shard.placements().to_vec()),
+                sharded
+                    .norm
+                    .gamma
+                    .shard()
+                    .map(|shard| shard.placements().to_vec()),
+                sharded
+                    .linear
+                    .weight
+                    .shard()
+                    .map(|shard| shard.placements().to_vec()),
+                sharded
+                    .batch
+                    .gamma
+                    .shard()
+                    .map(|shard| shard.placements().to_vec()),
             ] {
                 assert_eq!(own, Some(vec![Placement::Shard(0)]));
             }
@@ -81,12 +102,17 @@ fn layers_named_like_burns_are_sharded_as_the_programs_own() {
             assert_eq!(y.to_data(), plain.forward(x()).into_data());
             let mut grads = GradientsParams::from_grads(y.square().mean().backward(), &sharded);
             let holder = sharded.clone().map(&mut Holder(&mut grads));
-            let plain_grads = GradientsParams::from_grads(plain.forward(x()).square().mean().backward(), &plain);
-            trained.push((values(&full_model(&holder)?, None), values(&plain, Some(&plain_grads))));
+            let plain_grads =
+                GradientsParams::from_grads(plain.forward(x()).square().mean().backward(), &plain);
+            trained.push((
+                values(&full_model(&holder)?, None),
+                values(&plain, Some(&plain_grads)),
+            ));
         }
         Ok(trained)
     });
-    let results: Vec<Vec<(BTreeMap<_, _>, _)>> = launched::values(results.unwrap_or_else(|error| panic!("{error}")));
+    let results: Vec<Vec<(BTreeMap<_, _>, _)>> =
+        launched::values(results.unwrap_or_else(|error| panic!("{error}")));
     for config in 0..2 {
         let expected = mean(results.iter().map(|trained| &trained[config].1));
         for trained in &results {
@@ -103,8 +129,8 @@ fn a_style_for_burns_linear_does_not_place_the_programs_own() {
         let mesh = DeviceMesh::new(world, [2], ["tp"])?;
         for style in [Style::colwise(), Style::rowwise()] {
             let net = Net::new(world.device());
-            let error =
-                parallelize(net, &mesh, Plan::new().with_style("linear", style)).expect_err("it is no `Linear`");
+            let error = parallelize(net, &mesh, Plan::new().with_style("linear", style))
+                .expect_err("it is no `Linear`");
             assert!(error.to_string().contains("Style::custom"), "{error}");
         }
         Ok(())
@@ -120,9 +146,20 @@ fn burns_own_layer_of_the_name_is_still_recognized() {
         let config = FullyShard::new().with_shard_placement_fn(|_| Some(Placement::Shard(0)));
         let burns = burn::nn::RmsNormConfig::new(INPUT).init(world.device());
         let error = fully_shard(burns, &mesh, config.clone());
-        assert!(matches!(error, Err(Error::Fsdp(FsdpError::StoredShape { module: "RmsNorm", .. }))));
-        let own = RmsNorm { gamma: Param::from_tensor(tensor(1, [INPUT], world.device())) };
-        assert_eq!(fully_shard(own, &mesh, config)?.gamma.base().dims(), [INPUT / 2]);
+        assert!(matches!(
+            error,
+            Err(Error::Fsdp(FsdpError::StoredShape {
+                module: "RmsNorm",
+                ..
+            }))
+        ));
+        let own = RmsNorm {
+            gamma: Param::from_tensor(tensor(1, [INPUT], world.device())),
+        };
+        assert_eq!(
+            fully_shard(own, &mesh, config)?.gamma.base().dims(),
+            [INPUT / 2]
+        );
         Ok(())
     })
     .unwrap();

@@ -28,7 +28,10 @@ pub const WIDTH: usize = 6;
 pub fn net(device: &Device) -> Net {
     device.seed(11);
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(device);
-    let net = Net { first: linear(), blocks: (0..2).map(|_| linear()).collect() };
+    let net = Net {
+        first: linear(),
+        blocks: (0..2).map(|_| linear()).collect(),
+    };
     let _ = values(&net, None);
     net
 }
@@ -61,7 +64,11 @@ pub fn bias(linear: &Linear) -> Tensor<1> {
 }
 
 pub fn x(world: &World) -> Tensor<2> {
-    tensor(world.rank() as u64 + 1, [3, WIDTH], &world.device().clone().autodiff())
+    tensor(
+        world.rank() as u64 + 1,
+        [3, WIDTH],
+        &world.device().clone().autodiff(),
+    )
 }
 
 #[test]
@@ -80,7 +87,13 @@ fn the_data_of_a_weight_kept_past_its_unit_outlives_backward() {
             let _ = y.sum().backward();
             // Whoever gets the memory next.
             let _other: Vec<_> = (0..64).map(|_| vec![7.0f32; WIDTH]).collect();
-            assert_eq!(slice, bias(&plain.blocks[0]).into_data().as_slice::<f32>().expect("f32"));
+            assert_eq!(
+                slice,
+                bias(&plain.blocks[0])
+                    .into_data()
+                    .as_slice::<f32>()
+                    .expect("f32")
+            );
             Ok(())
         },
     );
@@ -131,7 +144,11 @@ fn one_rank_may_print_a_kept_weight() {
             let gathers = || world.ledger().calls_in(Op::AllGather, Phase::Backward);
             assert_eq!(gathers(), 1 - world.rank() as u64);
             let _ = y.sum().backward();
-            assert_eq!(gathers(), 1, "backward reads what was gathered for the print");
+            assert_eq!(
+                gathers(),
+                1,
+                "backward reads what was gathered for the print"
+            );
             Ok(())
         },
     );
@@ -161,7 +178,11 @@ fn a_unit_that_unwinds_closes_itself_and_no_other() {
                 // Still the root's: gathered once.
                 net.first.forward(net.first.forward(x))
             });
-            assert_eq!(world.ledger().calls(Op::AllGather), 2, "the root and the block");
+            assert_eq!(
+                world.ledger().calls(Op::AllGather),
+                2,
+                "the root and the block"
+            );
             let expected = plain.first.forward(plain.first.forward(x(world)));
             assert_eq!(y.clone().into_data(), expected.into_data());
             let grads = GradientsParams::from_grads(y.sum().backward(), net);
@@ -178,11 +199,23 @@ fn a_call_that_fails_leaves_units_as_they_were() {
         let inner = fully_shard(model.blocks[0].clone(), &mesh(world)?, FullyShard::new())?;
         // Parallelized on a mesh that has no root in common with the one to shard on.
         let other = DeviceMesh::new(world, [2], ["tp"])?;
-        let first = parallelize(model.first.clone(), &other, Plan::new().with_style("", Style::colwise()))?;
-        let outer = |first| Net { first, blocks: vec![inner.clone()] };
+        let first = parallelize(
+            model.first.clone(),
+            &other,
+            Plan::new().with_style("", Style::colwise()),
+        )?;
+        let outer = |first| Net {
+            first,
+            blocks: vec![inner.clone()],
+        };
         let failed = fully_shard(outer(first), &mesh(world)?, FullyShard::new());
-        assert!(matches!(failed, Err(Error::Param(ParamError::Meshes { .. }))));
-        let again = |model: &Linear| fully_shard(model.clone(), &mesh(world).unwrap(), FullyShard::new()).unwrap_err();
+        assert!(matches!(
+            failed,
+            Err(Error::Param(ParamError::Meshes { .. }))
+        ));
+        let again = |model: &Linear| {
+            fully_shard(model.clone(), &mesh(world).unwrap(), FullyShard::new()).unwrap_err()
+        };
         assert!(again(&inner).to_string().contains("unit `root`"));
         let _outer = fully_shard(outer(model.first.clone()), &mesh(world)?, FullyShard::new())?;
         assert!(again(&inner).to_string().contains("unit `blocks.0`"));
@@ -195,14 +228,26 @@ fn a_call_that_fails_leaves_units_as_they_were() {
 fn parameters_read_alone_in_another_order_are_told_apart() {
     let error = launch(Launch::threads(2), |world| {
         let param = |value: f32| Param::from_tensor(Tensor::<1>::full([4], value, world.device()));
-        let model = fully_shard(vec![param(1.0), param(10.0)], &mesh(world)?, FullyShard::new())?;
+        let model = fully_shard(
+            vec![param(1.0), param(10.0)],
+            &mesh(world)?,
+            FullyShard::new(),
+        )?;
         for at in if world.rank() == 0 { [0, 1] } else { [1, 0] } {
             let _ = model[at].val();
         }
         Ok(())
     })
     .unwrap_err();
-    assert!(matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })), "{error}");
+    assert!(
+        matches!(&error.cause, Error::Comm(CommError::Mismatch { .. })),
+        "{error}"
+    );
     let text = error.to_string();
-    assert!(["`0 (outside its unit)`", "`1 (outside its unit)`"].iter().all(|label| text.contains(label)), "{text}");
+    assert!(
+        ["`0 (outside its unit)`", "`1 (outside its unit)`"]
+            .iter()
+            .all(|label| text.contains(label)),
+        "{text}"
+    );
 }

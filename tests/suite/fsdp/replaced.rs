@@ -20,12 +20,33 @@ type Change = (fn(&mut Net, &Device), &'static str);
 type Use = fn(&Net, &DeviceMesh) -> Result<()>;
 
 const CHANGES: [Change; 6] = [
-    (|net, device| net.first = LinearConfig::new(WIDTH, WIDTH).init(device), "first.weight"),
-    (|net, device| net.first = LinearConfig::new(WIDTH, WIDTH).init(device).no_grad(), "first.weight"),
-    (|net, _| net.first.weight = net.first.weight.clone().map(|weight| weight * 2.0), "first.weight"),
-    (|net, _| net.scale = net.scale.clone().set_require_grad(false), "scale"),
-    (|net, device| net.blocks[1] = LinearConfig::new(WIDTH, WIDTH).init(device), "blocks.1.weight"),
-    (|net, device| net.blocks.push(LinearConfig::new(WIDTH, WIDTH).init(device)), "blocks.3.weight"),
+    (
+        |net, device| net.first = LinearConfig::new(WIDTH, WIDTH).init(device),
+        "first.weight",
+    ),
+    (
+        |net, device| net.first = LinearConfig::new(WIDTH, WIDTH).init(device).no_grad(),
+        "first.weight",
+    ),
+    (
+        |net, _| net.first.weight = net.first.weight.clone().map(|weight| weight * 2.0),
+        "first.weight",
+    ),
+    (
+        |net, _| net.scale = net.scale.clone().set_require_grad(false),
+        "scale",
+    ),
+    (
+        |net, device| net.blocks[1] = LinearConfig::new(WIDTH, WIDTH).init(device),
+        "blocks.1.weight",
+    ),
+    (
+        |net, device| {
+            net.blocks
+                .push(LinearConfig::new(WIDTH, WIDTH).init(device))
+        },
+        "blocks.3.weight",
+    ),
 ];
 
 #[test]
@@ -37,12 +58,20 @@ fn a_replaced_parameter_is_named_by_whatever_sees_the_model() {
                 clip_grad_norm(net, &mut GradientsParams::new(), 1.0, NormType::L2).map(|_| ())
             }),
             ("ShardedOptimizer::step", |net, _| {
-                sharded(AdamWConfig::new()).step(0.1, net.clone(), GradientsParams::new()).map(|_| ())
+                sharded(AdamWConfig::new())
+                    .step(0.1, net.clone(), GradientsParams::new())
+                    .map(|_| ())
             }),
             ("full_model", |net, _| full_model(net).map(|_| ())),
-            ("named_parameters", |net, _| named_parameters(net).map(|_| ())),
-            ("fully_shard", |net, mesh| fully_shard(net.clone(), mesh, FullyShard::new()).map(|_| ())),
-            ("parallelize", |net, mesh| parallelize(net.clone(), mesh, Plan::new()).map(|_| ())),
+            ("named_parameters", |net, _| {
+                named_parameters(net).map(|_| ())
+            }),
+            ("fully_shard", |net, mesh| {
+                fully_shard(net.clone(), mesh, FullyShard::new()).map(|_| ())
+            }),
+            ("parallelize", |net, mesh| {
+                parallelize(net.clone(), mesh, Plan::new()).map(|_| ())
+            }),
             ("unshard", |net, _| unshard(net).map(|_| ())),
             ("reshard", |net, _| reshard(net)),
         ];
@@ -53,7 +82,9 @@ fn a_replaced_parameter_is_named_by_whatever_sees_the_model() {
             change(&mut sharded, &device);
             for (name, using) in uses {
                 let error = using(&sharded, mesh).expect_err(name);
-                let Error::Param(ParamError::Replaced { param }) = &error else { panic!("{name}: {error}") };
+                let Error::Param(ParamError::Replaced { param }) = &error else {
+                    panic!("{name}: {error}")
+                };
                 assert_eq!(param, lost, "{name}");
                 assert!(error.to_string().contains("full_model"), "{error}");
             }
@@ -65,10 +96,15 @@ fn a_replaced_parameter_is_named_by_whatever_sees_the_model() {
             let x = tensor(1, [2, WIDTH], &device);
             unit(&sharded, x.clone(), |_, x| x);
             change(&mut sharded, &device);
-            unit(&sharded, x, |_, x| -> Tensor<2> { unreachable!("it is not entered, with {x}") });
+            unit(&sharded, x, |_, x| -> Tensor<2> {
+                unreachable!("it is not entered, with {x}")
+            });
             Ok(())
         });
-        assert!(matches!(&error.cause, Error::Param(ParamError::Replaced { param }) if param == lost), "{error}");
+        assert!(
+            matches!(&error.cause, Error::Param(ParamError::Replaced { param }) if param == lost),
+            "{error}"
+        );
     }
 }
 
@@ -79,9 +115,14 @@ fn a_unit_names_a_replaced_parameter_by_its_path_in_the_model() {
     let error = MeshTest::new([2], ["shard"]).run_failing(|mesh| {
         let device = mesh.device().clone().autodiff();
         let mut sharded = fully_shard(on_device(&model, &device), mesh, config())?;
-        sharded.blocks[2].bias = sharded.blocks[2].bias.clone().map(|bias| bias.map(|bias| bias.zeros_like()));
+        sharded.blocks[2].bias = sharded.blocks[2]
+            .bias
+            .clone()
+            .map(|bias| bias.map(|bias| bias.zeros_like()));
         for block in &sharded.blocks {
-            unit(block, tensor(1, [2, WIDTH], &device), |block, x| block.forward(x));
+            unit(block, tensor(1, [2, WIDTH], &device), |block, x| {
+                block.forward(x)
+            });
         }
         Ok(())
     });
@@ -101,13 +142,24 @@ fn a_module_that_passed_the_check_does_not_stand_for_another() {
         let device = mesh.device().clone().autodiff();
         let config = FullyShard::new().with_ignored(["first.bias"]);
         let mut sharded = fully_shard(on_device(&model, &device), mesh, config)?;
-        let pass = |layer: &Linear| drop(unit(layer, tensor(1, [2, WIDTH], &device), |layer, x| layer.forward(x)));
+        let pass = |layer: &Linear| {
+            drop(unit(layer, tensor(1, [2, WIDTH], &device), |layer, x| {
+                layer.forward(x)
+            }))
+        };
         pass(&sharded.first);
-        sharded.spare.bias = sharded.spare.bias.clone().map(|bias| bias.map(|bias| bias.zeros_like()));
+        sharded.spare.bias = sharded
+            .spare
+            .bias
+            .clone()
+            .map(|bias| bias.map(|bias| bias.zeros_like()));
         pass(&sharded.spare);
         Ok(())
     });
-    assert!(matches!(&error.cause, Error::Param(ParamError::Replaced { param }) if param == "spare.bias"), "{error}");
+    assert!(
+        matches!(&error.cause, Error::Param(ParamError::Replaced { param }) if param == "spare.bias"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -130,12 +182,20 @@ fn a_parameter_of_the_gathered_model_is_replaced_and_sharded_again() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let sharded = fully_shard(on_device(&model, &device), mesh, config())?;
-        let error = fully_shard(sharded.clone(), mesh, config()).expect_err("it is sharded").to_string();
-        assert!(error.contains("fully_shard(full_model(&model)?, ..)"), "{error}");
+        let error = fully_shard(sharded.clone(), mesh, config())
+            .expect_err("it is sharded")
+            .to_string();
+        assert!(
+            error.contains("fully_shard(full_model(&model)?, ..)"),
+            "{error}"
+        );
         let mut full = full_model(&sharded)?;
         full.first = LinearConfig::new(WIDTH, 7).init(&device);
         let again = fully_shard(full, mesh, config())?;
-        assert_eq!(named_parameters(&again)?[0].spec.shape().as_slice(), [WIDTH, 7]);
+        assert_eq!(
+            named_parameters(&again)?[0].spec.shape().as_slice(),
+            [WIDTH, 7]
+        );
         Ok(())
     });
 }
@@ -158,10 +218,16 @@ struct Around {
 fn what_was_never_distributed_is_no_replacement() {
     let device = Device::flex().autodiff();
     let linear = || LinearConfig::new(4, 4).init(&device);
-    let model = Normed { inner: linear(), norm: BatchNormConfig::new(4).init(&device), own: linear() };
+    let model = Normed {
+        inner: linear(),
+        norm: BatchNormConfig::new(4).init(&device),
+        own: linear(),
+    };
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let config = FullyShard::new().with_units(["inner"]).with_ignored(["own.*"]);
+        let config = FullyShard::new()
+            .with_units(["inner"])
+            .with_ignored(["own.*"]);
         let mut sharded = fully_shard(on_device(&model, &device), mesh, config)?;
         sharded.own = LinearConfig::new(4, 4).init(&device);
         assert_eq!(named_parameters(&sharded)?.len(), 2 + 2);
@@ -171,11 +237,19 @@ fn what_was_never_distributed_is_no_replacement() {
             model.own.forward(model.norm.forward(x))
         };
         let plain = unit(&sharded, x(), forward);
-        for enter in [unit(&sharded, x(), forward), unit(&sharded.valid().train(), x(), forward)] {
+        for enter in [
+            unit(&sharded, x(), forward),
+            unit(&sharded.valid().train(), x(), forward),
+        ] {
             assert_eq!(enter.shape(), plain.shape());
         }
-        let around = Around { model: sharded.clone(), extra: LinearConfig::new(4, 4).init(&device) };
-        unit(&around, x(), |around, x| around.extra.forward(forward(&around.model, x)));
+        let around = Around {
+            model: sharded.clone(),
+            extra: LinearConfig::new(4, 4).init(&device),
+        };
+        unit(&around, x(), |around, x| {
+            around.extra.forward(forward(&around.model, x))
+        });
         assert_eq!(named_parameters(&around)?.len(), 2 + 2);
         let part = vec![sharded.inner.clone(), LinearConfig::new(4, 4).init(&device)];
         assert_eq!(named_parameters(&part)?.len(), 2);
@@ -184,7 +258,10 @@ fn what_was_never_distributed_is_no_replacement() {
         // Nor does it hide one.
         sharded.inner.bias = sharded.inner.bias.map(|bias| bias.set_require_grad(false));
         let error = full_model(&sharded).expect_err("it is not sharded");
-        assert!(matches!(&error, Error::Param(ParamError::Replaced { param }) if param == "inner.bias"), "{error}");
+        assert!(
+            matches!(&error, Error::Param(ParamError::Replaced { param }) if param == "inner.bias"),
+            "{error}"
+        );
         Ok(())
     });
 }
@@ -204,15 +281,28 @@ fn units_of_one_model_may_stand_in_another() {
         let full = on_device(&model, &device);
         let head = LinearConfig::new(WIDTH, 2).init(&device);
         let sharded = fully_shard(full.clone(), mesh, config())?;
-        let tuned = fully_shard(Tuned { blocks: sharded.blocks, head }, mesh, FullyShard::new())?;
+        let tuned = fully_shard(
+            Tuned {
+                blocks: sharded.blocks,
+                head,
+            },
+            mesh,
+            FullyShard::new(),
+        )?;
         let x = || tensor::<2>(1, [4, WIDTH], &device);
         let forward = |tuned: &Tuned, x| tuned.head.forward(tuned.blocks[1].forward(x));
         let output = unit(&tuned, x(), forward);
         let expected = forward(&full_model(&tuned)?, x());
         assert_eq!(output.to_data(), expected.to_data());
         let block = |net: &Tuned| net.blocks[1].weight.val().to_data();
-        assert_eq!(block(&full_model(&tuned)?), full.blocks[1].weight.val().to_data());
-        assert_eq!(tuned.head.weight.shard().expect("sharded").placements(), [Placement::Shard(0)]);
+        assert_eq!(
+            block(&full_model(&tuned)?),
+            full.blocks[1].weight.val().to_data()
+        );
+        assert_eq!(
+            tuned.head.weight.shard().expect("sharded").placements(),
+            [Placement::Shard(0)]
+        );
         Ok(())
     });
 }

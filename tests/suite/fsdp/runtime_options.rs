@@ -5,7 +5,9 @@ use burn::optim::GradientsParams;
 use burn::tensor::Device;
 use burn_dtensor::comm::{Launch, Op, Phase, World, launch};
 use burn_dtensor::fsdp::ParamError;
-use burn_dtensor::fsdp::{FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard, unit};
+use burn_dtensor::fsdp::{
+    FsdpModule, FullyShard, ReshardAfterForward, full_model, fully_shard, unit,
+};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::{Error, Result};
 
@@ -22,7 +24,9 @@ pub fn sharded(world: &World, model: &Stack, reshard: ReshardAfterForward) -> Re
     fully_shard(
         on_device(model, &device),
         &mesh,
-        FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard),
+        FullyShard::new()
+            .with_units(["blocks.*"])
+            .with_reshard_after_forward(reshard),
     )
 }
 
@@ -33,22 +37,39 @@ pub fn step(
     between: impl FnOnce() -> Result<()>,
 ) -> Result<(std::collections::BTreeMap<String, Vec<f32>>, u64)> {
     let device = world.device().clone().autodiff();
-    let loss = model.forward(tensor(world.rank() as u64 + 1, [2, WIDTH], &device)).square().sum();
+    let loss = model
+        .forward(tensor(world.rank() as u64 + 1, [2, WIDTH], &device))
+        .square()
+        .sum();
     between()?;
     let before = world.ledger().calls_in(Op::AllGather, Phase::Backward);
     let mut grads = GradientsParams::from_grads(loss.backward(), model);
     let gathers = world.ledger().calls_in(Op::AllGather, Phase::Backward) - before;
-    Ok((values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None), gathers))
+    Ok((
+        values(
+            &full_model(&model.clone().map(&mut Holder(&mut grads)))?,
+            None,
+        ),
+        gathers,
+    ))
 }
 
 #[test]
 fn what_forward_keeps_is_freed_by_hand_and_gathered_again() {
     let model = stack(&Device::flex());
-    for reshard in [ReshardAfterForward::Never, ReshardAfterForward::Auto, ReshardAfterForward::Always] {
+    for reshard in [
+        ReshardAfterForward::Never,
+        ReshardAfterForward::Auto,
+        ReshardAfterForward::Always,
+    ] {
         for checkpointing in [false, true] {
             launch(Launch::threads(2), |world| {
                 let device = world.device().clone().autodiff();
-                let device = if checkpointing { device.gradient_checkpointing() } else { device };
+                let device = if checkpointing {
+                    device.gradient_checkpointing()
+                } else {
+                    device
+                };
                 let model = sharded(world, &on_device(&model, &device), reshard)?;
                 let (expected, kept) = step(world, &model, || Ok(()))?;
                 let (grads, gathers) = step(world, &model, || {
@@ -69,10 +90,30 @@ fn another_reshard_mode_at_run_time() {
     let model = stack(&Device::flex());
     // Told to all units, or to the root alone.
     for (from, to, all, root) in [
-        (ReshardAfterForward::Never, ReshardAfterForward::Always, ALL, 1),
-        (ReshardAfterForward::Always, ReshardAfterForward::Never, 0, ALL - 1),
-        (ReshardAfterForward::Auto, ReshardAfterForward::Always, ALL, ALL),
-        (ReshardAfterForward::Always, ReshardAfterForward::Ranks(1), 0, ALL - 1),
+        (
+            ReshardAfterForward::Never,
+            ReshardAfterForward::Always,
+            ALL,
+            1,
+        ),
+        (
+            ReshardAfterForward::Always,
+            ReshardAfterForward::Never,
+            0,
+            ALL - 1,
+        ),
+        (
+            ReshardAfterForward::Auto,
+            ReshardAfterForward::Always,
+            ALL,
+            ALL,
+        ),
+        (
+            ReshardAfterForward::Always,
+            ReshardAfterForward::Ranks(1),
+            0,
+            ALL - 1,
+        ),
     ] {
         launch(Launch::threads(2), |world| {
             for (recursive, expected) in [(true, all), (false, root)] {
@@ -114,7 +155,13 @@ fn groups_that_were_not_made_are_told() {
 #[test]
 fn gradients_are_divided_by_a_factor() {
     let model = stack(&Device::flex());
-    for (ranks, shape) in [(1, vec![1]), (2, vec![2]), (3, vec![3]), (4, vec![2, 2]), (4, vec![4, 1])] {
+    for (ranks, shape) in [
+        (1, vec![1]),
+        (2, vec![2]),
+        (3, vec![3]),
+        (4, vec![2, 2]),
+        (4, vec![4, 1]),
+    ] {
         for factor in [None, Some(1.0), Some(2.0), Some(3.0), Some(8.0)] {
             for force_sum in [false, true] {
                 let results = launch(Launch::threads(ranks), |world| {
@@ -122,20 +169,36 @@ fn gradients_are_divided_by_a_factor() {
                     let plain = on_device(&model, &device);
                     let names = ["replicate", "shard"];
                     let mesh = DeviceMesh::new(world, &shape, &names[2 - shape.len()..])?;
-                    let sharded = fully_shard(plain.clone(), &mesh, FullyShard::new().with_units(["blocks.*"]))?;
+                    let sharded = fully_shard(
+                        plain.clone(),
+                        &mesh,
+                        FullyShard::new().with_units(["blocks.*"]),
+                    )?;
                     FsdpModule::of(&sharded)?.set_gradient_divide_factor(factor)?;
                     FsdpModule::of(&sharded)?.set_force_sum_reduction(force_sum);
-                    let loss = plain.forward(tensor(world.rank() as u64 + 1, [2, WIDTH], &device)).square().sum();
-                    let own = values(&plain, Some(&GradientsParams::from_grads(loss.backward(), &plain)));
+                    let loss = plain
+                        .forward(tensor(world.rank() as u64 + 1, [2, WIDTH], &device))
+                        .square()
+                        .sum();
+                    let own = values(
+                        &plain,
+                        Some(&GradientsParams::from_grads(loss.backward(), &plain)),
+                    );
                     Ok((own, step(world, &sharded, || Ok(()))?.0))
                 });
                 let results = launched::values(results.unwrap());
                 let mut expected = mean(results.iter().map(|(own, _)| own));
                 let scale = ranks as f64 / factor.unwrap_or(ranks as f64);
-                expected.values_mut().flatten().for_each(|x| *x = (f64::from(*x) * scale) as f32);
+                expected
+                    .values_mut()
+                    .flatten()
+                    .for_each(|x| *x = (f64::from(*x) * scale) as f32);
                 for (_, grads) in &results {
                     let diff = max_diff(grads, &expected);
-                    assert!(diff < 1e-4, "{shape:?}, {factor:?}, force {force_sum}: {diff}");
+                    assert!(
+                        diff < 1e-4,
+                        "{shape:?}, {factor:?}, force {force_sum}: {diff}"
+                    );
                 }
             }
         }
@@ -171,7 +234,11 @@ fn a_backward_that_reads_what_it_was_told_not_to_gather_fails_with_an_error() {
     for checkpointing in [false, true] {
         let end = launch(Launch::threads(2), |world| {
             let device = world.device().clone().autodiff();
-            let device = if checkpointing { device.gradient_checkpointing() } else { device };
+            let device = if checkpointing {
+                device.gradient_checkpointing()
+            } else {
+                device
+            };
             let config = FullyShard::new().with_units(["blocks.*"]);
             let mesh = DeviceMesh::new(world, [2], ["shard"])?;
             let model = fully_shard(on_device(&model, &device), &mesh, config)?;
@@ -181,9 +248,14 @@ fn a_backward_that_reads_what_it_was_told_not_to_gather_fails_with_an_error() {
             Ok(())
         });
         let error = end.expect_err("the gradient of the block's input needs its weight");
-        let Error::Param(ParamError::NotUnsharded { unit }) = &error.cause else { panic!("{error}") };
+        let Error::Param(ParamError::NotUnsharded { unit }) = &error.cause else {
+            panic!("{error}")
+        };
         assert_eq!(unit, "blocks.1");
-        assert!(error.to_string().contains("set_unshard_in_backward(true)"), "{error}");
+        assert!(
+            error.to_string().contains("set_unshard_in_backward(true)"),
+            "{error}"
+        );
     }
 }
 
@@ -198,7 +270,10 @@ fn forwards_without_backward_share_what_is_kept() {
         let gathers = |model: &Stack| {
             let before = world.ledger().calls(Op::AllGather);
             let output = model.forward(x());
-            (world.ledger().calls(Op::AllGather) - before, output.into_data())
+            (
+                world.ledger().calls(Op::AllGather) - before,
+                output.into_data(),
+            )
         };
         let (first, output) = gathers(&valid);
         assert_eq!(first, ALL);
@@ -251,7 +326,11 @@ fn a_backward_that_was_given_up_leaves_no_gradient_to_the_next() {
         launch(Launch::threads(ranks), |world| {
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, &shape, &["replicate", "shard"][2 - shape.len()..])?;
-            let model = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().with_units(["blocks.*"]))?;
+            let model = fully_shard(
+                on_device(&model, &device),
+                &mesh,
+                FullyShard::new().with_units(["blocks.*"]),
+            )?;
             // Outputs in no loss, which keep the passes of their units alive.
             let unused = std::cell::RefCell::new(Vec::new());
             let backward = |seed: u64, panics: bool| {
@@ -282,7 +361,11 @@ fn a_backward_that_was_given_up_leaves_no_gradient_to_the_next() {
                 let grads = std::panic::catch_unwind(run).ok();
                 assert_eq!(grads.is_none(), is_given_up, "{shape:?}, {seed}");
                 if let Some(grads) = grads {
-                    assert_eq!(&grads, expected.get_or_insert_with(|| grads.clone()), "{shape:?}");
+                    assert_eq!(
+                        &grads,
+                        expected.get_or_insert_with(|| grads.clone()),
+                        "{shape:?}"
+                    );
                 }
             }
             Ok(())

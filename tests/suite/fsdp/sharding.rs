@@ -31,13 +31,19 @@ fn inner_calls_come_first_and_keep_their_units() {
         world.ledger().reset();
         let x = tensor(1, [4, WIDTH], &device);
         let output = with_units(&sharded, x.clone(), 0);
-        assert_eq!(output.clone().into_data(), with_units(&plain, x, 0).into_data());
+        assert_eq!(
+            output.clone().into_data(),
+            with_units(&plain, x, 0).into_data()
+        );
         let _ = output.sum().backward();
         // Root keeps, blocks are gathered again: their units are no roots any more.
         assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Forward), 4);
         assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Backward), 3);
         let again = fully_shard(sharded, &mesh, FullyShard::new());
-        assert!(matches!(again, Err(Error::Fsdp(FsdpError::AlreadySharded { .. }))));
+        assert!(matches!(
+            again,
+            Err(Error::Fsdp(FsdpError::AlreadySharded { .. }))
+        ));
         Ok(())
     })
     .unwrap();
@@ -50,7 +56,11 @@ fn a_parameter_belongs_to_the_innermost_unit_around_it() {
         let config = FullyShard::new().with_units(["*", "*.blocks.1"]);
         let sharded = fully_shard(model.clone(), &mesh(world)?, config)?;
         for param in named_parameters(&sharded)? {
-            let expected = if param.path.starts_with("0.blocks.1.") { "0.blocks.1" } else { "0" };
+            let expected = if param.path.starts_with("0.blocks.1.") {
+                "0.blocks.1"
+            } else {
+                "0"
+            };
             assert_eq!(&*param.unit, expected, "{}", param.path);
         }
         Ok(())
@@ -63,16 +73,30 @@ fn lazy_parameters_take_the_first_ranks_values() {
     let weights = launch(Launch::threads(4), |world| {
         let device = world.device().clone().autodiff();
         let value = 10.0 + world.rank() as f64;
-        let lazy = LinearConfig::new(WIDTH, 7).with_initializer(Initializer::Constant { value }).init(&device);
+        let lazy = LinearConfig::new(WIDTH, 7)
+            .with_initializer(Initializer::Constant { value })
+            .init(&device);
         let sharded = fully_shard(lazy.clone(), &mesh(world)?, FullyShard::new())?;
         if world.rank() > 0 {
-            assert!(!lazy.weight.is_initialized(), "only the first rank makes values");
+            assert!(
+                !lazy.weight.is_initialized(),
+                "only the first rank makes values"
+            );
         }
         assert!(sharded.weight.base().is_require_grad());
-        Ok(full_model(&sharded)?.weight.val().into_data().try_to_vec::<f32>().unwrap())
+        Ok(full_model(&sharded)?
+            .weight
+            .val()
+            .into_data()
+            .try_to_vec::<f32>()
+            .unwrap())
     })
     .unwrap();
-    assert!(weights.iter().all(|(_, weight)| *weight == [10.0; WIDTH * 7]));
+    assert!(
+        weights
+            .iter()
+            .all(|(_, weight)| *weight == [10.0; WIDTH * 7])
+    );
 }
 
 #[test]
@@ -82,23 +106,52 @@ fn parameters_are_dtensors() {
         let model = on_device(&model, &world.device().clone().autodiff());
         let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
         let config = config().with_shard_placement_fn(|param: ParamInfo| {
-            param.path.ends_with("1.weight").then_some(Placement::Shard(1))
+            param
+                .path
+                .ends_with("1.weight")
+                .then_some(Placement::Shard(1))
         });
         let sharded = fully_shard(model.clone(), &mesh, config)?;
         let weight = sharded.blocks[0].weight.shard().expect("sharded");
-        assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(0)]);
+        assert_eq!(
+            weight.placements(),
+            [Placement::Replicate, Placement::Shard(0)]
+        );
         assert_eq!(weight.dims(), [WIDTH, WIDTH]);
-        assert_eq!(weight.to_local().dims(), [[3, 2][mesh.coordinate().unwrap()[1]], WIDTH]);
+        assert_eq!(
+            weight.to_local().dims(),
+            [[3, 2][mesh.coordinate().unwrap()[1]], WIDTH]
+        );
         let weight = sharded.blocks[1].weight.shard().expect("sharded");
-        assert_eq!(weight.placements(), [Placement::Replicate, Placement::Shard(1)]);
-        assert_eq!(weight.full_tensor()?.into_data(), model.blocks[1].weight.val().into_data());
+        assert_eq!(
+            weight.placements(),
+            [Placement::Replicate, Placement::Shard(1)]
+        );
+        assert_eq!(
+            weight.full_tensor()?.into_data(),
+            model.blocks[1].weight.val().into_data()
+        );
 
         let named = named_parameters(&sharded)?;
         let paths: Vec<_> = named.iter().map(|param| param.path.as_str()).collect();
         assert_eq!(paths.len(), 2 + 3 * 2 + 1 + 2);
-        assert_eq!(&paths[..4], ["first.weight", "first.bias", "blocks.0.weight", "blocks.0.bias"]);
-        let second = named.iter().find(|param| param.path == "blocks.1.weight").expect("listed");
-        assert_eq!((&*second.unit, second.id), ("blocks.1", sharded.blocks[1].weight.id));
+        assert_eq!(
+            &paths[..4],
+            [
+                "first.weight",
+                "first.bias",
+                "blocks.0.weight",
+                "blocks.0.bias"
+            ]
+        );
+        let second = named
+            .iter()
+            .find(|param| param.path == "blocks.1.weight")
+            .expect("listed");
+        assert_eq!(
+            (&*second.unit, second.id),
+            ("blocks.1", sharded.blocks[1].weight.id)
+        );
         assert!(second.shard::<1>().is_none());
         let full = second.shard::<2>().expect("a matrix").full_tensor()?;
         assert_eq!(full.into_data(), model.blocks[1].weight.val().into_data());
@@ -113,15 +166,24 @@ fn parameters_are_dtensors() {
 fn a_model_is_described_with_global_and_local_shapes() {
     let start = net(&Device::flex());
     let tables = launch(Launch::threads(2), |world| {
-        let config = FullyShard::new().with_units(["blocks.*"]).with_ignored(["spare.*"]);
+        let config = FullyShard::new()
+            .with_units(["blocks.*"])
+            .with_ignored(["spare.*"]);
         let model = fully_shard(start.clone(), &mesh(world)?, config)?;
         let description = describe(&model);
         let linear = WIDTH * WIDTH + WIDTH;
         assert_eq!(description.global_count(), 5 * linear + WIDTH);
         // Of each dimension of 5 the first rank has 3.
         let rows = [3, 2][world.rank()];
-        assert_eq!(description.local_count(), 4 * (rows * WIDTH + rows) + rows + linear);
-        assert_eq!(model.num_params(), description.local_count(), "burn sees what is here");
+        assert_eq!(
+            description.local_count(),
+            4 * (rows * WIDTH + rows) + rows + linear
+        );
+        assert_eq!(
+            model.num_params(),
+            description.local_count(),
+            "burn sees what is here"
+        );
         Ok(description.to_string())
     })
     .unwrap();
@@ -130,12 +192,34 @@ fn a_model_is_described_with_global_and_local_shapes() {
     assert_eq!(rows.len(), 2 + 11 + 1, "{table}");
     assert_eq!(rows[0], "on DeviceMesh(shard=2; ranks 0..2)");
     let cells = |row: &str| {
-        row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).map(String::from).collect::<Vec<_>>()
+        row.split("  ")
+            .map(str::trim)
+            .filter(|cell| !cell.is_empty())
+            .map(String::from)
+            .collect::<Vec<_>>()
     };
-    let expected = ["blocks.1.weight", "[5, 5]", "[S(0)]", "[2, 5]", "blocks.1", "f32", "25", "10"];
-    let row = rows.iter().find(|row| row.starts_with("blocks.1.weight")).unwrap();
+    let expected = [
+        "blocks.1.weight",
+        "[5, 5]",
+        "[S(0)]",
+        "[2, 5]",
+        "blocks.1",
+        "f32",
+        "25",
+        "10",
+    ];
+    let row = rows
+        .iter()
+        .find(|row| row.starts_with("blocks.1.weight"))
+        .unwrap();
     assert_eq!(cells(row), expected);
-    let row = rows.iter().find(|row| row.starts_with("spare.bias")).unwrap();
-    assert_eq!(cells(row), ["spare.bias", "[5]", "-", "[5]", "-", "f32", "5", "5"]);
+    let row = rows
+        .iter()
+        .find(|row| row.starts_with("spare.bias"))
+        .unwrap();
+    assert_eq!(
+        cells(row),
+        ["spare.bias", "[5]", "-", "[5]", "-", "f32", "5", "5"]
+    );
     assert_eq!(cells(rows[13]), ["total", "155", "80"]);
 }

@@ -18,21 +18,37 @@ const UNITS: u64 = BLOCKS as u64 + 1;
 type Grads = BTreeMap<String, Vec<f32>>;
 
 fn loss(model: &Stack, seed: u64, device: &Device) -> Tensor<1> {
-    model.forward(tensor(seed, [2, WIDTH], device)).square().sum()
+    model
+        .forward(tensor(seed, [2, WIDTH], device))
+        .square()
+        .sum()
 }
 
 fn plain_grads(model: &Stack, loss: &Tensor<1>) -> Grads {
-    values(model, Some(&GradientsParams::from_grads(loss.backward(), model)))
+    values(
+        model,
+        Some(&GradientsParams::from_grads(loss.backward(), model)),
+    )
 }
 
 fn sharded_grads(model: &Stack, loss: &Tensor<1>) -> Result<Grads> {
     let mut grads = GradientsParams::from_grads(loss.backward(), model);
-    Ok(values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None))
+    Ok(values(
+        &full_model(&model.clone().map(&mut Holder(&mut grads)))?,
+        None,
+    ))
 }
 
-fn sharded(world: &World, plain: &Stack, reshard: ReshardAfterForward, stays: bool) -> Result<Stack> {
+fn sharded(
+    world: &World,
+    plain: &Stack,
+    reshard: ReshardAfterForward,
+    stays: bool,
+) -> Result<Stack> {
     let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
-    let config = FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard);
+    let config = FullyShard::new()
+        .with_units(["blocks.*"])
+        .with_reshard_after_forward(reshard);
     let model = fully_shard(plain.clone(), &mesh, config)?;
     FsdpModule::of(&model)?.set_reshard_after_backward(!stays);
     Ok(model)
@@ -40,7 +56,10 @@ fn sharded(world: &World, plain: &Stack, reshard: ReshardAfterForward, stays: bo
 
 /// All ranks have the same batch, so that the averaged gradients are those of one device.
 fn assert_close(found: &Grads, expected: &Grads, case: &str) {
-    let largest = expected.values().flatten().fold(1.0, |largest: f64, x| largest.max(f64::from(x.abs())));
+    let largest = expected
+        .values()
+        .flatten()
+        .fold(1.0, |largest: f64, x| largest.max(f64::from(x.abs())));
     let diff = max_diff(found, expected);
     assert!(diff < 1e-5 * largest, "{case}: {diff} of {largest}");
 }
@@ -48,7 +67,11 @@ fn assert_close(found: &Grads, expected: &Grads, case: &str) {
 #[test]
 fn a_forward_after_a_step_has_its_own_copy_while_an_earlier_backward_is_pending() {
     let model = stack(&Device::flex());
-    for reshard in [ReshardAfterForward::Never, ReshardAfterForward::Auto, ReshardAfterForward::Always] {
+    for reshard in [
+        ReshardAfterForward::Never,
+        ReshardAfterForward::Auto,
+        ReshardAfterForward::Always,
+    ] {
         for stays in [false, true] {
             launch(Launch::threads(2), |world| {
                 let device = world.device().clone().autodiff();
@@ -96,7 +119,11 @@ fn a_teacher_between_two_forwards_leaves_the_copy_to_the_student() {
         let second = loss(&student, 3, &device);
         assert_eq!(gathers(), 2 * UNITS, "the student's are there");
         assert_close(&sharded_grads(&student, &second)?, &expected[1], "second");
-        assert_close(&sharded_grads(&teacher, &between)?, &expected_teacher, "teacher");
+        assert_close(
+            &sharded_grads(&teacher, &between)?,
+            &expected_teacher,
+            "teacher",
+        );
         assert_close(&sharded_grads(&student, &first)?, &expected[0], "first");
         Ok(())
     })
@@ -119,7 +146,14 @@ fn a_copy_that_was_freed_by_hand_is_gathered_once_for_its_passes() {
         let other = GradientsParams::from_grads(first.backward(), &model);
         assert_eq!(world.ledger().calls(Op::AllGather), UNITS);
         for (mut grads, expected) in [(other, &expected[0]), (grads, &expected[1])] {
-            assert_close(&values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None), expected, "by hand");
+            assert_close(
+                &values(
+                    &full_model(&model.clone().map(&mut Holder(&mut grads)))?,
+                    None,
+                ),
+                expected,
+                "by hand",
+            );
         }
         Ok(())
     })

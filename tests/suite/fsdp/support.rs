@@ -9,13 +9,23 @@ use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 use crate::models::Init;
 
 /// Values of every parameter by path; gradients instead where given, zeros where missing.
-pub fn values<M: Module>(module: &M, grads: Option<&GradientsParams>) -> BTreeMap<String, Vec<f32>> {
+pub fn values<M: Module>(
+    module: &M,
+    grads: Option<&GradientsParams>,
+) -> BTreeMap<String, Vec<f32>> {
     elements(module, grads)
 }
 
 /// [`values`], of a module whose parameters are of another element type.
-pub fn elements<E: Element>(module: &impl Module, grads: Option<&GradientsParams>) -> BTreeMap<String, Vec<E>> {
-    let mut values = Values { path: vec![], grads, values: BTreeMap::new() };
+pub fn elements<E: Element>(
+    module: &impl Module,
+    grads: Option<&GradientsParams>,
+) -> BTreeMap<String, Vec<E>> {
+    let mut values = Values {
+        path: vec![],
+        grads,
+        values: BTreeMap::new(),
+    };
     module.visit(&mut values);
     values.values
 }
@@ -37,7 +47,9 @@ impl<E: Element> ModuleVisitor for Values<'_, E> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = match self.grads {
-            Some(grads) => grads.get::<D>(param.id).unwrap_or_else(|| param.base().inner().zeros_like()),
+            Some(grads) => grads
+                .get::<D>(param.id)
+                .unwrap_or_else(|| param.base().inner().zeros_like()),
             None => param.base(),
         };
         let path = self.path.join(".");
@@ -45,7 +57,8 @@ impl<E: Element> ModuleVisitor for Values<'_, E> {
         if path.contains("running_") {
             return;
         }
-        self.values.insert(path, tensor.into_data().try_to_vec().unwrap());
+        self.values
+            .insert(path, tensor.into_data().try_to_vec().unwrap());
     }
 }
 
@@ -61,7 +74,8 @@ impl ModuleMapper for OnDevice {
         param.map(|base| {
             let trained = base.is_require_grad();
             let dtype = base.dtype();
-            Tensor::from_data(base.into_data(), (&self.0, dtype)).set_require_grad(trained && self.0.is_autodiff())
+            Tensor::from_data(base.into_data(), (&self.0, dtype))
+                .set_require_grad(trained && self.0.is_autodiff())
         })
     }
 }
@@ -77,7 +91,13 @@ pub fn furthest<E: Copy + Into<f64>>(a: &[E], b: &[E]) -> f64 {
 
 /// NaN if one is: `f64::max` would pass over it.
 fn greatest(distances: impl Iterator<Item = f64>) -> f64 {
-    distances.fold(0.0, |greatest, distance| if distance.is_nan() || distance > greatest { distance } else { greatest })
+    distances.fold(0.0, |greatest, distance| {
+        if distance.is_nan() || distance > greatest {
+            distance
+        } else {
+            greatest
+        }
+    })
 }
 
 /// [`furthest`] over all parameters.
@@ -92,12 +112,17 @@ fn a_copy_of_a_frozen_layer_is_frozen() {
     let device = Device::flex().autodiff();
     let layer = burn::nn::LinearConfig::new(2, 2).init(&device);
     assert!(on_device(&layer, &device).weight.is_require_grad());
-    assert!(!on_device(&layer.no_grad(), &device).weight.is_require_grad());
+    assert!(
+        !on_device(&layer.no_grad(), &device)
+            .weight
+            .is_require_grad()
+    );
 }
 
 #[test]
 fn nan_is_near_nothing() {
-    let by_path = |values: [f32; 3]| BTreeMap::from([("a".into(), vec![1.0]), ("b".into(), values.into())]);
+    let by_path =
+        |values: [f32; 3]| BTreeMap::from([("a".into(), vec![1.0]), ("b".into(), values.into())]);
     for broken in [[f32::NAN, 1.0, 1.0], [1.0, 1.0, f32::NAN], [f32::NAN; 3]] {
         let diff = max_diff(&by_path(broken), &by_path([1.0; 3]));
         assert!(diff.is_nan(), "{broken:?}: {diff}");
@@ -136,7 +161,10 @@ pub struct Shift;
 
 impl ModuleMapper for Shift {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|base| Tensor::from_data((base.inner() + 1.0).into_data(), &Device::flex().autodiff()).require_grad())
+        param.map(|base| {
+            Tensor::from_data((base.inner() + 1.0).into_data(), &Device::flex().autodiff())
+                .require_grad()
+        })
     }
 }
 
@@ -174,7 +202,9 @@ pub struct Shapes(pub fn(&str) -> Vec<usize>);
 
 impl Init for Shapes {
     fn data(&self, path: &str) -> TensorData {
-        let seed = path.bytes().fold(7u64, |seed, byte| seed.wrapping_mul(31) + byte as u64);
+        let seed = path
+            .bytes()
+            .fold(7u64, |seed, byte| seed.wrapping_mul(31) + byte as u64);
         fill(seed, &(self.0)(path))
     }
 }

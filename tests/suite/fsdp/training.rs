@@ -28,7 +28,9 @@ impl Mlp {
         let device = Device::flex();
         device.seed(5);
         let layer = |widths: &[usize]| LinearConfig::new(widths[0], widths[1]).init(&device);
-        let mlp = Self { layers: WIDTHS.windows(2).map(layer).collect() };
+        let mlp = Self {
+            layers: WIDTHS.windows(2).map(layer).collect(),
+        };
         // Drawn here, on one thread.
         let _ = values(&mlp, None);
         mlp
@@ -36,7 +38,11 @@ impl Mlp {
 
     /// Each layer is a unit, if it was made one.
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        unit(self, x, |mlp, x| mlp.layers.iter().fold(x, |x, layer| unit(layer, x, |layer, x| layer.forward(x).tanh())))
+        unit(self, x, |mlp, x| {
+            mlp.layers.iter().fold(x, |x, layer| {
+                unit(layer, x, |layer, x| layer.forward(x).tanh())
+            })
+        })
     }
 }
 
@@ -49,7 +55,10 @@ fn loss(y: Tensor<2>) -> Tensor<1> {
 }
 
 /// Trains `model` by the loss of each step; returns it and the losses.
-fn train<M: Module>(mut model: M, loss: impl Fn(&M, u64) -> Result<Tensor<1>>) -> Result<(M, Vec<f64>)> {
+fn train<M: Module>(
+    mut model: M,
+    loss: impl Fn(&M, u64) -> Result<Tensor<1>>,
+) -> Result<(M, Vec<f64>)> {
     let mut optim = AdamConfig::new().with_epsilon(1e-5).init();
     let mut losses = Vec::new();
     for step in 0..STEPS {
@@ -71,9 +80,14 @@ fn alone(model: &Mlp, ranks: usize, device: &Device) -> (Mlp, Vec<f64>) {
 }
 
 /// How far apart the parameters are, over all of them.
-fn apart<E: Element + Into<f64>>(a: &BTreeMap<String, Vec<E>>, b: &BTreeMap<String, Vec<E>>) -> f64 {
+fn apart<E: Element + Into<f64>>(
+    a: &BTreeMap<String, Vec<E>>,
+    b: &BTreeMap<String, Vec<E>>,
+) -> f64 {
     assert!(a.keys().eq(b.keys()));
-    a.iter().map(|(path, values)| furthest(values, &b[path])).fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
+    a.iter()
+        .map(|(path, values)| furthest(values, &b[path]))
+        .fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
 
 fn largest(param: ParamInfo) -> Option<Placement> {
@@ -87,25 +101,39 @@ fn one_unit_trains_as_one_device_whichever_dimension_is_sharded() {
     for ranks in [2, 3, 4] {
         let (expected, losses) = alone(&model, ranks, &Device::flex().autodiff());
         let expected = values(&expected, None);
-        assert!(apart(&expected, &values(&model, None)) > 1e-2, "it has learned");
+        assert!(
+            apart(&expected, &values(&model, None)) > 1e-2,
+            "it has learned"
+        );
         // A weight is of the features that it takes by those that it makes.
         let (rows, columns) = ([Placement::Shard(0)], [Placement::Shard(1)]);
-        for (config, shardings) in
-            [(FullyShard::new(), [rows, rows]), (FullyShard::new().with_shard_placement_fn(largest), [columns, rows])]
-        {
+        for (config, shardings) in [
+            (FullyShard::new(), [rows, rows]),
+            (
+                FullyShard::new().with_shard_placement_fn(largest),
+                [columns, rows],
+            ),
+        ] {
             MeshTest::new([ranks], ["shard"]).run(|mesh| {
                 let device = mesh.device().clone().autodiff();
                 let sharded = fully_shard(on_device(&model, &device), mesh, config.clone())?;
                 for (layer, sizes) in sharded.layers.iter().zip(shardings) {
-                    assert_eq!(layer.weight.shard().expect("it is sharded").placements(), sizes);
+                    assert_eq!(
+                        layer.weight.shard().expect("it is sharded").placements(),
+                        sizes
+                    );
                 }
-                let own = |model: &Mlp, step| Ok(loss(model.forward(batch(step, mesh.rank(), &device))));
+                let own =
+                    |model: &Mlp, step| Ok(loss(model.forward(batch(step, mesh.rank(), &device))));
                 let (trained, own) = train(sharded, own)?;
                 let diff = apart(&values(&full_model(&trained)?, None), &expected);
                 assert!(diff < 1e-5, "weights part by {diff} on {ranks} ranks");
                 for (own, expected) in own.into_iter().zip(&losses) {
                     let mean = mesh.all_reduce(own, ReduceOp::Avg)?;
-                    assert!((mean - expected).abs() < 1e-6, "a loss is {mean}, of one device {expected}");
+                    assert!(
+                        (mean - expected).abs() < 1e-6,
+                        "a loss is {mean}, of one device {expected}"
+                    );
                 }
                 Ok(())
             });
@@ -122,10 +150,17 @@ fn one_rank_trains_without_a_collective() {
         launch(Launch::threads(1), |world| {
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, [1], ["shard"])?;
-            let sharded = fully_shard(on_device(&model, &device), &mesh, FullyShard::new().with_units(units.clone()))?;
+            let sharded = fully_shard(
+                on_device(&model, &device),
+                &mesh,
+                FullyShard::new().with_units(units.clone()),
+            )?;
             let own = |model: &Mlp, step| Ok(loss(model.forward(batch(step, 0, &device))));
             let (trained, own) = train(sharded, own)?;
-            assert_eq!(values(&full_model(&trained)?, None), values(&expected, None));
+            assert_eq!(
+                values(&full_model(&trained)?, None),
+                values(&expected, None)
+            );
             assert_eq!(own, losses);
             assert_eq!(world.ledger().total(|_| true).calls, 0);
             Ok(())
@@ -140,24 +175,39 @@ fn units_prefetched_around_a_collective_of_the_program() {
     let model = Mlp::new();
     let front = |model: &Mlp, x| unit(&model.layers[0], x, |layer, x| layer.forward(x).tanh());
     let back = |model: &Mlp, x: Tensor<2>, scale: f64| {
-        model.layers[1..].iter().fold(x / scale, |x, layer| unit(layer, x, |layer, x| layer.forward(x).tanh()))
+        model.layers[1..].iter().fold(x / scale, |x, layer| {
+            unit(layer, x, |layer, x| layer.forward(x).tanh())
+        })
     };
     let size = |x: &Tensor<2>| x.clone().abs().mean().into_scalar::<f64>();
     let device = Device::flex().autodiff();
     let full = |model: &Mlp, step| {
         let fronts = [0, 1, 2].map(|rank| front(model, batch(step, rank, &device)));
         let scale = fronts.iter().map(size).sum::<f64>() / 3.0;
-        Ok(fronts.map(|x| loss(back(model, x, scale))).into_iter().reduce(|a, b| a + b).expect("three") / 3.0)
+        Ok(fronts
+            .map(|x| loss(back(model, x, scale)))
+            .into_iter()
+            .reduce(|a, b| a + b)
+            .expect("three")
+            / 3.0)
     };
-    let (expected, _) = train(on_device(&model, &device), full).unwrap_or_else(|error| panic!("{error}"));
+    let (expected, _) =
+        train(on_device(&model, &device), full).unwrap_or_else(|error| panic!("{error}"));
     MeshTest::new([3], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let sharded = fully_shard(on_device(&model, &device), mesh, FullyShard::new().with_units(["layers.*"]))?;
+        let sharded = fully_shard(
+            on_device(&model, &device),
+            mesh,
+            FullyShard::new().with_units(["layers.*"]),
+        )?;
         let gathers = || mesh.world().ledger().calls(Op::AllGather);
         let own = |model: &Mlp, step| {
             let before = gathers();
             let first = unshard(&model.layers[0])?;
-            let prefetch = model.layers[1..].iter().map(unshard).collect::<Result<Vec<_>>>()?;
+            let prefetch = model.layers[1..]
+                .iter()
+                .map(unshard)
+                .collect::<Result<Vec<_>>>()?;
             first.wait()?;
             let x = front(model, batch(step, mesh.rank(), &device));
             let scale = mesh.all_reduce(size(&x), ReduceOp::Avg)?;
@@ -165,11 +215,18 @@ fn units_prefetched_around_a_collective_of_the_program() {
                 handle.wait()?;
             }
             let loss = loss(back(model, x, scale));
-            assert_eq!(gathers() - before, 4, "each unit is gathered once in forward");
+            assert_eq!(
+                gathers() - before,
+                4,
+                "each unit is gathered once in forward"
+            );
             Ok(loss)
         };
         let (trained, _) = train(sharded, own)?;
-        let diff = apart(&values(&full_model(&trained)?, None), &values(&expected, None));
+        let diff = apart(
+            &values(&full_model(&trained)?, None),
+            &values(&expected, None),
+        );
         assert!(diff < 1e-5, "weights part by {diff}");
         Ok(())
     });
@@ -181,24 +238,40 @@ fn a_sharded_model_may_be_cast() {
     let double = |step, rank, device: &Device| batch(step, rank, device).cast(DType::F64);
     let device = Device::flex().autodiff();
     let full = |model: &Mlp, step| {
-        Ok((loss(model.forward(double(step, 0, &device))) + loss(model.forward(double(step, 1, &device)))) / 2.0)
+        Ok((loss(model.forward(double(step, 0, &device)))
+            + loss(model.forward(double(step, 1, &device))))
+            / 2.0)
     };
     let (expected, _) = train(on_device(&model, &device).map(&mut Cast(DType::F64)), full).unwrap();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let config = FullyShard::new().with_units(["layers.*"]).with_reshard_after_forward(ReshardAfterForward::Always);
-        let sharded = fully_shard(on_device(&model, &device), mesh, config)?.map(&mut Cast(DType::F64));
-        let is_double =
-            |model: &Mlp| Ok::<_, Error>(named_parameters(model)?.iter().all(|p| p.spec.dtype() == DType::F64));
+        let config = FullyShard::new()
+            .with_units(["layers.*"])
+            .with_reshard_after_forward(ReshardAfterForward::Always);
+        let sharded =
+            fully_shard(on_device(&model, &device), mesh, config)?.map(&mut Cast(DType::F64));
+        let is_double = |model: &Mlp| {
+            Ok::<_, Error>(
+                named_parameters(model)?
+                    .iter()
+                    .all(|p| p.spec.dtype() == DType::F64),
+            )
+        };
         assert!(is_double(&sharded)?);
         let weight = &sharded.layers[0].weight;
         let grads = loss(sharded.forward(double(0, mesh.rank(), &device))).backward();
         let grad = weight.shard_grad(&grads).expect("it is trained");
-        assert_eq!((grad.dtype(), grad.local().dtype()), (DType::F64, DType::F64));
+        assert_eq!(
+            (grad.dtype(), grad.local().dtype()),
+            (DType::F64, DType::F64)
+        );
         let own = |model: &Mlp, step| Ok(loss(model.forward(double(step, mesh.rank(), &device))));
         let (trained, _) = train(sharded, own)?;
         assert!(is_double(&trained)?);
-        let (found, expected) = (elements::<f64>(&full_model(&trained)?, None), elements::<f64>(&expected, None));
+        let (found, expected) = (
+            elements::<f64>(&full_model(&trained)?, None),
+            elements::<f64>(&expected, None),
+        );
         let diff = apart(&found, &expected);
         assert!(diff < 1e-12, "weights part by {diff}");
         Ok(())
@@ -218,7 +291,9 @@ fn a_parameter_stores_its_shard_before_and_after_every_pass() {
         MeshTest::new([4], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let plain = on_device(&model, &device);
-            let config = FullyShard::new().with_units(["layers.*"]).with_reshard_after_forward(reshard);
+            let config = FullyShard::new()
+                .with_units(["layers.*"])
+                .with_reshard_after_forward(reshard);
             let sharded = fully_shard(plain.clone(), mesh, config)?;
             let stored = || -> Result<()> {
                 for (layer, plain) in sharded.layers.iter().zip(&plain.layers) {
@@ -226,8 +301,12 @@ fn a_parameter_stores_its_shard_before_and_after_every_pass() {
                     let shard = layer.weight.shard().expect("it is sharded");
                     assert_eq!(shard.placements(), [Placement::Shard(0)]);
                     assert_eq!(shard.dims(), full.dims());
-                    let expected = DTensor::distribute_replicated(full.clone(), mesh, &[Placement::Shard(0)])?;
-                    assert_eq!(shard.local().clone().into_data(), expected.to_local().into_data());
+                    let expected =
+                        DTensor::distribute_replicated(full.clone(), mesh, &[Placement::Shard(0)])?;
+                    assert_eq!(
+                        shard.local().clone().into_data(),
+                        expected.to_local().into_data()
+                    );
                     assert_eq!(base.into_data(), shard.to_local().into_data());
                     assert_eq!(layer.weight.val().into_data(), full.into_data());
                 }
@@ -249,26 +328,45 @@ fn a_parameter_stores_its_shard_before_and_after_every_pass() {
 #[test]
 fn shards_parameters_and_gradients_of_any_sharding_are_contiguous() {
     fn is_contiguous<const D: usize>(tensor: Tensor<D>) -> bool {
-        let tensor = if tensor.is_autodiff() { tensor.inner() } else { tensor };
-        tensor.try_into_primitive::<Flex>().expect("a tensor of Flex").is_contiguous()
+        let tensor = if tensor.is_autodiff() {
+            tensor.inner()
+        } else {
+            tensor
+        };
+        tensor
+            .try_into_primitive::<Flex>()
+            .expect("a tensor of Flex")
+            .is_contiguous()
     }
     let model = Mlp::new();
-    assert!(!is_contiguous(model.layers[0].weight.val().transpose()), "it can be told");
+    assert!(
+        !is_contiguous(model.layers[0].weight.val().transpose()),
+        "it can be told"
+    );
     for dim in [0, 1] {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let place = move |param: ParamInfo| Some(Placement::Shard(dim.min(param.shape.len() - 1)));
+            let place =
+                move |param: ParamInfo| Some(Placement::Shard(dim.min(param.shape.len() - 1)));
             let config = FullyShard::new().with_shard_placement_fn(place);
             let sharded = fully_shard(on_device(&model, &device), mesh, config)?;
             let output = unit(&sharded, batch(0, mesh.rank(), &device), |mlp, x| {
                 for layer in &mlp.layers {
-                    assert!(is_contiguous(layer.weight.val()), "a whole, cut along {dim}");
+                    assert!(
+                        is_contiguous(layer.weight.val()),
+                        "a whole, cut along {dim}"
+                    );
                 }
-                mlp.layers.iter().fold(x, |x, layer| layer.forward(x).tanh())
+                mlp.layers
+                    .iter()
+                    .fold(x, |x, layer| layer.forward(x).tanh())
             });
             let grads = loss(output).backward();
             for layer in &sharded.layers {
-                assert_eq!(layer.weight.shard().expect("it is sharded").placements(), [Placement::Shard(dim)]);
+                assert_eq!(
+                    layer.weight.shard().expect("it is sharded").placements(),
+                    [Placement::Shard(dim)]
+                );
                 assert!(is_contiguous(layer.weight.base()), "a shard along {dim}");
                 let grad = layer.weight.shard_grad(&grads).expect("it is trained");
                 assert!(is_contiguous(grad.to_local()), "a gradient along {dim}");

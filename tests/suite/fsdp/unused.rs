@@ -7,7 +7,9 @@ use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{FsdpModule, FullyShard, checkpoint_activations, full_model, fully_shard, unit};
+use burn_dtensor::fsdp::{
+    FsdpModule, FullyShard, checkpoint_activations, full_model, fully_shard, unit,
+};
 use burn_dtensor::mesh::DeviceMesh;
 use itertools::Itertools;
 
@@ -48,7 +50,9 @@ fn an_input_the_unit_does_not_use_gets_zeros() {
             unit(net, x, |net, x| {
                 let x = net.first.forward(x);
                 let (kept, dropped) = (x.clone(), x * 3.0);
-                unit(&net.blocks[0], (kept, dropped), |block, (kept, _)| block.forward(kept))
+                unit(&net.blocks[0], (kept, dropped), |block, (kept, _)| {
+                    block.forward(kept)
+                })
             })
         },
     );
@@ -66,11 +70,24 @@ fn a_parameter_that_no_rank_uses_stays_where_it_is() {
             let train = |mut model: params_outside_unit::Net, one: bool| {
                 let mut optim = AdamWConfig::new().with_weight_decay(0.1).init();
                 for step in 0..6 {
-                    let loss = unit(&model, tensor(step, [3, params_outside_unit::WIDTH], &device), |net, x| {
-                        let x = if step % 2 == 0 { net.first.forward(x) } else { net.blocks[0].forward(x) };
-                        if one && step == 5 && world.rank() > 0 { net.blocks[1].forward(x) } else { x }
-                    });
-                    let grads = GradientsParams::from_grads(loss.square().mean().backward(), &model);
+                    let loss = unit(
+                        &model,
+                        tensor(step, [3, params_outside_unit::WIDTH], &device),
+                        |net, x| {
+                            let x = if step % 2 == 0 {
+                                net.first.forward(x)
+                            } else {
+                                net.blocks[0].forward(x)
+                            };
+                            if one && step == 5 && world.rank() > 0 {
+                                net.blocks[1].forward(x)
+                            } else {
+                                x
+                            }
+                        },
+                    );
+                    let grads =
+                        GradientsParams::from_grads(loss.square().mean().backward(), &model);
                     model = optim.step(1e-2, model, grads);
                 }
                 model
@@ -81,12 +98,22 @@ fn a_parameter_that_no_rank_uses_stays_where_it_is() {
             let trained = values(&full_model(&train(sharded.clone(), false))?, None);
             let expected = values(&train(plain, false), None);
             for (path, values) in &trained {
-                let close = values.iter().zip(&expected[path]).all(|(a, b)| (a - b).abs() < 1e-5);
-                assert!(close, "{size:?} {path}: {values:?} for {:?}", expected[path]);
+                let close = values
+                    .iter()
+                    .zip(&expected[path])
+                    .all(|(a, b)| (a - b).abs() < 1e-5);
+                assert!(
+                    close,
+                    "{size:?} {path}: {values:?} for {:?}",
+                    expected[path]
+                );
             }
             assert_eq!(trained["blocks.1.weight"], start["blocks.1.weight"]);
             let trained = values(&full_model(&train(sharded, true))?, None);
-            assert_ne!(trained["blocks.1.weight"], start["blocks.1.weight"], "one rank has used it");
+            assert_ne!(
+                trained["blocks.1.weight"], start["blocks.1.weight"],
+                "one rank has used it"
+            );
             Ok(())
         })
         .unwrap();
@@ -123,7 +150,11 @@ fn steps(config: &FullyShard, batches: u64, forward: RankForward) -> Vec<(String
                     if let Ok(model) = FsdpModule::of(&model) {
                         model.set_requires_gradient_sync(batch + 1 == batches);
                     }
-                    let loss = ranks.clone().map(loss).reduce(|sum, loss| sum + loss).expect("a rank");
+                    let loss = ranks
+                        .clone()
+                        .map(loss)
+                        .reduce(|sum, loss| sum + loss)
+                        .expect("a rank");
                     grads.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
                 }
                 model = optim.step(1e-2, model, grads.grads());
@@ -133,17 +164,34 @@ fn steps(config: &FullyShard, batches: u64, forward: RankForward) -> Vec<(String
         let plain = on_device(&model, &device);
         let start = values(&plain, None);
         let sharded = fully_shard(plain.clone(), &mesh, config.clone())?;
-        let trained = values(&full_model(&train(sharded, world.rank()..world.rank() + 1))?, None);
+        let trained = values(
+            &full_model(&train(sharded, world.rank()..world.rank() + 1))?,
+            None,
+        );
         let expected = values(&train(plain, 0..RANKS), None);
         for (path, values) in &trained {
             let apart = furthest(values, &expected[path]);
-            assert!(apart < 1e-5, "{path}: {values:?} for {:?}, from {:?}", expected[path], start[path]);
+            assert!(
+                apart < 1e-5,
+                "{path}: {values:?} for {:?}, from {:?}",
+                expected[path],
+                start[path]
+            );
         }
-        Ok(expected.into_iter().map(|(path, values)| (furthest(&values, &start[&path]) as f32, path)).collect_vec())
+        Ok(expected
+            .into_iter()
+            .map(|(path, values)| (furthest(&values, &start[&path]) as f32, path))
+            .collect_vec())
     })
     .map(launched::values)
     .unwrap_or_else(|error| panic!("{error}"));
-    changes.into_iter().next().expect("a rank").into_iter().map(|(change, path)| (path, change)).collect()
+    changes
+        .into_iter()
+        .next()
+        .expect("a rank")
+        .into_iter()
+        .map(|(change, path)| (path, change))
+        .collect()
 }
 
 /// In each case a unit leaves an input unused, and is given zeros for it. A parameter elsewhere whose gradient is zero is
@@ -157,9 +205,13 @@ fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
             |net, x, _| {
                 unit(net, x, |net, x| {
                     let x = net.first.forward(x);
-                    let x = unit(&net.blocks[1], x, |block, x| saturated(block, x.clone()) + x);
+                    let x = unit(&net.blocks[1], x, |block, x| {
+                        saturated(block, x.clone()) + x
+                    });
                     let unused = unit(&net.blocks[2], x.clone(), |block, x| block.forward(x));
-                    unit(&net.blocks[0], (x, unused), |block, (x, _)| block.forward(x))
+                    unit(&net.blocks[0], (x, unused), |block, (x, _)| {
+                        block.forward(x)
+                    })
                 })
             },
             &["first", "blocks.0", "blocks.1"],
@@ -170,9 +222,13 @@ fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
             |net, x, _| {
                 unit(net, x, |net, x| {
                     let x = net.first.forward(x);
-                    let two = |block: &Linear, x: Tensor<2>| (saturated(block, x.clone()) + x.clone(), x * 2.0);
+                    let two = |block: &Linear, x: Tensor<2>| {
+                        (saturated(block, x.clone()) + x.clone(), x * 2.0)
+                    };
                     let (x, unused) = unit(&net.blocks[1], x, two);
-                    unit(&net.blocks[0], (x, unused), |block, (x, _)| block.forward(x))
+                    unit(&net.blocks[0], (x, unused), |block, (x, _)| {
+                        block.forward(x)
+                    })
                 })
             },
             &["first", "blocks.0", "blocks.1"],
@@ -185,7 +241,9 @@ fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
                     let x = net.first.forward(x);
                     let y = unit(&net.blocks[1], x.clone(), |block, x| block.forward(x));
                     let unused = unit(&net.blocks[2], x.clone(), |block, x| block.forward(x));
-                    let x = unit(&net.blocks[0], (x, unused), |block, (x, _)| block.forward(x));
+                    let x = unit(&net.blocks[0], (x, unused), |block, (x, _)| {
+                        block.forward(x)
+                    });
                     x + relu(y - 1e6)
                 })
             },
@@ -199,7 +257,9 @@ fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
                     let unused = net.first.forward(x.clone());
                     let scale = net.scale.val().unsqueeze();
                     let x = x.clone() + relu(x * scale - 1e6);
-                    unit(&net.blocks[0], (x, unused), |block, (x, _)| block.forward(x))
+                    unit(&net.blocks[0], (x, unused), |block, (x, _)| {
+                        block.forward(x)
+                    })
                 })
             },
             &["blocks.0", "scale"],
@@ -212,7 +272,9 @@ fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
                     let x = net.first.forward(x);
                     let y = unit(&net.blocks[1], x.clone(), |block, x| block.forward(x));
                     let z = unit(&net.blocks[2], x.clone(), |block, x| block.forward(x));
-                    let x = unit(&net.blocks[0], (x, y.clone(), z), |block, (x, ..)| block.forward(x));
+                    let x = unit(&net.blocks[0], (x, y.clone(), z), |block, (x, ..)| {
+                        block.forward(x)
+                    });
                     if rank == 1 { x + relu(y - 1e6) } else { x }
                 })
             },
@@ -224,9 +286,13 @@ fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
             |net, x, _| {
                 unit(net, x, |net, x| {
                     let x = net.first.forward(x);
-                    let run =
-                        |layer: &Linear, x: Tensor<2>| checkpoint_activations(layer, x, |layer, x| layer.forward(x));
-                    let (y, unused) = (run(&net.blocks[1], x.clone()), run(&net.blocks[2], x.clone()));
+                    let run = |layer: &Linear, x: Tensor<2>| {
+                        checkpoint_activations(layer, x, |layer, x| layer.forward(x))
+                    };
+                    let (y, unused) = (
+                        run(&net.blocks[1], x.clone()),
+                        run(&net.blocks[2], x.clone()),
+                    );
                     let left = |block: &Linear, (x, _): (Tensor<2>, Tensor<2>)| block.forward(x);
                     let x = checkpoint_activations(&net.blocks[0], (x, unused), left);
                     x + relu(y - 1e6)
@@ -243,7 +309,10 @@ fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
             for (names, is_stepped) in [(stepped, true), (left, false)] {
                 for name in names {
                     let mut of_layer = changes.iter().filter(|(path, _)| path.starts_with(name));
-                    assert!(of_layer.all(|(_, change)| (*change > 1e-4) == is_stepped), "{case}: {name}: {changes:?}");
+                    assert!(
+                        of_layer.all(|(_, change)| (*change > 1e-4) == is_stepped),
+                        "{case}: {name}: {changes:?}"
+                    );
                 }
             }
         }
@@ -255,15 +324,21 @@ fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
 fn a_checkpointed_block_of_which_the_loss_leaves_an_output_passes_gradients_on() {
     let forward: RankForward = |net, x, _| {
         unit(net, x, |net, x| {
-            let x = unit(&net.blocks[1], net.first.forward(x), |block, x| block.forward(x));
-            let x = unit(&net.blocks[2], (x.clone(), x * 2.0), |block, (x, _)| block.forward(x));
+            let x = unit(&net.blocks[1], net.first.forward(x), |block, x| {
+                block.forward(x)
+            });
+            let x = unit(&net.blocks[2], (x.clone(), x * 2.0), |block, (x, _)| {
+                block.forward(x)
+            });
             let two = |block: &Linear, x: Tensor<2>| (block.forward(x.clone()), x * 2.0);
             checkpoint_activations(&net.blocks[0], x, two).0
         })
     };
     for (config, batches) in [(config(), 1), (config(), 2), (FullyShard::new(), 1)] {
         let changes = steps(&config, batches, forward);
-        let mut trained = changes.iter().filter(|(path, _)| path.starts_with("first") || path.starts_with("blocks"));
+        let mut trained = changes
+            .iter()
+            .filter(|(path, _)| path.starts_with("first") || path.starts_with("blocks"));
         assert!(trained.all(|(_, change)| *change > 1e-4), "{changes:?}");
     }
 }

@@ -13,11 +13,17 @@ pub struct Model {
 
 impl Model {
     pub fn new(layout: Layout, shape: &[usize], locals: Vec<Array>) -> Result<Self, String> {
-        let model = Self { layout, shape: shape.to_vec(), locals };
+        let model = Self {
+            layout,
+            shape: shape.to_vec(),
+            locals,
+        };
         for (rank, (found, _)) in model.locals.iter().enumerate() {
             let expected = model.layout.local_shape(shape, &model.coordinate(rank));
             if *found != expected {
-                return Err(format!("rank {rank}: shape {found:?}, expected {expected:?}"));
+                return Err(format!(
+                    "rank {rank}: shape {found:?}, expected {expected:?}"
+                ));
             }
         }
         Ok(model)
@@ -34,12 +40,17 @@ impl Model {
 
     fn rank(&self, coordinate: &[usize]) -> usize {
         let sizes = self.layout.mesh_shape().iter();
-        coordinate.iter().zip(sizes).fold(0, |rank, (index, size)| rank * size + index)
+        coordinate
+            .iter()
+            .zip(sizes)
+            .fold(0, |rank, (index, size)| rank * size + index)
     }
 
     /// The value at `element` on `rank`, if it holds that element.
     fn get(&self, rank: usize, element: &[usize]) -> Option<f32> {
-        let slices = self.layout.local_slices(&self.shape, &self.coordinate(rank));
+        let slices = self
+            .layout
+            .local_slices(&self.shape, &self.coordinate(rank));
         let mut at = 0;
         for (index, slice) in element.iter().zip(&slices) {
             if !slice.contains(index) {
@@ -75,14 +86,25 @@ impl Model {
     /// The tensor's value: replicas agree, partial values are reduced.
     pub fn full(&self) -> Vec<f32> {
         let placements = self.layout.placements();
-        let partial: Vec<usize> = (0..placements.len()).filter(|&dim| placements[dim].partial_op().is_some()).collect();
+        let partial: Vec<usize> = (0..placements.len())
+            .filter(|&dim| placements[dim].partial_op().is_some())
+            .collect();
         let value = |element: Vec<usize>| {
             let holds = |rank: &usize| self.get(*rank, &element).is_some();
-            let first = (0..self.locals.len()).find(holds).expect("some rank holds every element");
-            let terms = self.along(first, &partial).into_iter().filter_map(|rank| self.get(rank, &element));
+            let first = (0..self.locals.len())
+                .find(holds)
+                .expect("some rank holds every element");
+            let terms = self
+                .along(first, &partial)
+                .into_iter()
+                .filter_map(|rank| self.get(rank, &element));
             let terms: Vec<f32> = terms.collect();
-            let Some(&dim) = partial.first() else { return terms[0] };
-            let averaged = partial.iter().filter(|&&dim| placements[dim] == Placement::Partial(PartialOp::Avg));
+            let Some(&dim) = partial.first() else {
+                return terms[0];
+            };
+            let averaged = partial
+                .iter()
+                .filter(|&&dim| placements[dim] == Placement::Partial(PartialOp::Avg));
             let divisor: usize = averaged.map(|&dim| self.layout.mesh_shape()[dim]).product();
             reduce(placements[dim].partial_op().unwrap(), &terms) / divisor as f32
         };
@@ -110,17 +132,31 @@ impl Model {
     /// The derivative of `sum(upstream * value)` by `rank`'s array, where `reduced` mesh dimensions
     /// are reduced. Several answers, where extrema over several dimensions may be found in several
     /// orders and ranks tie.
-    pub fn gradients(&self, rank: usize, reduced: &[(usize, PartialOp)], upstream: &[f32]) -> Vec<Vec<f32>> {
+    pub fn gradients(
+        &self,
+        rank: usize,
+        reduced: &[(usize, PartialOp)],
+        upstream: &[f32],
+    ) -> Vec<Vec<f32>> {
         let dims: Vec<usize> = reduced.iter().map(|(dim, _)| *dim).collect();
-        let slices = self.layout.local_slices(&self.shape, &self.coordinate(rank));
+        let slices = self
+            .layout
+            .local_slices(&self.shape, &self.coordinate(rank));
         let lens: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
         let grad = |order: &[usize]| {
             let element = |local: Vec<usize>| -> Vec<usize> {
-                local.iter().zip(&slices).map(|(index, slice)| slice.start + index).collect()
+                local
+                    .iter()
+                    .zip(&slices)
+                    .map(|(index, slice)| slice.start + index)
+                    .collect()
             };
             let one = |local| {
                 let element: Vec<usize> = element(local);
-                let flat = element.iter().zip(&self.shape).fold(0, |at, (index, len)| at * len + index);
+                let flat = element
+                    .iter()
+                    .zip(&self.shape)
+                    .fold(0, |at, (index, len)| at * len + index);
                 upstream[flat] * self.derivative(rank, reduced, order, &element)
             };
             Self::indices(&lens).map(one).collect()
@@ -128,13 +164,26 @@ impl Model {
         orders(&dims).iter().map(|order| grad(order)).collect()
     }
 
-    fn derivative(&self, rank: usize, reduced: &[(usize, PartialOp)], order: &[usize], element: &[usize]) -> f32 {
-        let Some(&(_, op)) = reduced.first() else { return 1.0 };
-        let value = |rank: usize| self.get(rank, element).expect("partial ranks hold the same elements");
+    fn derivative(
+        &self,
+        rank: usize,
+        reduced: &[(usize, PartialOp)],
+        order: &[usize],
+        element: &[usize],
+    ) -> f32 {
+        let Some(&(_, op)) = reduced.first() else {
+            return 1.0;
+        };
+        let value = |rank: usize| {
+            self.get(rank, element)
+                .expect("partial ranks hold the same elements")
+        };
         match op {
             PartialOp::Sum | PartialOp::Avg => {
                 let averaged = reduced.iter().filter(|(_, op)| *op == PartialOp::Avg);
-                1.0 / averaged.map(|&(dim, _)| self.layout.mesh_shape()[dim]).product::<usize>() as f32
+                1.0 / averaged
+                    .map(|&(dim, _)| self.layout.mesh_shape()[dim])
+                    .product::<usize>() as f32
             }
             // A product is linear in each factor: the difference quotient is the derivative.
             PartialOp::Product => {
@@ -148,12 +197,27 @@ impl Model {
                 let mut share = 1.0;
                 for (at, dim) in order.iter().enumerate() {
                     let extremum = |rank: usize| {
-                        reduce(op, &self.along(rank, &order[..at]).into_iter().map(value).collect::<Vec<_>>())
+                        reduce(
+                            op,
+                            &self
+                                .along(rank, &order[..at])
+                                .into_iter()
+                                .map(value)
+                                .collect::<Vec<_>>(),
+                        )
                     };
-                    let line: Vec<f32> = self.along(rank, &[*dim]).into_iter().map(extremum).collect();
+                    let line: Vec<f32> = self
+                        .along(rank, &[*dim])
+                        .into_iter()
+                        .map(extremum)
+                        .collect();
                     let best = reduce(op, &line);
                     let holders = line.iter().filter(|&&value| value == best).count();
-                    share *= if extremum(rank) == best { 1.0 / holders as f32 } else { 0.0 };
+                    share *= if extremum(rank) == best {
+                        1.0 / holders as f32
+                    } else {
+                        0.0
+                    };
                 }
                 share
             }
@@ -179,7 +243,9 @@ fn orders(dims: &[usize]) -> Vec<Vec<usize>> {
     let with_first = |at: usize| {
         let mut rest = dims.to_vec();
         let first = rest.remove(at);
-        orders(&rest).into_iter().map(move |order| [vec![first], order].concat())
+        orders(&rest)
+            .into_iter()
+            .map(move |order| [vec![first], order].concat())
     };
     (0..dims.len()).flat_map(with_first).collect()
 }

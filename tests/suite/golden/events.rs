@@ -6,7 +6,9 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{Event, EventKind, FsdpModule, FullyShard, TrainingState, fully_shard, record_events, unit};
+use burn_dtensor::fsdp::{
+    Event, EventKind, FsdpModule, FullyShard, TrainingState, fully_shard, record_events, unit,
+};
 use burn_dtensor::mesh::DeviceMesh;
 use serde::Deserialize;
 use serde_json::Value;
@@ -44,7 +46,9 @@ impl Stack {
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         unit(self, x, |stack, mut x| {
             for layer in &stack.layers {
-                x = unit(layer, x, |layer, x| burn::tensor::activation::relu(layer.forward(x)));
+                x = unit(layer, x, |layer, x| {
+                    burn::tensor::activation::relu(layer.forward(x))
+                });
             }
             match &stack.out {
                 Some(out) => out.forward(x),
@@ -68,7 +72,11 @@ fn named(event: &Event) -> Option<[String; 3]> {
         TrainingState::PreBackward => "PRE_BACKWARD",
         TrainingState::PostBackward => "POST_BACKWARD",
     };
-    let unit = if &*event.unit == "root" { "" } else { &event.unit };
+    let unit = if &*event.unit == "root" {
+        ""
+    } else {
+        &event.unit
+    };
     Some([kind.into(), unit.into(), state.into()])
 }
 
@@ -83,8 +91,11 @@ fn root_last(mut events: Vec<[String; 3]>) -> Vec<[String; 3]> {
 
 /// Gathers `by` layers ahead: of each, those after it in forward, and those before it in backward, nearest first.
 fn prefetch(model: &Stack, run: &Run) -> Result<()> {
-    let layers: Vec<FsdpModule> =
-        model.layers.iter().map(|layer| Ok(FsdpModule::of(layer)?.own())).collect::<Result<_>>()?;
+    let layers: Vec<FsdpModule> = model
+        .layers
+        .iter()
+        .map(|layer| Ok(FsdpModule::of(layer)?.own()))
+        .collect::<Result<_>>()?;
     for (at, layer) in layers.iter().enumerate() {
         if run.fp > 0 {
             layer.set_forward_prefetch(layers[at + 1..].iter().take(run.fp).cloned());
@@ -104,36 +115,55 @@ fn golden_events_one_by_one() {
     for (name, run) in &golden.runs {
         let ranks = launch(Launch::threads(run.ws), |world| {
             let device = world.device().clone().autodiff();
-            let init = Shapes(|path| if path.ends_with("weight") { vec![WIDTH, WIDTH] } else { vec![WIDTH] });
+            let init = Shapes(|path| {
+                if path.ends_with("weight") {
+                    vec![WIDTH, WIDTH]
+                } else {
+                    vec![WIDTH]
+                }
+            });
             let affine = |path: String| Affine::new(&init, &path, true, &device);
             let model = Stack {
-                layers: (0..run.nlayers).map(|i| affine(format!("layers.{i}"))).collect(),
+                layers: (0..run.nlayers)
+                    .map(|i| affine(format!("layers.{i}")))
+                    .collect(),
                 out: run.root_has_param.then(|| affine("out".into())),
             };
             let mesh = DeviceMesh::new(world, [run.ws], ["shard"])?;
-            let config = FullyShard::new().with_units(["layers.*"]).with_reshard_after_forward(reshard(&run.raf));
+            let config = FullyShard::new()
+                .with_units(["layers.*"])
+                .with_reshard_after_forward(reshard(&run.raf));
             let model = fully_shard(model, &mesh, config)?;
             prefetch(&model, run)?;
             let mut compared = 0;
             let mut compare = |part: &str, events: &[Event], expected: &[[String; 3]]| {
                 let events: Vec<_> = events.iter().filter_map(named).collect();
-                assert_eq!(root_last(events), root_last(expected.to_vec()), "{name}: {part}");
+                assert_eq!(
+                    root_last(events),
+                    root_last(expected.to_vec()),
+                    "{name}: {part}"
+                );
                 compared += expected.len();
             };
             for iter in &run.iters {
                 if let Some(expected) = iter.get("no_grad_forward") {
-                    let (_, events) = record_events(|| model.valid().forward(tensor(1, [2, WIDTH], world.device())));
+                    let (_, events) = record_events(|| {
+                        model.valid().forward(tensor(1, [2, WIDTH], world.device()))
+                    });
                     compare("no-grad forward", &events, expected);
                     continue;
                 }
-                let (loss, events) = record_events(|| model.forward(tensor(1, [2, WIDTH], &device)).sum());
+                let (loss, events) =
+                    record_events(|| model.forward(tensor(1, [2, WIDTH], &device)).sum());
                 compare("forward", &events, &iter["forward"]);
                 let (_, events) = record_events(|| loss.backward());
                 compare("backward", &events, &iter["backward"]);
             }
             Ok(compared)
         });
-        compared += launched::values(ranks.unwrap_or_else(|error| panic!("{name}: {error}"))).iter().sum::<usize>();
+        compared += launched::values(ranks.unwrap_or_else(|error| panic!("{name}: {error}")))
+            .iter()
+            .sum::<usize>();
     }
     println!("{} runs, {compared} events", golden.runs.len());
 }

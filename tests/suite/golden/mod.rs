@@ -32,7 +32,8 @@ fn folder() -> PathBuf {
 /// One file.
 fn read<T: DeserializeOwned>(file: &str) -> T {
     let path = folder().join(file);
-    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let text = std::fs::read_to_string(&path)
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
@@ -46,19 +47,27 @@ fn cases<Case: DeserializeOwned>(file: &str) -> Vec<Case> {
 /// Every coordinate of a mesh, by rank.
 fn coordinates(mesh: &[usize]) -> Vec<Vec<usize>> {
     mesh.iter().fold(vec![vec![]], |prefixes, &size| {
-        let extended = prefixes.iter().flat_map(|prefix| (0..size).map(move |index| [&prefix[..], &[index]].concat()));
+        let extended = prefixes
+            .iter()
+            .flat_map(|prefix| (0..size).map(move |index| [&prefix[..], &[index]].concat()));
         extended.collect()
     })
 }
 
 /// The layout of placements written as text, strided shards included.
 fn layout(mesh: &[usize], placements: &[String]) -> Result<Layout, PlacementError> {
-    let placements = placements.iter().map(|text| text.parse()).collect::<Result<Vec<StridedPlacement>, _>>()?;
+    let placements = placements
+        .iter()
+        .map(|text| text.parse())
+        .collect::<Result<Vec<StridedPlacement>, _>>()?;
     Layout::from_strided(mesh, &placements)
 }
 
 /// The rectangular part of an array: its shape and row-major values.
-fn part<T: Copy>((shape, values): &(Vec<usize>, Vec<T>), slices: &[std::ops::Range<usize>]) -> (Vec<usize>, Vec<T>) {
+fn part<T: Copy>(
+    (shape, values): &(Vec<usize>, Vec<T>),
+    slices: &[std::ops::Range<usize>],
+) -> (Vec<usize>, Vec<T>) {
     let lens: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
     let pick = |mut local: usize| {
         let (mut global, mut stride) = (0, 1);

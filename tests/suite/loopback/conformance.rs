@@ -13,10 +13,19 @@ fn conforms(processes: usize, each: usize, is_brief: bool) {
             Launch::on_backend(processes.backend(each))
         };
         let conformance = Conformance::of(launch).with_ranks([job.processes.len() * each]);
-        if is_brief { conformance.with_few_cases() } else { conformance }.run()
+        if is_brief {
+            conformance.with_few_cases()
+        } else {
+            conformance
+        }
+        .run()
     });
     let least = if is_brief { 1000 } else { 10_000 };
-    assert!(reports.iter().all(|report| report.total() > least), "{}", reports[0]);
+    assert!(
+        reports.iter().all(|report| report.total() > least),
+        "{}",
+        reports[0]
+    );
 }
 
 #[test]

@@ -13,7 +13,12 @@ fn long(label: &str) -> Call {
 /// Adds the digest of one weight in step `step` to `call`.
 fn holding(call: Call, step: u64) -> Call {
     let (names, values): (Arc<[_]>, Arc<[_]>) = (["a".into()].into(), [Some(step << 32)].into());
-    call.with_digests(vec![Digests { of: ReplicatedValue::Weight, step, names, values }])
+    call.with_digests(vec![Digests {
+        of: ReplicatedValue::Weight,
+        step,
+        names,
+        values,
+    }])
 }
 
 /// Calls one signature with new digests more often than the number of signatures that a process remembers.
@@ -30,14 +35,24 @@ fn a_print_with_new_digests_is_said_once() {
                 Ok::<_, burn_dtensor::Error>(last - before)
             };
             let first = bytes(holding(long("a"), 1))?;
-            let rest: Vec<_> = (2..1500).map(|step| bytes(holding(long("a"), step))).collect::<Result<_, _>>()?;
+            let rest: Vec<_> = (2..1500)
+                .map(|step| bytes(holding(long("a"), step)))
+                .collect::<Result<_, _>>()?;
             let others = [bytes(long("b"))?, bytes(long("b"))?];
             Ok((first, rest.into_iter().max(), others))
         })
     });
-    for (rank, (first, most, others)) in ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
+    for (rank, (first, most, others)) in ends
+        .into_iter()
+        .flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
     {
-        assert!(first > 2000 && others[0] > 2000, "rank {rank}: {first}, {others:?}");
-        assert!(most.is_some_and(|most| most < 70) && others[1] < 50, "rank {rank}: {most:?}, {others:?}");
+        assert!(
+            first > 2000 && others[0] > 2000,
+            "rank {rank}: {first}, {others:?}"
+        );
+        assert!(
+            most.is_some_and(|most| most < 70) && others[1] < 50,
+            "rank {rank}: {most:?}, {others:?}"
+        );
     }
 }

@@ -19,10 +19,18 @@ fn persists(world: &World) -> Result<(usize, Vec<usize>)> {
         let mut of_all = vec![0.0; all.group().size()];
         of_all[world.rank()] = origin as f32;
         let tensor = Tensor::<1>::from_floats(&of_all[..], world.device()).into_dispatch();
-        match all.all_reduce("origins".into(), vec![tensor], ReduceOp::Sum).wait() {
+        match all
+            .all_reduce("origins".into(), vec![tensor], ReduceOp::Sum)
+            .wait()
+        {
             Ok(mut sum) => {
-                let sum: Vec<f32> = Tensor::<1>::from_dispatch(sum.remove(0)).into_data().try_to_vec()?;
-                return Ok((world.size(), sum.into_iter().map(|origin| origin as usize).collect()));
+                let sum: Vec<f32> = Tensor::<1>::from_dispatch(sum.remove(0))
+                    .into_data()
+                    .try_to_vec()?;
+                return Ok((
+                    world.size(),
+                    sum.into_iter().map(|origin| origin as usize).collect(),
+                ));
             }
             Err(_) => world = world.shrink()?,
         }
@@ -56,7 +64,11 @@ fn ranks_go_on_without_a_process_that_is_lost() {
             })
         });
         let left: Vec<_> = (0..6).filter(|rank| rank / 2 != lost).collect();
-        for (process, end) in ends.into_iter().enumerate().filter(|(process, _)| *process != lost) {
+        for (process, end) in ends
+            .into_iter()
+            .enumerate()
+            .filter(|(process, _)| *process != lost)
+        {
             let expected = [0, 1].map(|thread| (2 * process + thread, (4, left.clone())));
             assert_eq!(end.unwrap(), expected, "without {lost}");
         }
@@ -66,14 +78,24 @@ fn ranks_go_on_without_a_process_that_is_lost() {
 /// The remaining processes have different numbers of ranks, and one may have none.
 #[test]
 fn ranks_go_on_without_others_of_their_process() {
-    for lost in [vec![0], vec![3], vec![1, 2, 5], vec![0, 1], vec![0, 2, 3, 4]] {
+    for lost in [
+        vec![0],
+        vec![3],
+        vec![1, 2, 5],
+        vec![0, 1],
+        vec![0, 2, 3, 4],
+    ] {
         let job = LoopbackJob::new(3, 21);
         let all_are_there = Barrier::new(6);
         let ends = job.run(|_, processes| {
             launched(processes, 2, |world| {
                 world.barrier("start")?;
                 all_are_there.wait();
-                if lost.contains(&world.rank()) { panic!("boom") } else { persists(world) }
+                if lost.contains(&world.rank()) {
+                    panic!("boom")
+                } else {
+                    persists(world)
+                }
             })
         });
         let left: Vec<_> = (0..6).filter(|rank| !lost.contains(rank)).collect();
@@ -81,10 +103,16 @@ fn ranks_go_on_without_others_of_their_process() {
             let here: Vec<_> = left.iter().filter(|rank| *rank / 2 == process).collect();
             if here.is_empty() {
                 let error = end.unwrap_err();
-                assert!(lost.contains(&error.rank) && error.cause.to_string().contains("boom"), "{error}");
+                assert!(
+                    lost.contains(&error.rank) && error.cause.to_string().contains("boom"),
+                    "{error}"
+                );
                 continue;
             }
-            let expected: Vec<_> = here.into_iter().map(|rank| (*rank, (left.len(), left.clone()))).collect();
+            let expected: Vec<_> = here
+                .into_iter()
+                .map(|rank| (*rank, (left.len(), left.clone())))
+                .collect();
             assert_eq!(end.unwrap(), expected, "without {lost:?}");
         }
     }
@@ -110,7 +138,9 @@ fn ranks_survive_once_more_next_to_a_process_without_any() {
             })
         });
         let left = 3 - first - second;
-        let [(rank, (size, _))] = &ends[left].as_ref().unwrap()[..] else { panic!("{ends:?}") };
+        let [(rank, (size, _))] = &ends[left].as_ref().unwrap()[..] else {
+            panic!("{ends:?}")
+        };
         assert_eq!((*rank, *size), (left, 1), "without {first} and {second}");
     }
 }
@@ -128,7 +158,10 @@ fn a_world_is_shrunk_to_one() {
         })
     });
     for (process, end) in ends.into_iter().enumerate() {
-        assert_eq!(end.unwrap(), [0, 1].map(|thread| (2 * process + thread, (4, vec![0, 1, 2, 3]))));
+        assert_eq!(
+            end.unwrap(),
+            [0, 1].map(|thread| (2 * process + thread, (4, vec![0, 1, 2, 3])))
+        );
     }
 }
 
@@ -143,7 +176,9 @@ fn who_is_done_succeeds_where_others_go_on_without_a_rank() {
             _ => persists(world),
         })
     });
-    let [done, lost, left] = &ends[..] else { panic!("{ends:?}") };
+    let [done, lost, left] = &ends[..] else {
+        panic!("{ends:?}")
+    };
     assert_eq!(done.as_ref().unwrap(), &[(0, (0, Vec::new()))]);
     assert_eq!(left.as_ref().unwrap(), &[(2, (1, vec![2]))]);
     assert!(lost.as_ref().unwrap_err().to_string().contains("boom"));
@@ -160,7 +195,10 @@ fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
             1 => {
                 let start = Instant::now();
                 while job.transports[0].sent()[1..].contains(&0) {
-                    assert!(start.elapsed() < Duration::from_secs(60), "rank 0 has not reported that it returned");
+                    assert!(
+                        start.elapsed() < Duration::from_secs(60),
+                        "rank 0 has not reported that it returned"
+                    );
                     thread::yield_now();
                 }
                 job.lose(0);
@@ -174,7 +212,11 @@ fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
         })
     });
     for rank in [1, 2] {
-        assert_eq!(ends[rank].as_ref().unwrap(), &[(rank, (2, vec![0, 1]))], "rank {rank}");
+        assert_eq!(
+            ends[rank].as_ref().unwrap(),
+            &[(rank, (2, vec![0, 1]))],
+            "rank {rank}"
+        );
     }
 }
 
@@ -193,7 +235,10 @@ fn ranks_survive_whichever_is_lost_during_a_shrink() {
                         std::thread::yield_now();
                     }
                     if process > 0 && seed % 3 == 0 {
-                        let going_on = world.barrier("never").map(|()| world.clone()).or_else(|_| world.shrink());
+                        let going_on = world
+                            .barrier("never")
+                            .map(|()| world.clone())
+                            .or_else(|_| world.shrink());
                         drop(going_on);
                     }
                     job.lose(process);
@@ -203,7 +248,13 @@ fn ranks_survive_whichever_is_lost_during_a_shrink() {
             });
             (process == 3).then(|| end.unwrap())
         });
-        let [(3, (size, origins))] = &ends[3].as_ref().unwrap()[..] else { panic!("{ends:?}") };
-        assert_eq!((*size, origins.last()), (origins.len(), Some(&3)), "{seed}: {ends:?}");
+        let [(3, (size, origins))] = &ends[3].as_ref().unwrap()[..] else {
+            panic!("{ends:?}")
+        };
+        assert_eq!(
+            (*size, origins.last()),
+            (origins.len(), Some(&3)),
+            "{seed}: {ends:?}"
+        );
     }
 }

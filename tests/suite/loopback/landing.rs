@@ -33,20 +33,50 @@ enum InPlace {
 }
 
 const CASES: [Case; 6] = [
-    (|comm| rows(comm, [[100, 800], [700, 300]]), 700 * 200, InPlace::Called),
-    (|comm| rows(comm, [[100, 800], [300, 900]]), 300 * 200, InPlace::Never),
     (
-        |comm| one(comm.all_to_all("rows".into(), shard(comm, 0, [900, 1600]), 1, ShardSizes::Chunked(COLUMNS))),
+        |comm| rows(comm, [[100, 800], [700, 300]]),
+        700 * 200,
+        InPlace::Called,
+    ),
+    (
+        |comm| rows(comm, [[100, 800], [300, 900]]),
+        300 * 200,
+        InPlace::Never,
+    ),
+    (
+        |comm| {
+            one(comm.all_to_all(
+                "rows".into(),
+                shard(comm, 0, [900, 1600]),
+                1,
+                ShardSizes::Chunked(COLUMNS),
+            ))
+        },
         1600 * 100,
         InPlace::Called,
     ),
     (
-        |comm| one(comm.all_to_all("columns".into(), shard(comm, 1, [30, 20]), 0, ShardSizes::Chunked(4000))),
+        |comm| {
+            one(comm.all_to_all(
+                "columns".into(),
+                shard(comm, 1, [30, 20]),
+                0,
+                ShardSizes::Chunked(4000),
+            ))
+        },
         2000 * 80,
         InPlace::Never,
     ),
-    (|comm| comm.all_gather("rows".into(), vec![shard(comm, 0, [900, 1600])]), 1600 * 200, InPlace::Always),
-    (|comm| comm.all_gather("columns".into(), vec![shard(comm, 1, [30, 20])]), 4000 * 80, InPlace::Never),
+    (
+        |comm| comm.all_gather("rows".into(), vec![shard(comm, 0, [900, 1600])]),
+        1600 * 200,
+        InPlace::Always,
+    ),
+    (
+        |comm| comm.all_gather("columns".into(), vec![shard(comm, 1, [30, 20])]),
+        4000 * 80,
+        InPlace::Never,
+    ),
 ];
 
 fn one(work: Work<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
@@ -54,7 +84,10 @@ fn one(work: Work<DispatchTensor>) -> Work<Vec<DispatchTensor>> {
 }
 
 fn given(comm: &Communicator, shape: [usize; 2]) -> Tensor<2> {
-    Tensor::from_data(TensorData::new(values(comm.group().rank(), shape.iter().product()), shape), &Device::flex())
+    Tensor::from_data(
+        TensorData::new(values(comm.group().rank(), shape.iter().product()), shape),
+        &Device::flex(),
+    )
 }
 
 /// Returns this rank's shard of a tensor of 4000 rows and [`COLUMNS`] columns, sharded along `dim` with these
@@ -62,7 +95,11 @@ fn given(comm: &Communicator, shape: [usize; 2]) -> Tensor<2> {
 fn shard(comm: &Communicator, dim: usize, lengths: [usize; 2]) -> ShardedTensor {
     let mut shape = [4000, COLUMNS];
     shape[dim] = lengths[comm.group().rank()];
-    ShardedTensor { tensor: given(comm, shape).into_dispatch(), dim, sizes: ShardSizes::Uneven(lengths.into()) }
+    ShardedTensor {
+        tensor: given(comm, shape).into_dispatch(),
+        dim,
+        sizes: ShardSizes::Uneven(lengths.into()),
+    }
 }
 
 /// Exchanges rows: rank `i` sends `given_rows[i][j]` rows to rank `j`.
@@ -79,12 +116,19 @@ fn taken(work: Work<Vec<DispatchTensor>>) -> Result<TensorData> {
 
 /// Runs all [`CASES`] on two ranks in two processes. Rank 1 calls once `there` returns true, given the backend of
 /// rank 0 and whether rank 0 has called.
-fn lands(there: fn(&dyn Backend, bool) -> bool, take: fn(Work<Vec<DispatchTensor>>) -> Result<TensorData>) {
+fn lands(
+    there: fn(&dyn Backend, bool) -> bool,
+    take: fn(Work<Vec<DispatchTensor>>) -> Result<TensorData>,
+) {
     for (at, (call, bytes, lands)) in CASES.into_iter().enumerate() {
         let program = |world: &World| taken(call(&world.all()));
-        let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
-        let (job, first, called) =
-            (LoopbackJob::new(2, 50), OnceLock::<Arc<dyn Backend>>::new(), AtomicBool::new(false));
+        let expected =
+            launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
+        let (job, first, called) = (
+            LoopbackJob::new(2, 50),
+            OnceLock::<Arc<dyn Backend>>::new(),
+            AtomicBool::new(false),
+        );
         let ends = job.run(|process, processes| {
             let backend = processes.backend(1);
             if process == 0 {
@@ -92,24 +136,39 @@ fn lands(there: fn(&dyn Backend, bool) -> bool, take: fn(Work<Vec<DispatchTensor
             }
             launch(Launch::on_backend(backend), |world| {
                 world.barrier("both ranks have started")?;
-                let is_there = |backend: &Arc<dyn Backend>| there(&**backend, called.load(Ordering::SeqCst));
+                let is_there =
+                    |backend: &Arc<dyn Backend>| there(&**backend, called.load(Ordering::SeqCst));
                 while world.rank() == 1 && !first.get().is_some_and(is_there) {
                     thread::yield_now();
                 }
                 let work = call(&world.all());
                 called.store(true, Ordering::SeqCst);
-                if world.rank() == 0 { take(work) } else { taken(work) }
+                if world.rank() == 0 {
+                    take(work)
+                } else {
+                    taken(work)
+                }
             })
         });
-        let got = ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))).collect::<Vec<_>>();
+        let got = ends
+            .into_iter()
+            .flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
+            .collect::<Vec<_>>();
         assert_eq!(got, expected, "case {at}");
-        assert_eq!(job.placed(0), if lands == InPlace::Never { 0 } else { bytes }, "case {at}");
+        assert_eq!(
+            job.placed(0),
+            if lands == InPlace::Never { 0 } else { bytes },
+            "case {at}"
+        );
     }
 }
 
 #[test]
 fn what_comes_to_a_rank_that_waits_lands_in_its_result() {
-    lands(|backend, _| backend.activity(0).starts_with("waiting in all_"), taken);
+    lands(
+        |backend, _| backend.activity(0).starts_with("waiting in all_"),
+        taken,
+    );
 }
 
 #[test]
@@ -128,7 +187,8 @@ fn what_comes_to_a_rank_that_has_called_lands_in_what_will_be_its_result() {
 fn what_comes_before_its_rank_has_called_lands_where_the_signature_says() {
     for (at, (call, bytes, lands)) in CASES.into_iter().enumerate() {
         let program = |world: &World| taken(call(&world.all()));
-        let expected = launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
+        let expected =
+            launch(Launch::threads(2), program).unwrap_or_else(|error| panic!("{error}"));
         let job = LoopbackJob::new(2, 50);
         let ends = job.run(|process, processes| {
             launch(Launch::on_backend(processes.backend(1)), |world| {
@@ -138,19 +198,34 @@ fn what_comes_before_its_rank_has_called_lands_where_the_signature_says() {
                     let work = call(&world.all());
                     let sent = work.is_complete();
                     // Headers of one sender arrive in order.
-                    world.all().duplicate("control").barrier("the header has arrived".into()).wait()?;
+                    world
+                        .all()
+                        .duplicate("control")
+                        .barrier("the header has arrived".into())
+                        .wait()?;
                     assert!(!sent, "case {at}: rank 0 has not called");
                     return taken(work);
                 }
-                world.all().duplicate("control").barrier("the header has arrived".into()).wait()?;
+                world
+                    .all()
+                    .duplicate("control")
+                    .barrier("the header has arrived".into())
+                    .wait()?;
                 let work = call(&world.all());
                 job.hold(0, false);
                 taken(work)
             })
         });
-        let got = ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))).collect::<Vec<_>>();
+        let got = ends
+            .into_iter()
+            .flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
+            .collect::<Vec<_>>();
         assert_eq!(got, expected, "case {at}");
-        assert_eq!(job.placed(0), if lands == InPlace::Always { bytes } else { 0 }, "case {at}");
+        assert_eq!(
+            job.placed(0),
+            if lands == InPlace::Always { bytes } else { 0 },
+            "case {at}"
+        );
     }
 }
 
@@ -164,7 +239,9 @@ fn results_take_each_others_memory_whichever_is_first() {
             let gather = || comm.all_gather("rows".into(), vec![shard(&comm, 0, [1600, 900])]);
             let address = |work: Work<Vec<DispatchTensor>>| -> Result<usize> {
                 match work.wait()?.remove(0).kind {
-                    DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => Ok(tensor.bytes().as_ptr().addr()),
+                    DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {
+                        Ok(tensor.bytes().as_ptr().addr())
+                    }
                     other => panic!("not on the CPU: {other:?}"),
                 }
             };

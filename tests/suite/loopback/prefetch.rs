@@ -27,17 +27,28 @@ fn trains(processes: usize, dims: &[usize], sharded_over: &[(&'static str, &'sta
             let layer = || LinearConfig::new(6, 6).with_bias(false).init(&device);
             let sharded_over = sharded_over.to_vec();
             let placed = move |param: ParamInfo<'_>| {
-                let dim = sharded_over.iter().find(|(unit, _)| param.path.starts_with(unit))?.1;
+                let dim = sharded_over
+                    .iter()
+                    .find(|(unit, _)| param.path.starts_with(unit))?
+                    .1;
                 Some(ParamPlacement::from(Placement::Shard(0)).with_mesh_dims(dim))
             };
-            let config = FullyShard::new().with_units(["first", "expert", "last"]).with_shard_dims(names);
-            let net = Net { first: layer(), expert: layer(), last: layer() };
+            let config = FullyShard::new()
+                .with_units(["first", "expert", "last"])
+                .with_shard_dims(names);
+            let net = Net {
+                first: layer(),
+                expert: layer(),
+                last: layer(),
+            };
             let net = fully_shard(net, &mesh, config.with_shard_placement_fn(placed))?;
             for _ in 0..3 {
                 let y = unit(&net, Tensor::<2>::ones([2, 6], &device), |net, x| {
                     let x = unit(&net.first, x, |layer, x| layer.forward(x));
                     let x = unit(&net.expert, x, |layer, x| {
-                        let load = mesh.all_reduce(1.0, ReduceOp::Sum).expect("all ranks call it");
+                        let load = mesh
+                            .all_reduce(1.0, ReduceOp::Sum)
+                            .expect("all ranks call it");
                         layer.forward(x) / load
                     });
                     unit(&net.last, x, |layer, x| layer.forward(x))

@@ -15,13 +15,17 @@ fn sent(job: &LoopbackJob, world: &World, work: impl FnOnce() -> Result<()>) -> 
     let process = world.rank() / each;
     let within = world.group(&(process * each..(process + 1) * each).collect::<Vec<_>>())?;
     world.barrier("all ranks have started")?;
-    within.barrier("both ranks of this process have started".into()).wait()?;
+    within
+        .barrier("both ranks of this process have started".into())
+        .wait()?;
     let before = job.sent(process);
     within.barrier("both have read the counter".into()).wait()?;
     work()?;
     within.barrier("both have finished".into()).wait()?;
     let after = job.sent(process);
-    within.barrier("both have read the counter again".into()).wait()?;
+    within
+        .barrier("both have read the counter again".into())
+        .wait()?;
     Ok(after - before)
 }
 
@@ -33,12 +37,24 @@ fn a_mesh_dimension_inside_a_process_sends_nothing() {
             let mesh = DeviceMesh::new(world, [2, 2], ["across", "inside"])?;
             let all = |dim: usize| {
                 let comm = mesh.communicator(dim)?;
-                let tensor = Tensor::<1>::random([64], Distribution::Default, world.device()).into_dispatch();
-                comm.all_reduce("sum".into(), vec![tensor.clone()], ReduceOp::Sum).wait()?;
-                let shard = || ShardedTensor { tensor: tensor.clone(), dim: 0, sizes: ShardSizes::Chunked(128) };
+                let tensor = Tensor::<1>::random([64], Distribution::Default, world.device())
+                    .into_dispatch();
+                comm.all_reduce("sum".into(), vec![tensor.clone()], ReduceOp::Sum)
+                    .wait()?;
+                let shard = || ShardedTensor {
+                    tensor: tensor.clone(),
+                    dim: 0,
+                    sizes: ShardSizes::Chunked(128),
+                };
                 comm.all_gather("gather".into(), vec![shard()]).wait()?;
                 comm.barrier("barrier".into()).wait()?;
-                comm.send("to".into(), vec![tensor.clone()], 1 - comm.group().rank(), 0).wait()?;
+                comm.send(
+                    "to".into(),
+                    vec![tensor.clone()],
+                    1 - comm.group().rank(),
+                    0,
+                )
+                .wait()?;
                 comm.receive("to".into(), None, None, 0).wait()?;
                 Ok(())
             };
@@ -64,32 +80,58 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
             let tensor = |len: usize| Tensor::<1>::ones([len], world.device()).into_dispatch();
             let (shard, complete) = (tensor(FLOATS / 4), tensor(FLOATS));
             let is_root = world.rank() == 0;
-            let meta = |len: usize| TensorMeta { shape: [len].into(), dtype: DType::F32 };
+            let meta = |len: usize| TensorMeta {
+                shape: [len].into(),
+                dtype: DType::F32,
+            };
             let metas = || vec![meta(FLOATS)];
             let counted = [
                 sent(&job, world, || {
-                    let shard = ShardedTensor { tensor: shard.clone(), dim: 0, sizes: shard_sizes.clone() };
+                    let shard = ShardedTensor {
+                        tensor: shard.clone(),
+                        dim: 0,
+                        sizes: shard_sizes.clone(),
+                    };
                     Ok(comm.all_gather("".into(), vec![shard]).wait().map(|_| ())?)
                 })?,
                 sent(&job, world, || {
-                    let complete = ShardedTensor { tensor: complete.clone(), dim: 0, sizes: shard_sizes.clone() };
-                    Ok(comm.reduce_scatter("".into(), vec![complete], ReduceOp::Sum).wait().map(|_| ())?)
-                })?,
-                sent(&job, world, || {
-                    let tensors = is_root.then(|| vec![complete.clone()]);
-                    Ok(comm.broadcast("".into(), tensors, metas(), 0).wait().map(|_| ())?)
+                    let complete = ShardedTensor {
+                        tensor: complete.clone(),
+                        dim: 0,
+                        sizes: shard_sizes.clone(),
+                    };
+                    Ok(comm
+                        .reduce_scatter("".into(), vec![complete], ReduceOp::Sum)
+                        .wait()
+                        .map(|_| ())?)
                 })?,
                 sent(&job, world, || {
                     let tensors = is_root.then(|| vec![complete.clone()]);
                     Ok(comm
-                        .scatter("".into(), tensors, metas(), vec![(0, shard_sizes.clone())], 0)
+                        .broadcast("".into(), tensors, metas(), 0)
+                        .wait()
+                        .map(|_| ())?)
+                })?,
+                sent(&job, world, || {
+                    let tensors = is_root.then(|| vec![complete.clone()]);
+                    Ok(comm
+                        .scatter(
+                            "".into(),
+                            tensors,
+                            metas(),
+                            vec![(0, shard_sizes.clone())],
+                            0,
+                        )
                         .wait()
                         .map(|_| ())?)
                 })?,
                 sent(&job, world, || {
                     let parts = vec![Some(shard.clone()); 4];
                     let metas = vec![Some(meta(FLOATS / 4)); 4];
-                    Ok(comm.all_to_all_list("".into(), parts, metas).wait().map(|_| ())?)
+                    Ok(comm
+                        .all_to_all_list("".into(), parts, metas)
+                        .wait()
+                        .map(|_| ())?)
                 })?,
             ];
             Ok(counted)
@@ -126,14 +168,21 @@ fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
             launch(Launch::on_backend(processes.backend(each)), |world| {
                 let comm = world.all();
                 let tensor = Tensor::<1>::ones([FLOATS], world.device()).into_dispatch();
-                let reduce =
-                    || Ok(comm.all_reduce("".into(), vec![tensor.clone()], ReduceOp::Sum).wait().map(|_| ())?);
+                let reduce = || {
+                    Ok(comm
+                        .all_reduce("".into(), vec![tensor.clone()], ReduceOp::Sum)
+                        .wait()
+                        .map(|_| ())?)
+                };
                 sent(&job, world, reduce)
             })
         });
         for (rank, bytes) in ends.into_iter().flat_map(|end| end.unwrap()) {
             let payloads = (quarters * FLOATS) as u64;
-            assert!((payloads..payloads + 1000).contains(&bytes), "rank {rank}: {bytes} for {payloads}");
+            assert!(
+                (payloads..payloads + 1000).contains(&bytes),
+                "rank {rank}: {bytes} for {payloads}"
+            );
         }
     }
 }
@@ -147,13 +196,18 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
         let ends = job.run(|process, processes| {
             launch(Launch::on_backend(processes.backend(each)), |world| {
                 let comm = world.all();
-                let shard = |value: usize| Tensor::<1>::full([FLOATS], value as f32, world.device());
+                let shard =
+                    |value: usize| Tensor::<1>::full([FLOATS], value as f32, world.device());
                 let gather = |value: usize| {
                     let tensor = shard(10 * value + world.rank()).into_dispatch();
                     let shard_sizes = ShardSizes::Chunked(world.size() * FLOATS);
                     comm.all_gather(
                         Call::new("unit").with_deferred(),
-                        vec![ShardedTensor { tensor, dim: 0, sizes: shard_sizes }],
+                        vec![ShardedTensor {
+                            tensor,
+                            dim: 0,
+                            sizes: shard_sizes,
+                        }],
                     )
                 };
                 let mut works: Vec<_> = (0..6).map(gather).collect();
@@ -164,10 +218,17 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
                 world.barrier("all have read the counter")?;
                 let not_waited_for = works.remove(3);
                 while let Some(work) = works.pop() {
-                    let value = if works.len() >= 3 { works.len() + 1 } else { works.len() };
-                    let complete =
-                        Tensor::<1>::from_dispatch(work.wait()?.remove(0)).into_data().try_to_vec::<f32>().unwrap();
-                    let expected = (0..world.size()).flat_map(|rank| vec![(10 * value + rank) as f32; FLOATS]);
+                    let value = if works.len() >= 3 {
+                        works.len() + 1
+                    } else {
+                        works.len()
+                    };
+                    let complete = Tensor::<1>::from_dispatch(work.wait()?.remove(0))
+                        .into_data()
+                        .try_to_vec::<f32>()
+                        .unwrap();
+                    let expected =
+                        (0..world.size()).flat_map(|rank| vec![(10 * value + rank) as f32; FLOATS]);
                     assert!(complete.into_iter().eq(expected), "call {value}");
                     world.barrier("all have the result")?;
                     sent.push(job.sent(process));
@@ -178,10 +239,17 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
             })
         });
         let payload = (each * FLOATS * size_of::<f32>()) as u64;
-        for (rank, sent) in ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))) {
+        for (rank, sent) in ends
+            .into_iter()
+            .flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
+        {
             // Numbers of payloads: none before the first request; then those of the requested calls 5, 4, 2, 1 and 0.
             let payloads: Vec<_> = sent.iter().map(|sent| sent / payload).collect();
-            assert_eq!(payloads, [0, 1, 2, 3, 4, 5], "rank {rank} of {each} in a process");
+            assert_eq!(
+                payloads,
+                [0, 1, 2, 3, 4, 5],
+                "rank {rank} of {each} in a process"
+            );
         }
     }
 }
@@ -194,8 +262,11 @@ fn what_no_rank_needs_is_returned() {
         let ends = launch(Launch::on_backend(processes.backend(2)), |world| {
             let comm = world.all();
             let tensor = Tensor::<1>::ones([1 << 10], world.device());
-            let shard =
-                ShardedTensor { tensor: tensor.clone().into_dispatch(), dim: 0, sizes: ShardSizes::Chunked(4 << 10) };
+            let shard = ShardedTensor {
+                tensor: tensor.clone().into_dispatch(),
+                dim: 0,
+                sizes: ShardSizes::Chunked(4 << 10),
+            };
             let work = comm.all_gather(Call::new("unit").with_deferred(), vec![shard]);
             assert!(!tensor.can_mut());
             drop(work);
@@ -221,10 +292,18 @@ fn a_long_print_is_sent_once() {
                 let names = (0..100).map(|at| format!("blocks.{at}.attention.query.weight").into());
                 let shard = |_| {
                     let tensor = Tensor::<2>::ones([0, width], world.device()).into_dispatch();
-                    ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(0) }
+                    ShardedTensor {
+                        tensor,
+                        dim: 0,
+                        sizes: ShardSizes::Chunked(0),
+                    }
                 };
-                let results =
-                    comm.all_gather(Call::new("unit").with_names(names), (0..100).map(shard).collect()).wait()?;
+                let results = comm
+                    .all_gather(
+                        Call::new("unit").with_names(names),
+                        (0..100).map(shard).collect(),
+                    )
+                    .wait()?;
                 assert_eq!(results[99].shape()[1], width);
                 Ok(())
             };
@@ -235,11 +314,21 @@ fn a_long_print_is_sent_once() {
             Ok(bytes)
         })
     });
-    for (rank, bytes) in ends.into_iter().flat_map(|end| end.unwrap_or_else(|error| panic!("{error}"))) {
+    for (rank, bytes) in ends
+        .into_iter()
+        .flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
+    {
         // Bytes of two ranks: 100 names of about 30 bytes, then 100 shapes and dtypes of signatures and of payload
         // descriptions.
         let is_long = bytes.iter().map(|bytes| *bytes > 6000).collect::<Vec<_>>();
-        assert_eq!(is_long, [true, true, false, false, false], "rank {rank}: {bytes:?}");
-        assert!(bytes[2..].iter().all(|bytes| *bytes < 1000), "rank {rank}: {bytes:?}");
+        assert_eq!(
+            is_long,
+            [true, true, false, false, false],
+            "rank {rank}: {bytes:?}"
+        );
+        assert!(
+            bytes[2..].iter().all(|bytes| *bytes < 1000),
+            "rank {rank}: {bytes:?}"
+        );
     }
 }

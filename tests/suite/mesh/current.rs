@@ -9,8 +9,14 @@ use super::{error_of, on};
 
 fn none() {
     let error = error_of(DeviceMesh::current());
-    assert!(matches!(error, Error::Mesh(MeshError::NoCurrent)), "{error:?}");
-    assert!(error.to_string().contains("`with_mesh(&mesh, || ..)`"), "{error}");
+    assert!(
+        matches!(error, Error::Mesh(MeshError::NoCurrent)),
+        "{error:?}"
+    );
+    assert!(
+        error.to_string().contains("`with_mesh(&mesh, || ..)`"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -31,7 +37,12 @@ fn the_innermost_scope_around_the_caller_has_the_current_mesh() {
             // An early return and a panic end the scope.
             let left: Result<(), Error> = with_mesh(&tp, || Err(Error::other("early")));
             assert!(left.is_err());
-            assert!(catch_unwind(AssertUnwindSafe(|| with_mesh(&tp, || panic!("in the scope")))).is_err());
+            assert!(
+                catch_unwind(AssertUnwindSafe(|| with_mesh(&tp, || panic!(
+                    "in the scope"
+                ))))
+                .is_err()
+            );
             assert_eq!(DeviceMesh::current()?, mesh);
             Ok::<_, Error>(())
         })?;

@@ -16,8 +16,13 @@ use crate::launched;
 
 /// Runs `program` on so many ranks.
 fn on<T: Send>(ranks: usize, program: impl Fn(&World) -> Result<T> + Sync) -> Vec<T> {
-    let launched = launch(Launch::threads(ranks).with_deadline(Duration::from_secs(60)), program);
-    launched.map(launched::values).unwrap_or_else(|error| panic!("{error}"))
+    let launched = launch(
+        Launch::threads(ranks).with_deadline(Duration::from_secs(60)),
+        program,
+    );
+    launched
+        .map(launched::values)
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn error_of<T>(result: Result<T>) -> Error {

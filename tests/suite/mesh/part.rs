@@ -68,15 +68,24 @@ fn all_ranks_make_the_mesh_and_its_own_ranks_compute_on_it() {
             let full = tensor([5, 2], (0..10).map(|x| x as f32).collect(), world);
             let x = DTensor::distribute_tensor(full.clone(), &mesh, &[R, S(0)])?;
             let y = x.clone().matmul(x.transpose());
-            assert_eq!(values(y.full_tensor()?), values(full.clone().matmul(full.transpose())));
+            assert_eq!(
+                values(y.full_tensor()?),
+                values(full.clone().matmul(full.transpose()))
+            );
             for (name, result) in everything(&mesh) {
                 assert!(result.is_ok(), "{name}: {:?}", result.err());
             }
         } else {
             for (name, result) in everything(&mesh) {
                 let error = error_of(result);
-                assert!(matches!(error, Error::Mesh(MeshError::NotAMember { .. })), "{name}: {error:?}");
-                let told = format!("rank {} is not in DeviceMesh(dp=2, tp=2; ranks [5, 1, 2, 4])", world.rank());
+                assert!(
+                    matches!(error, Error::Mesh(MeshError::NotAMember { .. })),
+                    "{name}: {error:?}"
+                );
+                let told = format!(
+                    "rank {} is not in DeviceMesh(dp=2, tp=2; ranks [5, 1, 2, 4])",
+                    world.rank()
+                );
                 assert!(error.to_string().contains(&told), "{name}: {error}");
             }
         }

@@ -66,9 +66,14 @@ impl Block {
         let scores = q.matmul(k.transpose()) / (head as f64).sqrt();
         let future = Tensor::<2, Bool>::tril_mask([seq, seq], 0, &x.device());
         let scores = scores.mask_fill(future.unsqueeze(), f32::NEG_INFINITY);
-        let attended = softmax(scores, 3).matmul(v).swap_dims(1, 2).reshape([batch, seq, dim]);
+        let attended = softmax(scores, 3)
+            .matmul(v)
+            .swap_dims(1, 2)
+            .reshape([batch, seq, dim]);
         let x = x + self.wo.forward(attended);
-        let h = self.w2.forward(gelu(self.w1.forward(self.norm2.forward(x.clone()))));
+        let h = self
+            .w2
+            .forward(gelu(self.w1.forward(self.norm2.forward(x.clone()))));
         x + h
     }
 }

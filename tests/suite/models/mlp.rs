@@ -14,7 +14,9 @@ pub struct Mlp {
 impl Mlp {
     pub fn new(init: &impl Init, layers: usize, device: &Device) -> Self {
         let layer = |i| Affine::new(init, &format!("layers.{i}"), true, device);
-        Self { layers: (0..layers).map(layer).collect() }
+        Self {
+            layers: (0..layers).map(layer).collect(),
+        }
     }
 
     /// `[batch, in]` to `[batch, out]`.

@@ -52,7 +52,10 @@ pub struct Norm {
 
 impl Norm {
     pub fn new(init: &impl Init, path: &str, device: &Device) -> Self {
-        Self { weight: init.param(format!("{path}.weight"), device), bias: init.param(format!("{path}.bias"), device) }
+        Self {
+            weight: init.param(format!("{path}.weight"), device),
+            bias: init.param(format!("{path}.bias"), device),
+        }
     }
 
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
@@ -70,6 +73,8 @@ pub struct Table {
 
 impl Table {
     pub fn new(init: &impl Init, path: &str, device: &Device) -> Self {
-        Self { weight: init.param(format!("{path}.weight"), device) }
+        Self {
+            weight: init.param(format!("{path}.weight"), device),
+        }
     }
 }

@@ -13,11 +13,19 @@ use super::{Affine, Block, Gpt, GptSize, Norm, Table};
 /// sequence; logits are gathered, or left split by vocabulary for the loss.
 pub fn plan(size: GptSize, sequence_parallel: bool, loss_parallel: bool) -> Plan {
     use Placement::{Replicate, Shard};
-    let between = if sequence_parallel { Shard(1) } else { Replicate };
+    let between = if sequence_parallel {
+        Shard(1)
+    } else {
+        Replicate
+    };
     // Weights are `[out, in]`.
     let colwise = Style::placed(Shard(0)).with_input(Replicate);
     let rowwise = Style::placed(Shard(1)).with_output(between);
-    let norm = if sequence_parallel { Style::sequence_parallel() } else { Style::placed(Replicate) };
+    let norm = if sequence_parallel {
+        Style::sequence_parallel()
+    } else {
+        Style::placed(Replicate)
+    };
     let plan = Plan::new()
         .with_style("tok", Style::placed(Shard(0)).with_output(between))
         .with_style("**.norm?", norm)
@@ -30,7 +38,14 @@ pub fn plan(size: GptSize, sequence_parallel: bool, loss_parallel: bool) -> Plan
         .with_units(["layers.*"]);
     match size.tied {
         true => plan,
-        false => plan.with_style("head", if loss_parallel { colwise } else { colwise.with_output(Replicate) }),
+        false => plan.with_style(
+            "head",
+            if loss_parallel {
+                colwise
+            } else {
+                colwise.with_output(Replicate)
+            },
+        ),
     }
 }
 
@@ -40,32 +55,49 @@ fn read<const D: usize>(param: &Param<Tensor<D>>) -> DTensor<D> {
 
 impl Affine {
     fn forward_dtensor<const D: usize>(&self, x: DTensor<D>) -> DTensor<D> {
-        apply_style(&self.weight, x, |x, weight| module::linear(x, weight.transpose(), self.bias.as_ref().map(read)))
+        apply_style(&self.weight, x, |x, weight| {
+            module::linear(x, weight.transpose(), self.bias.as_ref().map(read))
+        })
     }
 }
 
 impl Norm {
     fn forward_dtensor(&self, x: DTensor<3>) -> DTensor<3> {
-        apply_style(&self.weight, x, |x, weight| module::layer_norm(x, weight, Some(read(&self.bias)), 1e-5))
+        apply_style(&self.weight, x, |x, weight| {
+            module::layer_norm(x, weight, Some(read(&self.bias)), 1e-5)
+        })
     }
 }
 
 impl Table {
     fn forward_dtensor(&self, tokens: DTensor<2, Int>) -> DTensor<3> {
-        apply_style(&self.weight, tokens, |tokens, weight| module::embedding(weight, tokens))
+        apply_style(&self.weight, tokens, |tokens, weight| {
+            module::embedding(weight, tokens)
+        })
     }
 }
 
 impl Block {
     fn forward_dtensor(&self, x: DTensor<3>) -> DTensor<3> {
         let [batch, seq, dim] = x.dims();
-        let split = |t: DTensor<3>| t.reshape([batch, seq, self.heads, dim / self.heads]).swap_dims(1, 2);
+        let split = |t: DTensor<3>| {
+            t.reshape([batch, seq, self.heads, dim / self.heads])
+                .swap_dims(1, 2)
+        };
         let h = self.norm1.forward_dtensor(x.clone());
-        let [q, k, v] = [&self.wq, &self.wk, &self.wv].map(|affine| split(affine.forward_dtensor(h.clone())));
-        let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
-        let attended = module::attention(q, k, v, None, None, options).swap_dims(1, 2).reshape([batch, seq, dim]);
+        let [q, k, v] =
+            [&self.wq, &self.wk, &self.wv].map(|affine| split(affine.forward_dtensor(h.clone())));
+        let options = AttentionModuleOptions {
+            is_causal: true,
+            ..Default::default()
+        };
+        let attended = module::attention(q, k, v, None, None, options)
+            .swap_dims(1, 2)
+            .reshape([batch, seq, dim]);
         let x = x + self.wo.forward_dtensor(attended);
-        let h = self.w1.forward_dtensor(self.norm2.forward_dtensor(x.clone()));
+        let h = self
+            .w1
+            .forward_dtensor(self.norm2.forward_dtensor(x.clone()));
         x + self.w2.forward_dtensor(activation::gelu(h))
     }
 }
@@ -89,7 +121,12 @@ impl Gpt {
     }
 
     /// [`loss`](Self::loss), computed by the ranks of `mesh` together.
-    pub fn loss_on(&self, mesh: &DeviceMesh, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Result<Tensor<1>> {
+    pub fn loss_on(
+        &self,
+        mesh: &DeviceMesh,
+        tokens: Tensor<2, Int>,
+        targets: Tensor<2, Int>,
+    ) -> Result<Tensor<1>> {
         let place = |tokens| DTensor::distribute_replicated(tokens, mesh, &[Placement::Replicate]);
         loss::cross_entropy(self.forward_dtensor(place(tokens)?), place(targets)?).full_tensor()
     }

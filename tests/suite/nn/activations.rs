@@ -38,14 +38,19 @@ fn activations_and_gates_equal_burns() {
     same_under!(
         SwiGluConfig::new(4, 6).with_bias(true).init(&device),
         [3, 4],
-        [Plan::new(), Plan::new().with_style("layer.*", Style::colwise()),]
+        [
+            Plan::new(),
+            Plan::new().with_style("layer.*", Style::colwise()),
+        ]
     );
 }
 
 /// A slope a channel, cut with the channels.
 #[test]
 fn slopes_may_be_sharded_with_their_channels() {
-    let layer = PReluConfig::new().with_num_parameters(5).init(&Device::flex());
+    let layer = PReluConfig::new()
+        .with_num_parameters(5)
+        .init(&Device::flex());
     let split = || Plan::new().with_style("layer", Style::placed(S(0)).with_input(S(1)));
     same_under!(layer, [3, 5, 2], [split()]);
 }
@@ -83,12 +88,25 @@ fn every_activation_of_the_wrapper_equals_burns() {
 /// Slopes and noise follow an element's place in the whole tensor; outside of training there are none.
 #[test]
 fn drawn_slopes_and_noise_are_the_same_on_every_mesh() {
-    let (slopes, noise) = (RReluConfig::new().init(), burn::nn::GaussianNoiseConfig::new(0.5).init());
+    let (slopes, noise) = (
+        RReluConfig::new().init(),
+        burn::nn::GaussianNoiseConfig::new(0.5).init(),
+    );
     let run = |ranks: usize| {
         let outputs = MeshTest::new([ranks], ["tp"]).run(|mesh| {
-            let x = |device: &Device| DTensor::<2>::distribute_replicated(tensor(3, [6, 5], device), mesh, &[S(0)]);
-            let resting = floats(noise.forward_dtensor(slopes.forward_dtensor(x(mesh.device())?)).full_tensor()?);
-            assert_eq!(resting, floats(slopes.forward(tensor::<2>(3, [6, 5], mesh.device()))), "as burn's");
+            let x = |device: &Device| {
+                DTensor::<2>::distribute_replicated(tensor(3, [6, 5], device), mesh, &[S(0)])
+            };
+            let resting = floats(
+                noise
+                    .forward_dtensor(slopes.forward_dtensor(x(mesh.device())?))
+                    .full_tensor()?,
+            );
+            assert_eq!(
+                resting,
+                floats(slopes.forward(tensor::<2>(3, [6, 5], mesh.device()))),
+                "as burn's"
+            );
             random::seed(9);
             let device = mesh.device().clone().autodiff();
             let sloped = floats(slopes.forward_dtensor(x(&device)?).full_tensor()?.inner());
@@ -101,10 +119,23 @@ fn drawn_slopes_and_noise_are_the_same_on_every_mesh() {
     let x = floats(tensor::<2>(3, [6, 5], &Device::flex()));
     for ((x, sloped), noisy) in x.iter().zip(&sloped).zip(&noisy) {
         let slope = sloped / x;
-        assert!(if *x < 0.0 { (0.124..0.334).contains(&slope) } else { slope == 1.0 }, "{x} became {sloped}");
+        assert!(
+            if *x < 0.0 {
+                (0.124..0.334).contains(&slope)
+            } else {
+                slope == 1.0
+            },
+            "{x} became {sloped}"
+        );
         assert!((noisy - x).abs() < 3.0, "{x} became {noisy}");
     }
-    let deviation = (x.iter().zip(&noisy).map(|(x, noisy)| (noisy - x).powi(2)).sum::<f32>() / x.len() as f32).sqrt();
+    let deviation = (x
+        .iter()
+        .zip(&noisy)
+        .map(|(x, noisy)| (noisy - x).powi(2))
+        .sum::<f32>()
+        / x.len() as f32)
+        .sqrt();
     assert!((0.3..0.7).contains(&deviation), "{deviation}");
     for ranks in [2, 4] {
         assert_eq!(run(ranks), (sloped.clone(), noisy.clone()), "{ranks} ranks");

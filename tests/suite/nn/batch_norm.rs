@@ -26,8 +26,13 @@ type Step = [Vec<f32>; 6];
 
 fn layer(channels: usize) -> Only<BatchNorm> {
     let device = Device::flex();
-    let mut layer = BatchNormConfig::new(channels).with_momentum(0.3).with_epsilon(1e-3).init(&device);
-    layer.gamma = layer.gamma.map(|_| tensor::<1>(5, [channels], &device) + 1.0);
+    let mut layer = BatchNormConfig::new(channels)
+        .with_momentum(0.3)
+        .with_epsilon(1e-3)
+        .init(&device);
+    layer.gamma = layer
+        .gamma
+        .map(|_| tensor::<1>(5, [channels], &device) + 1.0);
     layer.beta = layer.beta.map(|_| tensor::<1>(6, [channels], &device));
     Only { layer }
 }
@@ -41,7 +46,10 @@ fn batch<const D: usize>(step: u64, shape: [usize; D], device: &Device) -> Tenso
 }
 
 fn running(layer: &BatchNorm) -> [Vec<f32>; 2] {
-    [floats(layer.running_mean.value_sync().inner()), floats(layer.running_var.value_sync().inner())]
+    [
+        floats(layer.running_mean.value_sync().inner()),
+        floats(layer.running_var.value_sync().inner()),
+    ]
 }
 
 /// Steps of burn's layer on the whole batch.
@@ -55,38 +63,70 @@ fn expected<const D: usize>(model: &Only<BatchNorm>, shape: [usize; D]) -> Vec<S
         let x = floats(x.grad(&grads).expect("the input is in the loss"));
         let grads = values(&model, Some(&GradientsParams::from_grads(grads, &model)));
         let [mean, variance] = running(&model.layer);
-        [floats(y.inner()), x, grads["layer.beta"].clone(), grads["layer.gamma"].clone(), mean, variance]
+        [
+            floats(y.inner()),
+            x,
+            grads["layer.beta"].clone(),
+            grads["layer.gamma"].clone(),
+            mean,
+            variance,
+        ]
     };
     (0..STEPS).map(step).collect()
 }
 
 /// Steps of the layer on a batch that is laid out over the ranks.
-fn steps<const D: usize>(model: &Only<BatchNorm>, shape: [usize; D], layout: &Layout) -> Result<Vec<Step>> {
+fn steps<const D: usize>(
+    model: &Only<BatchNorm>,
+    shape: [usize; D],
+    layout: &Layout,
+) -> Result<Vec<Step>> {
     let (mesh, mesh_device) = {
         let gamma = model.layer.gamma.dtensor()?;
         (gamma.mesh().clone(), gamma.local().device())
     };
     let step = |step| {
-        let x =
-            DTensor::distribute_replicated_to(batch(step, shape, &mesh_device), &mesh, layout.clone())?.require_grad();
+        let x = DTensor::distribute_replicated_to(
+            batch(step, shape, &mesh_device),
+            &mesh,
+            layout.clone(),
+        )?
+        .require_grad();
         let leaf = x.local().clone();
         let y = unit(model, x, |model, x| model.layer.forward_dtensor(x)).full_tensor()?;
         let grads = loss(y.clone()).backward();
-        let x = leaf.grad(&grads).unwrap_or_else(|| leaf.clone().inner().zeros_like());
+        let x = leaf
+            .grad(&grads)
+            .unwrap_or_else(|| leaf.clone().inner().zeros_like());
         let x = DTensor::from_local_with_layout(x, &mesh, layout.clone(), shape)?.full_tensor()?;
         let grads = full_grads(model, &GradientsParams::from_grads(grads, model))?;
         let [mean, variance] = running(&model.layer);
-        Ok([floats(y.inner()), floats(x), grads["layer.beta"].clone(), grads["layer.gamma"].clone(), mean, variance])
+        Ok([
+            floats(y.inner()),
+            floats(x),
+            grads["layer.beta"].clone(),
+            grads["layer.gamma"].clone(),
+            mean,
+            variance,
+        ])
     };
     (0..STEPS).map(step).collect()
 }
 
 fn hold(found: &[Step], expected: &[Step], what: impl Fn() -> String) {
-    const PARTS: [&str; 6] =
-        ["output", "gradient of the input", "beta's gradient", "gamma's gradient", "running mean", "running variance"];
+    const PARTS: [&str; 6] = [
+        "output",
+        "gradient of the input",
+        "beta's gradient",
+        "gamma's gradient",
+        "running mean",
+        "running variance",
+    ];
     for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
         for (part, (found, expected)) in PARTS.iter().zip(found.iter().zip(expected)) {
-            near(found, expected, || format!("{}, step {step}: {part}", what()));
+            near(found, expected, || {
+                format!("{}, step {step}: {part}", what())
+            });
         }
     }
 }
@@ -145,7 +185,9 @@ fn ranks_may_share_the_channels() {
                     let plan = Plan::new().with_style("layer", style);
                     let model = parallelize(on_device(&model, &device), mesh, plan)?;
                     let found = steps(&model, shape, &Layout::new(mesh.shape(), &[placement])?)?;
-                    hold(&found, &expected, || format!("{shape:?}, parameters {style}, x {placement}"));
+                    hold(&found, &expected, || {
+                        format!("{shape:?}, parameters {style}, x {placement}")
+                    });
                 }
             }
             Ok(())
@@ -164,7 +206,9 @@ fn statistics_are_those_of_the_ranks_of_the_layers_mesh() {
         let model = parallelize(on_device(&model, &device), &slice, Plan::new())?;
         let layout = Layout::new(slice.shape(), &[S(0)])?;
         let (shape, expected) = [([4, 3], &pair), ([5, 3], &four)][group];
-        hold(&steps(&model, shape, &layout)?, expected, || format!("group {group}"));
+        hold(&steps(&model, shape, &layout)?, expected, || {
+            format!("group {group}")
+        });
         Ok(())
     });
 }
@@ -173,14 +217,27 @@ fn statistics_are_those_of_the_ranks_of_the_layers_mesh() {
 #[test]
 fn without_training_gamma_and_beta_the_statistics_follow_all_the_same() {
     let shape = [5, 3];
-    let mut model = Only { layer: BatchNormConfig::new(3).init(&Device::flex()) };
+    let mut model = Only {
+        layer: BatchNormConfig::new(3).init(&Device::flex()),
+    };
     let _ = values(&model, None); // Draw now, on one thread.
     model = model.no_grad();
     let expected = expected(&model, shape);
-    assert!(expected[0][3].iter().all(|&gradient| gradient == 0.0), "they have no gradient");
+    assert!(
+        expected[0][3].iter().all(|&gradient| gradient == 0.0),
+        "they have no gradient"
+    );
     MeshTest::new([2], ["batch"]).run(|mesh| {
-        let model = parallelize(on_device(&model, &mesh.device().clone().autodiff()), mesh, Plan::new())?;
-        hold(&steps(&model, shape, &Layout::new(mesh.shape(), &[S(0)])?)?, &expected, || "frozen".into());
+        let model = parallelize(
+            on_device(&model, &mesh.device().clone().autodiff()),
+            mesh,
+            Plan::new(),
+        )?;
+        hold(
+            &steps(&model, shape, &Layout::new(mesh.shape(), &[S(0)])?)?,
+            &expected,
+            || "frozen".into(),
+        );
         Ok(())
     });
 }
@@ -192,13 +249,23 @@ fn images_may_lie_channels_last() {
     let shape = [5, 2, 3, 3];
     let plain = |device: &Device| tensor::<4>(4, shape, device).permute([0, 3, 1, 2]);
     let expected = on_device(&model, &Device::flex().autodiff());
-    let expected_y = floats(expected.layer.forward(plain(&Device::flex().autodiff())).inner());
+    let expected_y = floats(
+        expected
+            .layer
+            .forward(plain(&Device::flex().autodiff()))
+            .inner(),
+    );
     let expected = running(&expected.layer);
     MeshTest::new([2], ["batch"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
-        let x = DTensor::<4>::distribute_replicated(tensor(4, shape, &device), mesh, &[S(0)])?.permute([0, 3, 1, 2]);
-        near(&floats(model.layer.forward_dtensor(x).full_tensor()?.inner()), &expected_y, || "output".into());
+        let x = DTensor::<4>::distribute_replicated(tensor(4, shape, &device), mesh, &[S(0)])?
+            .permute([0, 3, 1, 2]);
+        near(
+            &floats(model.layer.forward_dtensor(x).full_tensor()?.inner()),
+            &expected_y,
+            || "output".into(),
+        );
         for (found, expected) in running(&model.layer).iter().zip(&expected) {
             near(found, expected, || "running statistics".into());
         }
@@ -218,32 +285,54 @@ fn half_precision_has_statistics_of_single_precision() {
         let x = large(&device).cast(DType::F32).require_grad();
         let y = single.layer.forward(x.clone());
         let grads = loss(y.clone()).backward();
-        let (y, x) = (floats(y.inner()), floats(x.grad(&grads).expect("in the loss")));
-        let scale = x.iter().fold(0.0f32, |scale, gradient| scale.max(gradient.abs()));
+        let (y, x) = (
+            floats(y.inner()),
+            floats(x.grad(&grads).expect("in the loss")),
+        );
+        let scale = x
+            .iter()
+            .fold(0.0f32, |scale, gradient| scale.max(gradient.abs()));
         let grads = values(&single, Some(&GradientsParams::from_grads(grads, &single)));
         let statistics = running(&single.layer);
         MeshTest::new([2], ["batch"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
             // Gradients near the smallest numbers of half precision would be rounded away.
-            let input = DTensor::distribute_replicated(large(&device), mesh, &[S(0)])?.require_grad();
+            let input =
+                DTensor::distribute_replicated(large(&device), mesh, &[S(0)])?.require_grad();
             let leaf = input.local().clone();
             let output = model.layer.forward_dtensor(input);
             assert_eq!(output.dtype(), dtype);
             let output = output.full_tensor()?.cast(DType::F32);
             let backward = (loss(output.clone()) * 1024.0).backward();
             let within = |found: &[f32], expected: &[f32], scale: f32, what: &str| {
-                let furthest = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-                assert!(furthest <= precision * scale, "{dtype:?}: {what} is {furthest} off, of {scale}");
+                let furthest = found
+                    .iter()
+                    .zip(expected)
+                    .map(|(a, b)| (a - b).abs())
+                    .fold(0.0, f32::max);
+                assert!(
+                    furthest <= precision * scale,
+                    "{dtype:?}: {what} is {furthest} off, of {scale}"
+                );
             };
             within(&floats(output.inner()), &y, 4.0, "the output");
             let gradient = leaf.grad(&backward).expect("in the loss");
             assert_eq!(gradient.dtype(), dtype);
-            let gradient = DTensor::from_local_with_shape(gradient.cast(DType::F32), mesh, &[S(0)], shape)?;
-            within(&floats(gradient.full_tensor()? / 1024.0), &x, scale, "the input's gradient");
+            let gradient =
+                DTensor::from_local_with_shape(gradient.cast(DType::F32), mesh, &[S(0)], shape)?;
+            within(
+                &floats(gradient.full_tensor()? / 1024.0),
+                &x,
+                scale,
+                "the input's gradient",
+            );
             let found = full_grads(&model, &GradientsParams::from_grads(backward, &model))?;
             for (path, expected) in &grads {
-                let found: Vec<f32> = found[path].iter().map(|gradient| gradient / 1024.0).collect();
+                let found: Vec<f32> = found[path]
+                    .iter()
+                    .map(|gradient| gradient / 1024.0)
+                    .collect();
                 within(&found, expected, 8.0, path);
             }
             for (found, expected) in running(&model.layer).iter().zip(&statistics) {
@@ -271,11 +360,19 @@ fn outside_of_training_the_running_statistics_normalize() {
         for (placement, style) in [(S(0), R), (S(1), R), (S(1), S(0)), (R, S(0))] {
             let plan = Plan::new().with_style("layer", style);
             let model = parallelize(on_device(&model, &device), mesh, plan)?;
-            model.layer.forward_dtensor(DTensor::distribute_replicated(batch(0, shape, &device), mesh, &[placement])?);
+            model.layer.forward_dtensor(DTensor::distribute_replicated(
+                batch(0, shape, &device),
+                mesh,
+                &[placement],
+            )?);
             let before = running(&model.layer);
             let what = || format!("x {placement}, parameters {style}");
             let valid = model.valid();
-            let y = valid.layer.forward_dtensor(DTensor::distribute_replicated(x.clone(), mesh, &[placement])?);
+            let y = valid.layer.forward_dtensor(DTensor::distribute_replicated(
+                x.clone(),
+                mesh,
+                &[placement],
+            )?);
             near(&floats(y.full_tensor()?), &expected, what);
             let frozen = model.clone().freeze();
             let y = frozen.layer.forward_dtensor(DTensor::distribute_replicated(
@@ -284,7 +381,11 @@ fn outside_of_training_the_running_statistics_normalize() {
                 &[placement],
             )?);
             near(&floats(y.full_tensor()?.inner()), &expected, what);
-            assert_eq!(running(&model.layer), before, "what is frozen follows no batch");
+            assert_eq!(
+                running(&model.layer),
+                before,
+                "what is frozen follows no batch"
+            );
         }
         Ok(())
     });
@@ -300,8 +401,16 @@ fn the_gathered_layer_has_the_statistics_of_the_full_batch() {
         let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
         steps(&model, shape, &Layout::new(mesh.shape(), &[S(0)])?)?;
         let full = full_model(&model)?.valid();
-        near(&floats(full.layer.running_mean.value()), &expected[4], || "running mean".into());
-        near(&floats(full.layer.running_var.value()), &expected[5], || "running variance".into());
+        near(
+            &floats(full.layer.running_mean.value()),
+            &expected[4],
+            || "running mean".into(),
+        );
+        near(
+            &floats(full.layer.running_var.value()),
+            &expected[5],
+            || "running variance".into(),
+        );
         Ok(())
     });
 }
@@ -313,15 +422,26 @@ fn a_shared_batch_sends_two_numbers_a_channel_each_way() {
     MeshTest::new([2], ["batch"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
-        let x = DTensor::distribute_replicated(batch(0, shape, &device), mesh, &[S(0)])?.require_grad();
+        let x =
+            DTensor::distribute_replicated(batch(0, shape, &device), mesh, &[S(0)])?.require_grad();
         let ledger = mesh.world().ledger();
         ledger.reset();
-        let y = RedistributePolicy::Deny.run(|| unit(&model, x, |model, x| model.layer.forward_dtensor(x)));
+        let y = RedistributePolicy::Deny
+            .run(|| unit(&model, x, |model, x| model.layer.forward_dtensor(x)));
         assert_eq!(y.placements(), [S(0)]);
         loss(y.to_local()).backward();
-        let counts: Vec<_> =
-            ledger.by_phase().into_iter().map(|((op, phase), total)| (op, phase, total.calls)).collect();
-        assert_eq!(counts, [(Op::AllReduce, Phase::Forward, 2), (Op::AllReduce, Phase::Backward, 3)]);
+        let counts: Vec<_> = ledger
+            .by_phase()
+            .into_iter()
+            .map(|((op, phase), total)| (op, phase, total.calls))
+            .collect();
+        assert_eq!(
+            counts,
+            [
+                (Op::AllReduce, Phase::Forward, 2),
+                (Op::AllReduce, Phase::Backward, 3)
+            ]
+        );
         Ok(())
     });
 }
@@ -334,7 +454,10 @@ fn an_input_of_other_channels_is_a_typed_error() {
             let model = parallelize(on_device(&model, &device), mesh, Plan::new())?;
             let x = DTensor::<2>::ones([4, 5], mesh, &[S(0)], &device)?;
             let error = refused(|| model.layer.forward_dtensor(x));
-            assert!(matches!(error, Error::DTensor(DTensorError::Operands { .. })), "{error}");
+            assert!(
+                matches!(error, Error::DTensor(DTensorError::Operands { .. })),
+                "{error}"
+            );
         }
         Ok(())
     });

@@ -13,13 +13,26 @@ use itertools::Itertools;
 use crate::fsdp::support::fill;
 use crate::launched;
 
-fn on_ranks<T: Send>(ranks: usize, program: impl Fn(&World, &Device) -> Result<T> + Sync) -> Vec<T> {
-    let outcome = launch(Launch::threads(ranks), |world| program(world, &world.device().clone().autodiff()));
-    outcome.map(launched::values).unwrap_or_else(|error| panic!("{ranks} ranks: {error}"))
+fn on_ranks<T: Send>(
+    ranks: usize,
+    program: impl Fn(&World, &Device) -> Result<T> + Sync,
+) -> Vec<T> {
+    let outcome = launch(Launch::threads(ranks), |world| {
+        program(world, &world.device().clone().autodiff())
+    });
+    outcome
+        .map(launched::values)
+        .unwrap_or_else(|error| panic!("{ranks} ranks: {error}"))
 }
 
 fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
-    tensor.into_data().try_to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
+    tensor
+        .into_data()
+        .try_to_vec::<f32>()
+        .unwrap()
+        .into_iter()
+        .map(f32::to_bits)
+        .collect()
 }
 
 fn ones(shape: [usize; 2], device: &Device) -> Tensor<2> {
@@ -54,16 +67,26 @@ fn a_program_with_dropout_has_the_same_bits_at_every_run_and_ranks_draw_others()
     for ranks in [2, 3] {
         let first = program(ranks);
         assert_eq!(program(ranks), first, "{ranks} ranks");
-        let (weights, drawn): (Vec<_>, Vec<_>) = first.iter().map(|rank| rank.split_last().expect("weights")).unzip();
+        let (weights, drawn): (Vec<_>, Vec<_>) = first
+            .iter()
+            .map(|rank| rank.split_last().expect("weights"))
+            .unzip();
         assert!(weights.iter().all_equal());
-        assert!(drawn.into_iter().flatten().all_unique(), "every draw of every rank is another");
+        assert!(
+            drawn.into_iter().flatten().all_unique(),
+            "every draw of every rank is another"
+        );
     }
 }
 
 /// Of `n` elements, drawn apart with probability `p`, as many as that: four standard errors.
 fn assert_share(hits: usize, n: usize, p: f64) {
     let (hits, n) = (hits as f64, n as f64);
-    assert!((hits - n * p).abs() < 4.0 * (n * p * (1.0 - p)).sqrt(), "{hits} of {n}, expected {}", n * p);
+    assert!(
+        (hits - n * p).abs() < 4.0 * (n * p * (1.0 - p)).sqrt(),
+        "{hits} of {n}, expected {}",
+        n * p
+    );
 }
 
 #[test]
@@ -71,8 +94,15 @@ fn what_is_kept_is_scaled_and_as_many_as_asked_for_and_ranks_keep_others() {
     const N: usize = 1 << 14;
     for (prob, scale) in [(0.25, 4.0 / 3.0), (0.5, 2.0), (0.9, 10.0)] {
         let masks = on_ranks(3, |_, device| {
-            let y: Vec<f32> = dropout(ones([128, N / 128], device), prob).into_data().try_to_vec().unwrap();
-            assert!(y.iter().all(|&y| y == 0.0 || (y - scale).abs() < 1e-5 * scale), "{prob}");
+            let y: Vec<f32> = dropout(ones([128, N / 128], device), prob)
+                .into_data()
+                .try_to_vec()
+                .unwrap();
+            assert!(
+                y.iter()
+                    .all(|&y| y == 0.0 || (y - scale).abs() < 1e-5 * scale),
+                "{prob}"
+            );
             Ok(y.into_iter().map(|y| y != 0.0).collect_vec())
         });
         let keep = 1.0 - prob;
@@ -100,7 +130,10 @@ fn the_gradient_passes_where_the_value_does() {
             let y = dropout(x.clone(), 0.4);
             assert_eq!(bits(y.clone()), bits(x.clone() * mask.clone()));
             let grads = (y * weights.clone()).sum().backward();
-            assert_eq!(bits(x.grad(&grads).expect("tracked")), bits((weights * mask).inner()));
+            assert_eq!(
+                bits(x.grad(&grads).expect("tracked")),
+                bits((weights * mask).inner())
+            );
         }
         Ok(())
     });
@@ -115,7 +148,10 @@ fn nothing_is_dropped_or_drawn_outside_of_training() {
         random::seed(0);
         let plain = ones([3, 3], &device.clone().inner());
         assert_eq!(bits(dropout(plain.clone(), 0.5)), bits(plain.clone()));
-        assert_eq!(bits(DropoutConfig::new(0.5).init().forward(plain.clone())), bits(plain.clone()));
+        assert_eq!(
+            bits(DropoutConfig::new(0.5).init().forward(plain.clone())),
+            bits(plain.clone())
+        );
         assert_eq!(bits(dropout(ones([3, 3], device), 0.0)), bits(plain));
         assert_eq!(next(), expected, "none of these took from the stream");
         Ok(())

@@ -60,7 +60,10 @@ fn llama() -> (LlamaConfig, Llama) {
 /// Rows of one data-parallel rank, shifted by one for the targets.
 fn tokens(step: usize, rank: usize, shift: usize, device: &Device) -> Tensor<2, Int> {
     let token = |at: usize| ((at * 7 + at / SEQ + step * 5 + rank * 3 + shift) % VOCAB) as i64;
-    Tensor::from_data(TensorData::new((0..ROWS * SEQ).map(token).collect::<Vec<_>>(), [ROWS, SEQ]), device)
+    Tensor::from_data(
+        TensorData::new((0..ROWS * SEQ).map(token).collect::<Vec<_>>(), [ROWS, SEQ]),
+        device,
+    )
 }
 
 /// Losses of the model in burn alone, on the rows of all ranks.
@@ -69,7 +72,14 @@ fn expected(model: &Llama, data_ranks: usize) -> Vec<f32> {
     let mut model = on_device(model, &device);
     let mut optim = AdamWConfig::new().init();
     let step = |step| {
-        let rows = |shift| Tensor::cat((0..data_ranks).map(|rank| tokens(step, rank, shift, &device)).collect(), 0);
+        let rows = |shift| {
+            Tensor::cat(
+                (0..data_ranks)
+                    .map(|rank| tokens(step, rank, shift, &device))
+                    .collect(),
+                0,
+            )
+        };
         let loss = reference::loss(&model, rows(0), rows(1));
         let grads = GradientsParams::from_grads(loss.clone().backward(), &model);
         model = optim.step(1e-2, model.clone(), grads);
@@ -81,9 +91,11 @@ fn expected(model: &Llama, data_ranks: usize) -> Vec<f32> {
 #[test]
 fn the_plan_trains_as_one_device_and_sends_what_the_formula_says() {
     let (config, model) = llama();
-    for (shape, names) in
-        [(vec![2], vec!["tp"]), (vec![2, 2], vec!["shard", "tp"]), (vec![2, 2, 2], vec!["replicate", "shard", "tp"])]
-    {
+    for (shape, names) in [
+        (vec![2], vec!["tp"]),
+        (vec![2, 2], vec!["shard", "tp"]),
+        (vec![2, 2, 2], vec!["replicate", "shard", "tp"]),
+    ] {
         let data_ranks = shape[..shape.len() - 1].iter().product();
         let expected = expected(&model, data_ranks);
         MeshTest::new(&shape, names).run(|mesh| {
@@ -94,24 +106,39 @@ fn the_plan_trains_as_one_device_and_sends_what_the_formula_says() {
             let ledger = mesh.world().ledger();
             for (step, &expected) in expected.iter().enumerate() {
                 ledger.reset();
-                let rows =
-                    |shift| DTensor::from_local(tokens(step, rank, shift, &device), &tp, &[Placement::Replicate]);
+                let rows = |shift| {
+                    DTensor::from_local(
+                        tokens(step, rank, shift, &device),
+                        &tp,
+                        &[Placement::Replicate],
+                    )
+                };
                 // What moves is what the plan says.
                 let (tokens, targets) = (rows(0)?, rows(1)?);
-                let loss = RedistributePolicy::Deny.run(|| model.loss(tokens, targets)).full_tensor()?;
+                let loss = RedistributePolicy::Deny
+                    .run(|| model.loss(tokens, targets))
+                    .full_tensor()?;
                 let value = loss.clone().inner();
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
                 for (op, phase, calls) in formula(mesh) {
-                    assert_eq!(ledger.calls_in(op, phase), calls, "{op} in {phase} on {mesh}");
+                    assert_eq!(
+                        ledger.calls_in(op, phase),
+                        calls,
+                        "{op} in {phase} on {mesh}"
+                    );
                 }
                 model = optim.step(1e-2, model, grads);
                 let means = mesh.names().iter().map(|name| match name.as_str() {
                     "tp" => Placement::Replicate,
                     _ => Placement::Partial(PartialOp::Avg),
                 });
-                let mean = DTensor::from_local(value, mesh, &means.collect::<Vec<_>>())?.full_tensor()?;
+                let mean =
+                    DTensor::from_local(value, mesh, &means.collect::<Vec<_>>())?.full_tensor()?;
                 let mean = mean.into_scalar::<f32>();
-                assert!((mean - expected).abs() < 1e-5, "step {step} on {mesh}: {mean}, expected {expected}");
+                assert!(
+                    (mean - expected).abs() < 1e-5,
+                    "step {step} on {mesh}: {mean}, expected {expected}"
+                );
             }
             Ok(())
         });
@@ -146,11 +173,17 @@ fn the_same_model_trains_on_one_device() {
     let mut model = on_device(&model, &device);
     let mut optim = AdamWConfig::new().init();
     for (step, &expected) in expected.iter().enumerate() {
-        let loss = model.loss(tokens(step, 0, 0, &device).into(), tokens(step, 0, 1, &device).into());
+        let loss = model.loss(
+            tokens(step, 0, 0, &device).into(),
+            tokens(step, 0, 1, &device).into(),
+        );
         let value = loss.local().clone().inner().into_scalar::<f32>();
         let grads = GradientsParams::from_grads(loss.backward(), &model);
         model = optim.step(1e-2, model, grads);
-        assert!((value - expected).abs() < 1e-5, "step {step}: {value}, expected {expected}");
+        assert!(
+            (value - expected).abs() < 1e-5,
+            "step {step}: {value}, expected {expected}"
+        );
     }
 }
 
@@ -158,9 +191,26 @@ fn the_same_model_trains_on_one_device() {
 fn one_device_samples_the_tokens_of_a_mesh() {
     let (config, model) = llama();
     let sizes = (SEQ, 40);
-    let alone = generate::generate(&model, &DeviceMesh::single_device(&Device::flex()), &[1, 2], sizes, 5).unwrap();
-    let other = generate::generate(&model, &DeviceMesh::single_device(&Device::flex()), &[1, 2], sizes, 6).unwrap();
-    assert!(!generate::Agreement::new(&alone, &other).passes(), "another seed samples others");
+    let alone = generate::generate(
+        &model,
+        &DeviceMesh::single_device(&Device::flex()),
+        &[1, 2],
+        sizes,
+        5,
+    )
+    .unwrap();
+    let other = generate::generate(
+        &model,
+        &DeviceMesh::single_device(&Device::flex()),
+        &[1, 2],
+        sizes,
+        6,
+    )
+    .unwrap();
+    assert!(
+        !generate::Agreement::new(&alone, &other).passes(),
+        "another seed samples others"
+    );
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let model = plan::parallel(model.clone(), &config, mesh)?;
         let sampled = generate::generate(&model, &mesh.slice("tp")?, &[1, 2], sizes, 5)?;
@@ -179,16 +229,28 @@ fn a_token_has_the_greatest_logit_with_noise() {
     let mut counts = [0usize; VOCAB];
     const SAMPLES: usize = 4000;
     for seed in 0..SAMPLES as u64 {
-        let sampled =
-            generate::generate(&model, &DeviceMesh::single_device(&device), &prompt, (SEQ, 1), seed * 977).unwrap();
+        let sampled = generate::generate(
+            &model,
+            &DeviceMesh::single_device(&device),
+            &prompt,
+            (SEQ, 1),
+            seed * 977,
+        )
+        .unwrap();
         counts[sampled[0].token as usize] += 1;
     }
     let tokens = Tensor::<1, Int>::from_data(prompt.map(i64::from), &device).unsqueeze::<2>();
     let logits = reference::logits(&model, tokens).slice_dim(1, prompt.len() - 1);
     let likely = burn::tensor::activation::softmax(logits, 2).into_data();
     for (token, (count, likely)) in counts.iter().zip(likely.iter::<f64>()).enumerate() {
-        let (mean, deviation) = (SAMPLES as f64 * likely, (SAMPLES as f64 * likely * (1.0 - likely)).sqrt());
+        let (mean, deviation) = (
+            SAMPLES as f64 * likely,
+            (SAMPLES as f64 * likely * (1.0 - likely)).sqrt(),
+        );
         let off = (*count as f64 - mean).abs();
-        assert!(off < 5.0 * deviation, "token {token} was sampled {count} times, expected {mean:.0}");
+        assert!(
+            off < 5.0 * deviation,
+            "token {token} was sampled {count} times, expected {mean:.0}"
+        );
     }
 }

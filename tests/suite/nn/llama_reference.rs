@@ -9,18 +9,30 @@ use super::model::{Block, Llama};
 
 /// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
 pub fn loss(llama: &Llama, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
-    log_softmax(logits(llama, tokens), 2).gather(2, targets.unsqueeze_dim(2)).mean().neg()
+    log_softmax(logits(llama, tokens), 2)
+        .gather(2, targets.unsqueeze_dim(2))
+        .mean()
+        .neg()
 }
 
 /// Returns logits `[batch, seq, vocab]` for the token after each of `tokens` `[batch, seq]`.
 pub fn logits(llama: &Llama, tokens: Tensor<2, Int>) -> Tensor<3> {
-    let rotary = llama.blocks[0].attention.rotary.as_ref().expect("the model is built with rotary encoding");
+    let rotary = llama.blocks[0]
+        .attention
+        .rotary
+        .as_ref()
+        .expect("the model is built with rotary encoding");
     logits_turned(llama, tokens, &|x| rotary.forward(x))
 }
 
 /// Returns [`logits`] with `turn` as the rotary encoding of queries and keys `[batch, heads, seq, width]`.
 pub fn logits_turned(llama: &Llama, tokens: Tensor<2, Int>, turn: Turn<'_>) -> Tensor<3> {
-    let x = llama.blocks.iter().fold(llama.token.forward(tokens), |x, layer| block(layer, x, turn));
+    let x = llama
+        .blocks
+        .iter()
+        .fold(llama.token.forward(tokens), |x, layer| {
+            block(layer, x, turn)
+        });
     llama.head.forward(llama.norm.forward(x))
 }
 
@@ -38,7 +50,9 @@ fn attention(layer: &GroupedQueryAttention, x: Tensor<3>, turn: Turn<'_>) -> Ten
     let heads = |x: Tensor<3>, heads: usize| x.reshape([batch, seq, heads, width]).swap_dims(1, 2);
     let grouped = |x: Tensor<4>| {
         let groups = layer.n_heads / layer.n_heads_kv;
-        x.unsqueeze_dim::<5>(2).repeat_dim(2, groups).reshape([batch, layer.n_heads, seq, width])
+        x.unsqueeze_dim::<5>(2)
+            .repeat_dim(2, groups)
+            .reshape([batch, layer.n_heads, seq, width])
     };
     let query = turn(heads(layer.query.forward(x.clone()), layer.n_heads));
     let key = grouped(turn(heads(layer.key.forward(x.clone()), layer.n_heads_kv)));
@@ -46,5 +60,10 @@ fn attention(layer: &GroupedQueryAttention, x: Tensor<3>, turn: Turn<'_>) -> Ten
     let scores = query.matmul(key.transpose()) / (width as f64).sqrt();
     let future = Tensor::<2, Bool>::tril_mask([seq, seq], 0, &scores.device()).unsqueeze();
     let weights = softmax(scores.mask_fill(future, f32::NEG_INFINITY), 3);
-    layer.output.forward(weights.matmul(value).swap_dims(1, 2).reshape([batch, seq, dim]))
+    layer.output.forward(
+        weights
+            .matmul(value)
+            .swap_dims(1, 2)
+            .reshape([batch, seq, dim]),
+    )
 }

@@ -31,7 +31,10 @@ mod imports {
     fn the_prelude_has_no_name_of_burns_attention() {
         let x = Tensor::<3>::ones([1, 2, 4], &Device::flex());
         let layer = MultiHeadAttentionConfig::new(4, 2).init(&x.device());
-        assert_eq!(layer.forward(MhaInput::self_attn(x)).context.dims(), [1, 2, 4]);
+        assert_eq!(
+            layer.forward(MhaInput::self_attn(x)).context.dims(),
+            [1, 2, 4]
+        );
     }
 }
 
@@ -48,6 +51,10 @@ fn floats<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn near(found: &[f32], expected: &[f32], what: impl Fn() -> String) {
     assert_eq!(found.len(), expected.len(), "{}", what());
     for (at, (a, b)) in found.iter().zip(expected).enumerate() {
-        assert!((a - b).abs() <= 2e-5 * (1.0 + b.abs()), "{}: element {at} is {a}, expected {b}", what());
+        assert!(
+            (a - b).abs() <= 2e-5 * (1.0 + b.abs()),
+            "{}: element {at} is {a}, expected {b}",
+            what()
+        );
     }
 }

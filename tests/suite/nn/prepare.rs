@@ -39,8 +39,16 @@ fn net() -> Net {
     let device = Device::flex();
     device.seed(8);
     let linear = |d_in, d_out| LinearConfig::new(d_in, d_out).init(&device);
-    let block = Block { up: linear(6, 8), gate: linear(6, 8), down: linear(8, 6) };
-    let net = Net { first: linear(6, 6), block, last: linear(6, 3) };
+    let block = Block {
+        up: linear(6, 8),
+        gate: linear(6, 8),
+        down: linear(8, 6),
+    };
+    let net = Net {
+        first: linear(6, 6),
+        block,
+        last: linear(6, 3),
+    };
     // Draw now, on one thread.
     let _ = values(&net, None);
     net
@@ -61,7 +69,8 @@ impl Block {
 
 fn split() -> Plan {
     let columns = |plan: Plan, layer: &str| {
-        plan.with_style(format!("{layer}.weight"), S(1)).with_style(format!("{layer}.bias"), S(0))
+        plan.with_style(format!("{layer}.weight"), S(1))
+            .with_style(format!("{layer}.bias"), S(0))
     };
     let plan = columns(columns(Plan::new(), "block.up"), "block.gate");
     plan.with_style("block.down.weight", S(0))
@@ -91,32 +100,61 @@ fn a_block_between_shards_of_the_sequence_gathers_once_and_scatters_once_each_wa
     };
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let model = parallelize(on_device(&plain, &device), mesh, split().with_io("block", between_shards()))?;
+        let model = parallelize(
+            on_device(&plain, &device),
+            mesh,
+            split().with_io("block", between_shards()),
+        )?;
         let (x, scale) = inputs(&device);
         let x = DTensor::distribute_replicated(x, mesh, &[S(1)])?.require_grad();
         let scale = DTensor::distribute_replicated(scale, mesh, &[R])?;
         let ledger = mesh.world().ledger();
         ledger.reset();
-        let (y_found, h_found) = apply_io_layouts(&model.block, (x.clone(), scale), |block, (x, scale)| {
-            assert_eq!((x.placements(), scale.placements()), (&[R][..], &[S(2)][..]));
-            block.parallel(x, scale)
-        });
-        assert_eq!((y_found.placements(), h_found.placements()), (&[S(1)][..], &[S(2)][..]));
+        let (y_found, h_found) =
+            apply_io_layouts(&model.block, (x.clone(), scale), |block, (x, scale)| {
+                assert_eq!(
+                    (x.placements(), scale.placements()),
+                    (&[R][..], &[S(2)][..])
+                );
+                block.parallel(x, scale)
+            });
+        assert_eq!(
+            (y_found.placements(), h_found.placements()),
+            (&[S(1)][..], &[S(2)][..])
+        );
         let loss = y_found.local().clone().square().sum() + h_found.local().clone().sum();
         let grads = loss.backward();
-        let sent =
-            [AllGather, ReduceScatter, AllReduce].map(|op| [Forward, Backward].map(|phase| ledger.calls_in(op, phase)));
-        assert_eq!(sent, [[1, 1], [1, 1], [0, 0]], "of all-gathers, reduce-scatters and all-reduces");
-        near(&floats(y_found.detach().full_tensor()?.inner()), &floats(y.clone()), || "y".into());
-        near(&floats(h_found.detach().full_tensor()?.inner()), &floats(h.clone()), || "h".into());
+        let sent = [AllGather, ReduceScatter, AllReduce]
+            .map(|op| [Forward, Backward].map(|phase| ledger.calls_in(op, phase)));
+        assert_eq!(
+            sent,
+            [[1, 1], [1, 1], [0, 0]],
+            "of all-gathers, reduce-scatters and all-reduces"
+        );
+        near(
+            &floats(y_found.detach().full_tensor()?.inner()),
+            &floats(y.clone()),
+            || "y".into(),
+        );
+        near(
+            &floats(h_found.detach().full_tensor()?.inner()),
+            &floats(h.clone()),
+            || "h".into(),
+        );
 
         let full = device.clone();
         let (x_full, scale) = inputs(&full);
         let x_full = x_full.require_grad();
         let (y, h) = on_device(&plain, &full).block.plain(x_full.clone(), scale);
-        let expected = x_full.grad(&(y.square().sum() + h.sum()).backward()).expect("a leaf");
+        let expected = x_full
+            .grad(&(y.square().sum() + h.sum()).backward())
+            .expect("a leaf");
         let found = x.local().grad(&grads).expect("a leaf");
-        near(&floats(DTensor::from_local(found, mesh, &[S(1)])?.full_tensor()?), &floats(expected), || "x".into());
+        near(
+            &floats(DTensor::from_local(found, mesh, &[S(1)])?.full_tensor()?),
+            &floats(expected),
+            || "x".into(),
+        );
         Ok(())
     });
 }
@@ -132,7 +170,10 @@ fn a_block_over_dtensors_stands_in_an_ordinary_model() {
         let (x, scale) = inputs(&device);
         let (y, _) = plain.block.plain(plain.first.forward(x).tanh(), scale);
         let loss = loss_of(plain.last.forward(y));
-        values(&plain, Some(&GradientsParams::from_grads(loss.backward(), &plain)))
+        values(
+            &plain,
+            Some(&GradientsParams::from_grads(loss.backward(), &plain)),
+        )
     };
     for (shape, names) in [(&[2][..], &["tp"][..]), (&[2, 2], &["shard", "tp"])] {
         MeshTest::new(shape, names).run(|mesh| {
@@ -144,17 +185,31 @@ fn a_block_over_dtensors_stands_in_an_ordinary_model() {
                 .with_input(None, S(2))
                 .with_output(None, R)
                 .with_output(None, None);
-            let mut model = parallelize(on_device(&plain, &device), &tp, split().with_io("block", prepare))?;
+            let mut model = parallelize(
+                on_device(&plain, &device),
+                &tp,
+                split().with_io("block", prepare),
+            )?;
             if names.contains(&"shard") {
-                model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new().with_units(["block"]))?;
+                model = fully_shard(
+                    model,
+                    &mesh.slice("shard")?,
+                    FullyShard::new().with_units(["block"]),
+                )?;
             }
             let (x, scale) = inputs(&device);
             let y = unit(&model, (x, scale), |model, (x, scale)| {
                 let h = model.first.forward(x).tanh();
                 let (y, hidden) = unit(&model.block, (h, scale), |block, inputs| {
-                    apply_io_layouts_local(block, inputs, |block, (x, scale)| block.parallel(x, scale))
+                    apply_io_layouts_local(block, inputs, |block, (x, scale)| {
+                        block.parallel(x, scale)
+                    })
                 });
-                assert_eq!((y.dims(), hidden.dims()), ([2, 4, 6], [2, 4, 4]), "this rank's parts");
+                assert_eq!(
+                    (y.dims(), hidden.dims()),
+                    ([2, 4, 6], [2, 4, 4]),
+                    "this rank's parts"
+                );
                 model.last.forward(y)
             });
             let grads = GradientsParams::from_grads(loss_of(y).backward(), &model);
@@ -170,21 +225,39 @@ fn a_plan_prepares_on_each_mesh_dimension_and_the_last_entry_counts() {
     let plain = net();
     MeshTest::new([2, 2], ["cp", "tp"]).run(|mesh| {
         let tp = split()
-            .with_io("block", PrepareModuleInputOutput::new().with_input(S(0), S(0)))
+            .with_io(
+                "block",
+                PrepareModuleInputOutput::new().with_input(S(0), S(0)),
+            )
             .with_io("bl*", between_shards());
-        let cp = Plan::new().with_io("block", PrepareModuleInputOutput::new().with_input(None, S(0)));
-        let model =
-            parallelize(plain.clone(), mesh, Plan::new().with_mesh_dim_plan("tp", tp).with_mesh_dim_plan("cp", cp))?;
+        let cp = Plan::new().with_io(
+            "block",
+            PrepareModuleInputOutput::new().with_input(None, S(0)),
+        );
+        let model = parallelize(
+            plain.clone(),
+            mesh,
+            Plan::new()
+                .with_mesh_dim_plan("tp", tp)
+                .with_mesh_dim_plan("cp", cp),
+        )?;
         let (x, scale) = inputs(mesh.device());
         let x = DTensor::distribute_replicated(x, mesh, &[R, S(1)])?;
         let scale = DTensor::distribute_replicated(scale, mesh, &[R, R])?;
         let (y, _) = apply_io_layouts(&model.block, (x, scale), |block, (x, scale)| {
-            assert_eq!((x.placements(), scale.placements()), (&[S(0), R][..], &[R, S(2)][..]));
+            assert_eq!(
+                (x.placements(), scale.placements()),
+                (&[S(0), R][..], &[R, S(2)][..])
+            );
             block.parallel(x, scale)
         });
         assert_eq!(y.placements(), [S(0), S(1)]);
         let (x, scale) = inputs(mesh.device());
-        near(&floats(y.full_tensor()?), &floats(plain.block.plain(x, scale).0), || "y".into());
+        near(
+            &floats(y.full_tensor()?),
+            &floats(plain.block.plain(x, scale).0),
+            || "y".into(),
+        );
         Ok(())
     });
 }
@@ -193,7 +266,11 @@ fn a_plan_prepares_on_each_mesh_dimension_and_the_last_entry_counts() {
 fn a_module_that_the_plan_does_not_prepare_is_left_alone() {
     let plain = net();
     MeshTest::new([2], ["tp"]).run(|mesh| {
-        let model = parallelize(plain.clone(), mesh, split().with_io("block", between_shards()))?;
+        let model = parallelize(
+            plain.clone(),
+            mesh,
+            split().with_io("block", between_shards()),
+        )?;
         let x = DTensor::distribute_replicated(tensor(1, SHAPE, mesh.device()), mesh, &[S(0)])?;
         let found = apply_io_layouts(&model.last, x, |last, x| {
             assert_eq!(x.placements(), [S(0)]);
@@ -201,10 +278,14 @@ fn a_module_that_the_plan_does_not_prepare_is_left_alone() {
         });
         assert_eq!(found.placements(), [S(0)]);
         // A plain tensor is one on the mesh of its parameters.
-        let full = apply_io_layouts_local(&model.last, tensor(1, SHAPE, mesh.device()), |last, x: DTensor<3>| {
-            last.forward_dtensor(x)
+        let full = apply_io_layouts_local(
+            &model.last,
+            tensor(1, SHAPE, mesh.device()),
+            |last, x: DTensor<3>| last.forward_dtensor(x),
+        );
+        near(&floats(found.full_tensor()?), &floats(full), || {
+            "last".into()
         });
-        near(&floats(found.full_tensor()?), &floats(full), || "last".into());
         Ok(())
     });
 }
@@ -213,42 +294,115 @@ fn a_module_that_the_plan_does_not_prepare_is_left_alone() {
 fn tensors_that_are_not_as_declared() {
     let plain = net();
     MeshTest::new([2], ["tp"]).run(|mesh| {
-        let model = parallelize(plain.clone(), mesh, split().with_io("block", between_shards()))?;
+        let model = parallelize(
+            plain.clone(),
+            mesh,
+            split().with_io("block", between_shards()),
+        )?;
         let (x, scale) = inputs(mesh.device());
-        let of = |tensor: &Tensor<3>, placement| DTensor::distribute_replicated(tensor.clone(), mesh, &[placement]);
+        let of = |tensor: &Tensor<3>, placement| {
+            DTensor::distribute_replicated(tensor.clone(), mesh, &[placement])
+        };
         let (shards, full, scale) = (of(&x, S(1))?, of(&x, R)?, of(&scale, R)?);
         let run = |x: DTensor<3>| {
-            apply_io_layouts(&model.block, (x, scale.clone()), |block, (x, scale)| block.parallel(x, scale))
+            apply_io_layouts(&model.block, (x, scale.clone()), |block, (x, scale)| {
+                block.parallel(x, scale)
+            })
         };
         let error = refused(|| run(full.clone()));
-        assert!(matches!(&error, Error::Parallel(ParallelError::Layout { what: "input", at: 0, .. })), "{error}");
-        let text = error.to_string();
-        assert!(["`block`", "`tp`", "is R", "declares S(1)"].iter().all(|part| text.contains(part)), "{text}");
-        run(shards.clone());
-
-        let swapped = || apply_io_layouts(&model.block, (shards.clone(), scale.clone()), |_, (x, scale)| (scale, x));
-        let error = refused(swapped);
-        assert!(matches!(&error, Error::Parallel(ParallelError::Layout { what: "output", at: 1, .. })), "{error}");
-
-        let error = refused(|| apply_io_layouts(&model.block, shards.clone(), |_, x| (x.clone(), x)));
         assert!(
-            matches!(&error, Error::Parallel(ParallelError::Count { what: "input", given: 1, prepared: 2, .. })),
+            matches!(
+                &error,
+                Error::Parallel(ParallelError::Layout {
+                    what: "input",
+                    at: 0,
+                    ..
+                })
+            ),
             "{error}"
         );
-        assert!(error.to_string().contains(".with_input(None, None)"), "{error}");
-        let error = refused(|| apply_io_layouts(&model.block, (shards.clone(), scale.clone()), |_, (x, _)| x));
+        let text = error.to_string();
         assert!(
-            matches!(&error, Error::Parallel(ParallelError::Count { what: "output", given: 1, prepared: 2, .. })),
+            ["`block`", "`tp`", "is R", "declares S(1)"]
+                .iter()
+                .all(|part| text.contains(part)),
+            "{text}"
+        );
+        run(shards.clone());
+
+        let swapped = || {
+            apply_io_layouts(
+                &model.block,
+                (shards.clone(), scale.clone()),
+                |_, (x, scale)| (scale, x),
+            )
+        };
+        let error = refused(swapped);
+        assert!(
+            matches!(
+                &error,
+                Error::Parallel(ParallelError::Layout {
+                    what: "output",
+                    at: 1,
+                    ..
+                })
+            ),
+            "{error}"
+        );
+
+        let error =
+            refused(|| apply_io_layouts(&model.block, shards.clone(), |_, x| (x.clone(), x)));
+        assert!(
+            matches!(
+                &error,
+                Error::Parallel(ParallelError::Count {
+                    what: "input",
+                    given: 1,
+                    prepared: 2,
+                    ..
+                })
+            ),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains(".with_input(None, None)"),
+            "{error}"
+        );
+        let error = refused(|| {
+            apply_io_layouts(&model.block, (shards.clone(), scale.clone()), |_, (x, _)| x)
+        });
+        assert!(
+            matches!(
+                &error,
+                Error::Parallel(ParallelError::Count {
+                    what: "output",
+                    given: 1,
+                    prepared: 2,
+                    ..
+                })
+            ),
             "{error}"
         );
 
         let error = refused(|| apply_io_layouts(&plain.block, x.clone(), |_, x| x));
-        assert!(matches!(&error, Error::Parallel(ParallelError::NoMesh { what: "input", at: 0 })), "{error}");
+        assert!(
+            matches!(
+                &error,
+                Error::Parallel(ParallelError::NoMesh {
+                    what: "input",
+                    at: 0
+                })
+            ),
+            "{error}"
+        );
 
         let elsewhere = DeviceMesh::new(mesh.world(), [2], ["other"])?;
         let other = DTensor::distribute_replicated(x.clone(), &elsewhere, &[S(1)])?;
         let error = refused(|| run(other));
-        assert!(matches!(&error, Error::DTensor(DTensorError::MeshMismatch { .. })), "{error}");
+        assert!(
+            matches!(&error, Error::DTensor(DTensorError::MeshMismatch { .. })),
+            "{error}"
+        );
         Ok(())
     });
 }
@@ -265,19 +419,44 @@ fn local_parts_have_the_heads_of_their_features() {
         // Ragged batches cut no head; features of given lengths may.
         let uneven = |placements: &[Placement], lengths: [usize; 2]| {
             let layout = Layout::new(mesh.shape(), placements)?.with_uneven_sizes(0, lengths)?;
-            DTensor::distribute_replicated_to(Tensor::<3>::ones([4, 3, 24], mesh.device()), mesh, layout)
+            DTensor::distribute_replicated_to(
+                Tensor::<3>::ones([4, 3, 24], mesh.device()),
+                mesh,
+                layout,
+            )
         };
         assert_eq!(local_heads(&uneven(&[S(0), S(2)], [1, 3])?, 8), 4);
-        let error = refused(|| local_heads(&uneven(&[S(2), R], [9, 15]).expect("it can be cut so"), 8));
-        assert!(matches!(&error, Error::DTensor(DTensorError::Operands { operator: "local_heads", .. })), "{error}");
+        let error =
+            refused(|| local_heads(&uneven(&[S(2), R], [9, 15]).expect("it can be cut so"), 8));
+        assert!(
+            matches!(
+                &error,
+                Error::DTensor(DTensorError::Operands {
+                    operator: "local_heads",
+                    ..
+                })
+            ),
+            "{error}"
+        );
         for (features, heads) in [(24, 2), (24, 6), (20, 8), (24, 0)] {
             let x = x(features, &[S(2), S(2)])?;
             let error = refused(|| local_heads(&x, heads));
             assert!(
-                matches!(&error, Error::DTensor(DTensorError::Operands { operator: "local_heads", .. })),
+                matches!(
+                    &error,
+                    Error::DTensor(DTensorError::Operands {
+                        operator: "local_heads",
+                        ..
+                    })
+                ),
                 "{error}"
             );
-            assert!(error.to_string().contains("4 ranks of mesh dimension `a` and `b`"), "{error}");
+            assert!(
+                error
+                    .to_string()
+                    .contains("4 ranks of mesh dimension `a` and `b`"),
+                "{error}"
+            );
         }
         Ok(())
     });

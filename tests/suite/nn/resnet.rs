@@ -41,8 +41,17 @@ struct BasicBlock {
 
 /// No biases before a `BatchNorm`: their gradients are zero but for rounding, which AdamW would make steps of.
 fn conv(channels: [usize; 2], kernel: usize, stride: usize, device: &Device) -> Conv2d {
-    let config = Conv2dConfig::new(channels, [kernel; 2]).with_stride([stride; 2]).with_bias(false);
-    config.with_padding(PaddingConfig2d::Explicit(kernel / 2, kernel / 2, kernel / 2, kernel / 2)).init(device)
+    let config = Conv2dConfig::new(channels, [kernel; 2])
+        .with_stride([stride; 2])
+        .with_bias(false);
+    config
+        .with_padding(PaddingConfig2d::Explicit(
+            kernel / 2,
+            kernel / 2,
+            kernel / 2,
+            kernel / 2,
+        ))
+        .init(device)
 }
 
 fn resnet() -> ResNet {
@@ -74,9 +83,15 @@ macro_rules! forward {
             /// Images `[batch, 3, height, width]` to `[batch, classes]`.
             fn $name(&self, x: $Tensor<4>) -> $Tensor<2> {
                 unit(self, x, |net, x| {
-                    let x = net.pool.$forward($relu(net.norm.$forward(net.stem.$forward(x))));
-                    let x = net.blocks.iter().fold(x, |x, block| unit(block, x, |block, x| block.$name(x)));
-                    net.head.$forward(net.average.$forward(x).flatten::<2>(1, 3))
+                    let x = net
+                        .pool
+                        .$forward($relu(net.norm.$forward(net.stem.$forward(x))));
+                    let x = net
+                        .blocks
+                        .iter()
+                        .fold(x, |x, block| unit(block, x, |block, x| block.$name(x)));
+                    net.head
+                        .$forward(net.average.$forward(x).flatten::<2>(1, 3))
                 })
             }
         }
@@ -100,18 +115,34 @@ forward!(parallel, DTensor, forward_dtensor, activation::relu);
 
 /// Images and classes, of which some batches have more of one.
 fn batch(step: usize, images: usize, device: &Device) -> (Tensor<4>, Tensor<1, Int>) {
-    let classes: Vec<i64> = (0..images).map(|image| ((image * 3 + step * step) % CLASSES) as i64).collect();
-    (tensor(40 + step as u64, [images, 3, 6, 6], device), Tensor::from_data(TensorData::new(classes, [images]), device))
+    let classes: Vec<i64> = (0..images)
+        .map(|image| ((image * 3 + step * step) % CLASSES) as i64)
+        .collect();
+    (
+        tensor(40 + step as u64, [images, 3, 6, 6], device),
+        Tensor::from_data(TensorData::new(classes, [images]), device),
+    )
 }
 
 fn entropy(logits: Tensor<2>, classes: Tensor<1, Int>) -> Tensor<1> {
-    log_softmax(logits, 1).gather(1, classes.unsqueeze_dim::<2>(1)).mean().neg()
+    log_softmax(logits, 1)
+        .gather(1, classes.unsqueeze_dim::<2>(1))
+        .mean()
+        .neg()
 }
 
 fn running(net: &ResNet) -> Vec<f32> {
-    let blocks = net.blocks.iter().flat_map(|block| [&block.first_norm, &block.second_norm]);
+    let blocks = net
+        .blocks
+        .iter()
+        .flat_map(|block| [&block.first_norm, &block.second_norm]);
     let norms = std::iter::once(&net.norm).chain(blocks);
-    let states = norms.flat_map(|norm| [norm.running_mean.value_sync(), norm.running_var.value_sync()]);
+    let states = norms.flat_map(|norm| {
+        [
+            norm.running_mean.value_sync(),
+            norm.running_var.value_sync(),
+        ]
+    });
     states.flat_map(|state| floats(state.inner())).collect()
 }
 
@@ -134,9 +165,17 @@ fn expected(net: &ResNet, images: usize, groups: usize) -> Trained {
         };
         let loss = (0..groups).map(loss).reduce(|a, b| a + b).expect("a group") / groups as f32;
         losses.push(loss.clone().inner().into_scalar::<f32>());
-        model = optim.step(1e-2, model.clone(), GradientsParams::from_grads(loss.backward(), &model));
+        model = optim.step(
+            1e-2,
+            model.clone(),
+            GradientsParams::from_grads(loss.backward(), &model),
+        );
     }
-    Trained { losses, running: running(&model), model }
+    Trained {
+        losses,
+        running: running(&model),
+        model,
+    }
 }
 
 /// The same steps with each group's batch laid out as `layout` over its `batch` ranks.
@@ -165,9 +204,15 @@ fn train(
 
 fn hold(expected: &Trained, losses: &[f32], model: &ResNet, what: &str) -> Result<()> {
     for (step, (found, expected)) in losses.iter().zip(&expected.losses).enumerate() {
-        assert!((found - expected).abs() < 1e-4, "{what}, step {step}: loss {found}, expected {expected}");
+        assert!(
+            (found - expected).abs() < 1e-4,
+            "{what}, step {step}: loss {found}, expected {expected}"
+        );
     }
-    let off = max_diff(&values(&full_model(model)?, None), &values(&expected.model, None));
+    let off = max_diff(
+        &values(&full_model(model)?, None),
+        &values(&expected.model, None),
+    );
     assert!(off < 1e-3, "{what}: weights are {off} off");
     Ok(())
 }
@@ -185,17 +230,28 @@ fn a_batch_may_be_shared_unevenly_and_leave_ranks_without_images() {
             };
             // Weights on all ranks, and cut over the ranks that share the batch.
             for weights in [R, S(0)] {
-                let plan = Plan::new().with_style("**.weight", weights).with_units(["blocks.*"]);
-                let model = parallelize(on_device(&net, &mesh.device().clone().autodiff()), mesh, plan)?;
+                let plan = Plan::new()
+                    .with_style("**.weight", weights)
+                    .with_units(["blocks.*"]);
+                let model = parallelize(
+                    on_device(&net, &mesh.device().clone().autodiff()),
+                    mesh,
+                    plan,
+                )?;
                 let (losses, model) = train(model, images, &layout, mesh, 0)?;
                 let what = format!("{images} images as {layout}, weights {weights}");
                 hold(&expected, &losses, &model, &what)?;
                 let found = running(&model);
-                near(&found, &expected.running, || format!("{what}: running statistics"));
+                near(&found, &expected.running, || {
+                    format!("{what}: running statistics")
+                });
                 // To the bit the same on all ranks.
-                let sum = found.iter().fold(0u64, |sum, value| sum.rotate_left(7) ^ u64::from(value.to_bits()));
+                let sum = found.iter().fold(0u64, |sum, value| {
+                    sum.rotate_left(7) ^ u64::from(value.to_bits())
+                });
                 let bits = (sum >> 16) as f64;
-                let [least, greatest] = [ReduceOp::Min, ReduceOp::Max].map(|op| mesh.all_reduce(bits, op));
+                let [least, greatest] =
+                    [ReduceOp::Min, ReduceOp::Max].map(|op| mesh.all_reduce(bits, op));
                 assert_eq!(least?, greatest?, "{what}");
             }
             Ok(())
@@ -211,7 +267,11 @@ fn fully_sharded_groups_share_a_batch_each() {
     MeshTest::new([2, 2], ["shard", "batch"]).run(|mesh| {
         let model = on_device(&net, &mesh.device().clone().autodiff());
         let model = parallelize(model, &mesh.slice("batch")?, Plan::new())?;
-        let model = fully_shard(model, &mesh.slice("shard")?, FullyShard::new().with_units(["blocks.*"]))?;
+        let model = fully_shard(
+            model,
+            &mesh.slice("shard")?,
+            FullyShard::new().with_units(["blocks.*"]),
+        )?;
         let layout = Layout::new(&[2], &[S(0)])?;
         let group = mesh.coordinate().expect("a member")[0];
         let (losses, model) = train(model, 3, &layout, mesh, group)?;

@@ -2,7 +2,8 @@
 
 use burn::nn::activation::ActivationConfig;
 use burn::nn::{
-    BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, LstmConfig, LstmState as PlainLstmState, RnnConfig, RnnState,
+    BiGruConfig, BiLstmConfig, BiRnnConfig, GruConfig, LstmConfig, LstmState as PlainLstmState,
+    RnnConfig, RnnState,
 };
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{Op, Phase};
@@ -28,7 +29,8 @@ fn state<const D: usize>(seed: u64, shape: [usize; D], device: &Device) -> Tenso
 }
 
 fn replicated<const D: usize>(seed: u64, shape: [usize; D], x: &DTensor<3>) -> DTensor<D> {
-    DTensor::distribute_replicated(state(seed, shape, &x.local().device()), x.mesh(), &[R]).expect("replicated")
+    DTensor::distribute_replicated(state(seed, shape, &x.local().device()), x.mesh(), &[R])
+        .expect("replicated")
 }
 
 /// All hidden states and the last state, as one tensor `[.., d]`, under plans that share nothing and the hidden state.
@@ -152,9 +154,15 @@ fn a_step_of_the_sequence_gathers_the_hidden_state_once() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let run = |plan: Plan, placement| {
-            let layer = Only { layer: LstmConfig::new(INPUT, HIDDEN, true).init(&device) };
+            let layer = Only {
+                layer: LstmConfig::new(INPUT, HIDDEN, true).init(&device),
+            };
             let model = parallelize(layer, mesh, plan)?;
-            let x = DTensor::distribute_replicated(tensor(1, [4, SEQ, INPUT], &device), mesh, &[placement])?;
+            let x = DTensor::distribute_replicated(
+                tensor(1, [4, SEQ, INPUT], &device),
+                mesh,
+                &[placement],
+            )?;
             let ledger = mesh.world().ledger();
             ledger.reset();
             let (y, _) = unit(&model, x, |model, x| {
@@ -163,7 +171,9 @@ fn a_step_of_the_sequence_gathers_the_hidden_state_once() {
             });
             let sent = ledger.total(|_| true).calls;
             y.to_local().sum().backward();
-            let (total, calls) = (ledger.total(|_| true).calls, |op, phase| ledger.calls_in(op, phase));
+            let (total, calls) = (ledger.total(|_| true).calls, |op, phase| {
+                ledger.calls_in(op, phase)
+            });
             Ok::<_, Error>((
                 sent,
                 total,
@@ -175,7 +185,10 @@ fn a_step_of_the_sequence_gathers_the_hidden_state_once() {
         assert_eq!(run(Plan::new(), S(0))?, (0, 1, 0, 0));
         // Of the first state nothing is cut yet.
         let steps = SEQ as u64 - 1;
-        let (sent, _, gathered, scattered) = run(Plan::new().with_style("layer.*_gate.*", Style::colwise()), R)?;
+        let (sent, _, gathered, scattered) = run(
+            Plan::new().with_style("layer.*_gate.*", Style::colwise()),
+            R,
+        )?;
         assert_eq!((sent, gathered, scattered), (steps, steps, steps));
         Ok(())
     });

@@ -43,32 +43,56 @@ fn split(path: &str, attentions: &[&str], between: Placement) -> Plan {
         plan.with_style(format!("{path}.{attention}.*"), into.with_heads(HEADS))
             .with_style(format!("{path}.{attention}.output"), out.with_heads(HEADS))
     };
-    let plan = attentions.iter().fold(Plan::new(), split).with_units([path]);
-    let plan =
-        plan.with_style(format!("{path}.pwff.linear_inner"), into).with_style(format!("{path}.pwff.linear_outer"), out);
-    if between == R { plan } else { plan.with_style(format!("{path}.norm_?"), Style::sequence_parallel()) }
+    let plan = attentions
+        .iter()
+        .fold(Plan::new(), split)
+        .with_units([path]);
+    let plan = plan
+        .with_style(format!("{path}.pwff.linear_inner"), into)
+        .with_style(format!("{path}.pwff.linear_outer"), out);
+    if between == R {
+        plan
+    } else {
+        plan.with_style(format!("{path}.norm_?"), Style::sequence_parallel())
+    }
 }
 
 /// Nothing split, everything, and the sequence between layers too.
 fn plans(attentions: &[&str]) -> [Plan; 3] {
     let path = "layer.layers.*";
-    [Plan::new(), split(path, attentions, R), split(path, attentions, S(1))]
+    [
+        Plan::new(),
+        split(path, attentions, R),
+        split(path, attentions, S(1)),
+    ]
 }
 
 fn encoder(norm_first: bool) -> TransformerEncoder {
     let config = TransformerEncoderConfig::new(DIM, HIDDEN, HEADS, LAYERS).with_dropout(0.0);
-    config.with_norm_first(norm_first).with_layer_norm_eps(1e-3).init(&Device::flex())
+    config
+        .with_norm_first(norm_first)
+        .with_layer_norm_eps(1e-3)
+        .init(&Device::flex())
 }
 
 fn decoder(norm_first: bool) -> TransformerDecoder {
     let config = TransformerDecoderConfig::new(DIM, HIDDEN, HEADS, LAYERS).with_dropout(0.0);
-    config.with_norm_first(norm_first).with_quiet_softmax(true).init(&Device::flex())
+    config
+        .with_norm_first(norm_first)
+        .with_quiet_softmax(true)
+        .init(&Device::flex())
 }
 
 /// Later tokens, and the last of the first row.
 fn masks(device: &Device) -> (Tensor<2, Bool>, Tensor<3, Bool>) {
-    let padded = Tensor::<2>::from_data([[0., 0., 0., 0., 1.], [0., 0., 0., 0., 0.]], device).bool();
-    (padded, Tensor::<2, Bool>::tril_mask([SEQ, SEQ], 0, device).unsqueeze::<3>().repeat_dim(0, ROWS))
+    let padded =
+        Tensor::<2>::from_data([[0., 0., 0., 0., 1.], [0., 0., 0., 0., 0.]], device).bool();
+    (
+        padded,
+        Tensor::<2, Bool>::tril_mask([SEQ, SEQ], 0, device)
+            .unsqueeze::<3>()
+            .repeat_dim(0, ROWS),
+    )
 }
 
 fn replicated<const D: usize>(mask: Tensor<D, Bool>, mesh: &DeviceMesh) -> DTensor<D, Bool> {
@@ -77,7 +101,9 @@ fn replicated<const D: usize>(mask: Tensor<D, Bool>, mesh: &DeviceMesh) -> DTens
 
 #[test]
 fn feed_forward_equals_burns() {
-    let layer = PositionWiseFeedForwardConfig::new(6, 7).with_dropout(0.0).init(&Device::flex());
+    let layer = PositionWiseFeedForwardConfig::new(6, 7)
+        .with_dropout(0.0)
+        .init(&Device::flex());
     let split = || {
         Plan::new()
             .with_style("layer.linear_inner", Style::colwise())
@@ -97,13 +123,19 @@ fn encoders_equal_burns_with_and_without_masks() {
                 |layer, x| {
                     let (pad, attn) = masks(&x.device());
                     let input = PlainEncoderInput::new(x);
-                    layer.forward(if masked { input.mask_pad(pad).mask_attn(attn) } else { input })
+                    layer.forward(if masked {
+                        input.mask_pad(pad).mask_attn(attn)
+                    } else {
+                        input
+                    })
                 },
                 |layer, x| {
                     let (mesh, (pad, attn)) = (x.mesh().clone(), masks(x.mesh().device()));
                     let input = TransformerEncoderInput::new(x);
                     let masks = |input: TransformerEncoderInput| {
-                        input.mask_pad(replicated(pad, &mesh)).mask_attn(replicated(attn, &mesh))
+                        input
+                            .mask_pad(replicated(pad, &mesh))
+                            .mask_attn(replicated(attn, &mesh))
                     };
                     layer.forward_dtensor(if masked { masks(input) } else { input })
                 },
@@ -151,7 +183,11 @@ fn decoders_equal_burns_with_and_without_masks() {
 }
 
 /// burn's layer with the values of this crate's, whose record it reads.
-fn burns(layer: &CrossAttention, config: &CrossAttentionConfig, device: &Device) -> PlainCrossAttention {
+fn burns(
+    layer: &CrossAttention,
+    config: &CrossAttentionConfig,
+    device: &Device,
+) -> PlainCrossAttention {
     config.init(device).load_record(layer.clone().into_record())
 }
 
@@ -159,23 +195,46 @@ fn burns(layer: &CrossAttention, config: &CrossAttentionConfig, device: &Device)
 fn cross_attention_equals_burns_whose_records_it_has() {
     let device = Device::flex();
     let config = CrossAttentionConfig::new(8, 6, 4, 2, 3).with_dropout(0.0);
-    for (config, masked) in [(config.clone(), true), (config.with_quiet_softmax(true), false)] {
+    for (config, masked) in [
+        (config.clone(), true),
+        (config.with_quiet_softmax(true), false),
+    ] {
         let layer = CrossAttention::new(&config, &device);
         let _ = values(&layer, None); // Draw now, on one thread.
         let plain = burns(&layer, &config, &device);
-        assert_eq!(values(&plain, None), values(&layer, None), "parameters have burn's names");
-        let pad = |device: &Device| Tensor::<2>::from_data([[0., 0., 1.], [0., 1., 0.]], device).bool();
+        assert_eq!(
+            values(&plain, None),
+            values(&layer, None),
+            "parameters have burn's names"
+        );
+        let pad =
+            |device: &Device| Tensor::<2>::from_data([[0., 0., 1.], [0., 1., 0.]], device).bool();
         let x = tensor::<3>(1, [2, 5, 8], &device);
         let context = tensor::<3>(2, [2, 3, 6], &device);
-        let expected = floats(plain.forward(x.clone(), context.clone(), masked.then(|| pad(&device))));
-        let heads = || Plan::new().with_style("layer.*", Style::colwise()).with_style("layer.output", Style::rowwise());
+        let expected =
+            floats(plain.forward(x.clone(), context.clone(), masked.then(|| pad(&device))));
+        let heads = || {
+            Plan::new()
+                .with_style("layer.*", Style::colwise())
+                .with_style("layer.output", Style::rowwise())
+        };
         for (plan, ranks) in [(Plan::new(), 3), (heads(), 2), (heads(), 1)] {
             MeshTest::new([ranks], ["tp"]).run(|mesh| {
-                let model = parallelize(Only { layer: layer.clone() }, mesh, plan.clone())?;
+                let model = parallelize(
+                    Only {
+                        layer: layer.clone(),
+                    },
+                    mesh,
+                    plan.clone(),
+                )?;
                 let mask = masked.then(|| replicated(pad(mesh.device()), mesh));
                 let place = |x: &Tensor<3>| DTensor::distribute_replicated(x.clone(), mesh, &[R]);
-                let y = model.layer.forward_dtensor((place(&x)?, place(&context)?, mask));
-                near(&floats(y.full_tensor()?), &expected, || format!("{ranks} ranks"));
+                let y = model
+                    .layer
+                    .forward_dtensor((place(&x)?, place(&context)?, mask));
+                near(&floats(y.full_tensor()?), &expected, || {
+                    format!("{ranks} ranks")
+                });
                 Ok(())
             });
         }
@@ -187,12 +246,21 @@ fn cross_attention_refuses_a_context_of_another_batch() {
     let layer = CrossAttention::new(&CrossAttentionConfig::new(8, 6, 4, 2, 3), &Device::flex());
     let _ = values(&layer, None);
     MeshTest::new([2], ["tp"]).run(|mesh| {
-        let model = parallelize(Only { layer: layer.clone() }, mesh, Plan::new())?;
+        let model = parallelize(
+            Only {
+                layer: layer.clone(),
+            },
+            mesh,
+            Plan::new(),
+        )?;
         for [batch, other] in [[2, 1], [1, 2]] {
             let x = DTensor::<3>::ones([batch, 5, 8], mesh, &[R], mesh.device())?;
             let context = DTensor::<3>::ones([other, 3, 6], mesh, &[R], mesh.device())?;
             let error = refused(|| model.layer.forward_dtensor((x, context, None)));
-            assert!(error.to_string().contains("values of equal batches"), "{error}");
+            assert!(
+                error.to_string().contains("values of equal batches"),
+                "{error}"
+            );
         }
         Ok(())
     });
@@ -201,24 +269,42 @@ fn cross_attention_refuses_a_context_of_another_batch() {
 /// Gradients of this crate's layer on one rank, where nothing is distributed, and on two.
 #[test]
 fn the_gradients_of_cross_attention_are_those_of_one_rank() {
-    let layer = CrossAttention::new(&CrossAttentionConfig::new(8, 8, 4, 2, 2).with_dropout(0.0), &Device::flex());
+    let layer = CrossAttention::new(
+        &CrossAttentionConfig::new(8, 8, 4, 2, 2).with_dropout(0.0),
+        &Device::flex(),
+    );
     let _ = values(&layer, None);
     let run = |ranks: usize, plan: Plan| {
         let grads = MeshTest::new([ranks], ["tp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, plan.clone())?;
-            let x = DTensor::distribute_replicated(tensor::<3>(3, [2, 5, 8], &device), mesh, &[R])?.require_grad();
+            let model = parallelize(
+                Only {
+                    layer: on_device(&layer, &device),
+                },
+                mesh,
+                plan.clone(),
+            )?;
+            let x = DTensor::distribute_replicated(tensor::<3>(3, [2, 5, 8], &device), mesh, &[R])?
+                .require_grad();
             let leaf = x.local().clone();
-            let y = model.layer.forward_dtensor((x.clone(), x.square(), None)).full_tensor()?;
+            let y = model
+                .layer
+                .forward_dtensor((x.clone(), x.square(), None))
+                .full_tensor()?;
             let grads = super::same::loss(y).backward();
             let x = floats(leaf.grad(&grads).expect("in the loss"));
-            let grads = crate::parallel::support::full_grads(&model, &GradientsParams::from_grads(grads, &model))?;
+            let grads = crate::parallel::support::full_grads(
+                &model,
+                &GradientsParams::from_grads(grads, &model),
+            )?;
             Ok((x, grads.into_values().collect::<Vec<_>>().concat()))
         });
         grads.into_iter().next().expect("a rank")
     };
     let one = run(1, Plan::new());
-    let heads = Plan::new().with_style("layer.*", Style::colwise()).with_style("layer.output", Style::rowwise());
+    let heads = Plan::new()
+        .with_style("layer.*", Style::colwise())
+        .with_style("layer.output", Style::rowwise());
     let two = run(2, heads);
     near(&two.0, &one.0, || "the input's gradient".into());
     near(&two.1, &one.1, || "the parameters' gradients".into());
@@ -254,8 +340,15 @@ fn expected(model: &Net, data_ranks: usize) -> (Vec<f32>, Net) {
     let mut model = on_device(model, &device);
     let mut optim = AdamWConfig::new().init();
     let step = |step| {
-        let x = Tensor::cat((0..data_ranks).map(|rank| rows(step, rank, &device)).collect(), 0);
-        let h = model.encoder.forward(PlainEncoderInput::new(model.embed.forward(x)));
+        let x = Tensor::cat(
+            (0..data_ranks)
+                .map(|rank| rows(step, rank, &device))
+                .collect(),
+            0,
+        );
+        let h = model
+            .encoder
+            .forward(PlainEncoderInput::new(model.embed.forward(x)));
         let loss = (model.head.forward(h) - 0.5).square().mean();
         let grads = GradientsParams::from_grads(loss.clone().backward(), &model);
         model = optim.step(1e-2, model.clone(), grads);
@@ -275,7 +368,11 @@ fn formula(between: Placement) -> [(Op, Phase, u64); 6] {
         (AllReduce, Forward, pairs * (1 - sequence)),
         (AllGather, Forward, pairs * sequence + sequence + units),
         (ReduceScatter, Forward, pairs * sequence),
-        (AllReduce, Backward, pairs * (1 - sequence) + sequence * layers),
+        (
+            AllReduce,
+            Backward,
+            pairs * (1 - sequence) + sequence * layers,
+        ),
         (AllGather, Backward, pairs * sequence + sequence + layers),
         (ReduceScatter, Backward, pairs * sequence + units),
     ]
@@ -289,7 +386,11 @@ fn burns_encoder_trains_in_two_dimensions_as_on_one_device() {
         let weights = values(&trained, None);
         MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
             let (tp, device) = (mesh.slice("tp")?, mesh.device().clone().autodiff());
-            let model = parallelize(on_device(&model, &device), &tp, split("encoder.layers.*", &["mha"], between))?;
+            let model = parallelize(
+                on_device(&model, &device),
+                &tp,
+                split("encoder.layers.*", &["mha"], between),
+            )?;
             let units = FullyShard::new().with_units(["encoder.layers.*"]);
             let mut model = fully_shard(model, &mesh.slice("shard")?, units)?;
             let mut optim = AdamWConfig::new().init();
@@ -299,23 +400,41 @@ fn burns_encoder_trains_in_two_dimensions_as_on_one_device() {
                 let x = DTensor::from_local(rows(step, data_rank(mesh).0, &device), &tp, &[R])?;
                 let y = RedistributePolicy::Deny.run(|| {
                     unit(&model, x, |model, x| {
-                        let h = model.embed.forward_dtensor(x).redistribute(&[between]).expect("cut");
-                        let h = model.encoder.forward_dtensor(TransformerEncoderInput::new(h));
-                        model.head.forward_dtensor(h.redistribute(&[R]).expect("whole"))
+                        let h = model
+                            .embed
+                            .forward_dtensor(x)
+                            .redistribute(&[between])
+                            .expect("cut");
+                        let h = model
+                            .encoder
+                            .forward_dtensor(TransformerEncoderInput::new(h));
+                        model
+                            .head
+                            .forward_dtensor(h.redistribute(&[R]).expect("whole"))
                     })
                 });
                 let loss = (y - 0.5).square().mean().full_tensor()?;
                 let value = loss.clone().inner();
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
                 for (op, phase, calls) in formula(between) {
-                    assert_eq!(ledger.calls_in(op, phase), calls, "{op} in {phase}, {between} between layers");
+                    assert_eq!(
+                        ledger.calls_in(op, phase),
+                        calls,
+                        "{op} in {phase}, {between} between layers"
+                    );
                 }
                 model = optim.step(1e-2, model, grads);
                 let mean: f32 = mesh.all_reduce(value.into_scalar::<f32>(), ReduceOp::Avg)?;
-                assert!((mean - expected).abs() < 1e-5, "step {step}, {between}: {mean}, expected {expected}");
+                assert!(
+                    (mean - expected).abs() < 1e-5,
+                    "step {step}, {between}: {mean}, expected {expected}"
+                );
             }
             let off = max_diff(&values(&full_model(&model)?, None), &weights);
-            assert!(off < 1e-4, "weights are {off} off, {between} between layers");
+            assert!(
+                off < 1e-4,
+                "weights are {off} off, {between} between layers"
+            );
             Ok(())
         });
     }
@@ -331,8 +450,15 @@ fn dropout_inside_an_encoder_repeats_on_every_mesh() {
         let outputs = MeshTest::new([ranks], ["tp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             burn_dtensor::dtensor::ops::random::seed(4);
-            let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, plan.clone())?;
-            let x = DTensor::distribute_replicated(tensor(3, [ROWS, SEQ, DIM], &device), mesh, &[R])?;
+            let model = parallelize(
+                Only {
+                    layer: on_device(&layer, &device),
+                },
+                mesh,
+                plan.clone(),
+            )?;
+            let x =
+                DTensor::distribute_replicated(tensor(3, [ROWS, SEQ, DIM], &device), mesh, &[R])?;
             let y = model.layer.forward_dtensor(TransformerEncoderInput::new(x));
             Ok(floats(y.full_tensor()?.inner()))
         });
@@ -341,5 +467,7 @@ fn dropout_inside_an_encoder_repeats_on_every_mesh() {
     let [alone, by_heads, by_sequence] = plans(&["mha"]);
     let one = run(1, alone);
     near(&run(2, by_heads), &one, || "heads on two ranks".into());
-    near(&run(4, by_sequence), &one, || "parts of the sequence on four".into());
+    near(&run(4, by_sequence), &one, || {
+        "parts of the sequence on four".into()
+    });
 }

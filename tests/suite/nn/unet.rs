@@ -7,7 +7,9 @@ use burn::module::Module;
 use burn::nn::PaddingConfig2d;
 use burn::nn::conv::{Conv2d, Conv2dConfig, ConvTranspose2d, ConvTranspose2dConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::ops::{ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions};
+use burn::tensor::ops::{
+    ConvOptions, ConvTransposeOptions, InterpolateMode, InterpolateOptions, MaxPoolOptions,
+};
 use burn::tensor::{Device, Tensor, activation as plain, module as burns};
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::ops::{RedistributePolicy, activation, module};
@@ -49,7 +51,9 @@ impl UNet {
             down: conv(4, 6, 3).with_stride([2, 2]).init(device),
             middle: conv(6, 6, 3).init(device),
             merge: conv(12, 6, 3).init(device),
-            up: ConvTranspose2dConfig::new([6, 4], [2, 2]).with_stride([2, 2]).init(device),
+            up: ConvTranspose2dConfig::new([6, 4], [2, 2])
+                .with_stride([2, 2])
+                .init(device),
             last: conv(8, 4, 3).init(device),
             out: conv(4, 1, 1).init(device),
         };
@@ -60,7 +64,10 @@ impl UNet {
     fn plain(&self, x: Tensor<4>) -> Tensor<4> {
         let wide = plain::relu(self.first.forward(x));
         let half = plain::relu(self.down.forward(wide.clone()));
-        let low = plain::relu(self.middle.forward(burns::max_pool2d(half.clone(), pooled())));
+        let low = plain::relu(
+            self.middle
+                .forward(burns::max_pool2d(half.clone(), pooled())),
+        );
         let low = burns::interpolate(low, resized());
         let half = plain::relu(self.merge.forward(Tensor::cat(vec![low, half], 1)));
         let wide = Tensor::cat(vec![self.up.forward(half), wide], 1);
@@ -70,22 +77,41 @@ impl UNet {
     fn sharded(&self, x: DTensor<4>) -> DTensor<4> {
         let wide = activation::relu(convolved(&self.first, x, 1));
         let half = activation::relu(convolved(&self.down, wide.clone(), 2));
-        let low = activation::relu(convolved(&self.middle, module::max_pool2d(half.clone(), pooled()), 1));
+        let low = activation::relu(convolved(
+            &self.middle,
+            module::max_pool2d(half.clone(), pooled()),
+            1,
+        ));
         let low = module::interpolate(low, resized());
         let half = activation::relu(convolved(&self.merge, DTensor::cat(vec![low, half], 1), 1));
         let options = ConvTransposeOptions::new([2, 2], [0, 0], [0, 0], [1, 1], 1);
-        let (weight, bias) = (self.up.weight.dtensor(), self.up.bias.as_ref().map(|bias| bias.dtensor().unwrap()));
+        let (weight, bias) = (
+            self.up.weight.dtensor(),
+            self.up.bias.as_ref().map(|bias| bias.dtensor().unwrap()),
+        );
         let up = module::conv_transpose2d(half, weight.unwrap(), bias, options);
         let wide = DTensor::cat(vec![up, wide], 1);
-        convolved(&self.out, activation::relu(convolved(&self.last, wide, 1)), 1)
+        convolved(
+            &self.out,
+            activation::relu(convolved(&self.last, wide, 1)),
+            1,
+        )
     }
 }
 
 fn convolved(layer: &Conv2d, x: DTensor<4>, stride: usize) -> DTensor<4> {
     let weight = layer.weight.dtensor().expect("parallelized");
     let padding = weight.dims()[2] / 2;
-    let bias = layer.bias.as_ref().map(|bias| bias.dtensor().expect("parallelized"));
-    module::conv2d(x, weight, bias, ConvOptions::new([stride, stride], [padding, padding], [1, 1], 1))
+    let bias = layer
+        .bias
+        .as_ref()
+        .map(|bias| bias.dtensor().expect("parallelized"));
+    module::conv2d(
+        x,
+        weight,
+        bias,
+        ConvOptions::new([stride, stride], [padding, padding], [1, 1], 1),
+    )
 }
 
 fn pooled() -> MaxPoolOptions<2> {
@@ -93,11 +119,19 @@ fn pooled() -> MaxPoolOptions<2> {
 }
 
 fn resized() -> InterpolateOptions {
-    InterpolateOptions::new(InterpolateMode::Bilinear).with_align_corners(false).with_output_size([7, 3])
+    InterpolateOptions::new(InterpolateMode::Bilinear)
+        .with_align_corners(false)
+        .with_output_size([7, 3])
 }
 
 fn images(step: usize) -> [Tensor<4>; 2] {
-    [0, 1].map(|at| tensor(100 + 2 * step as u64 + at, [BATCH, 1, HEIGHT, WIDTH], &Device::flex()))
+    [0, 1].map(|at| {
+        tensor(
+            100 + 2 * step as u64 + at,
+            [BATCH, 1, HEIGHT, WIDTH],
+            &Device::flex(),
+        )
+    })
 }
 
 /// Losses, and the weights after the last step, on one device.
@@ -124,13 +158,22 @@ fn chunk(len: usize, rank: usize) -> Range<usize> {
 /// What each rank gives and takes of the rows of an input, where row `o` of the output reads rows `reads(o)`.
 fn rows(from: usize, to: usize, reads: impl Fn(usize) -> Range<isize>) -> [[usize; 2]; RANKS] {
     let needs = |rank| {
-        let rows = chunk(to, rank).flat_map(&reads).filter(|&row| (0..from as isize).contains(&row));
-        rows.map(|row| row as usize).collect::<std::collections::BTreeSet<_>>()
+        let rows = chunk(to, rank)
+            .flat_map(&reads)
+            .filter(|&row| (0..from as isize).contains(&row));
+        rows.map(|row| row as usize)
+            .collect::<std::collections::BTreeSet<_>>()
     };
-    let shared =
-        |owner, reader| chunk(from, owner).filter(|row| owner != reader && needs(reader).contains(row)).count();
+    let shared = |owner, reader| {
+        chunk(from, owner)
+            .filter(|row| owner != reader && needs(reader).contains(row))
+            .count()
+    };
     std::array::from_fn(|own| {
-        [(0..RANKS).map(|other| shared(own, other)).sum(), (0..RANKS).map(|other| shared(other, own)).sum()]
+        [
+            (0..RANKS).map(|other| shared(own, other)).sum(),
+            (0..RANKS).map(|other| shared(other, own)).sum(),
+        ]
     })
 }
 
@@ -160,7 +203,11 @@ fn formula(rank: usize) -> [u64; 2] {
         (8 * WIDTH, rows(14, 14, window(1, 3, 1))),
     ];
     let bytes = |way: usize, skip: usize| -> u64 {
-        layers.iter().skip(skip).map(|(row, rows)| (4 * BATCH * row * rows[rank][way]) as u64).sum()
+        layers
+            .iter()
+            .skip(skip)
+            .map(|(row, rows)| (4 * BATCH * row * rows[rank][way]) as u64)
+            .sum()
     };
     // The images themselves have no gradient.
     [bytes(0, 0), bytes(1, 1)]
@@ -177,16 +224,26 @@ fn a_u_net_of_sharded_images_trains_equal_and_sends_its_halos() {
         let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
         let (mut losses, ledger) = (Vec::new(), mesh.world().ledger());
         for step in 0..STEPS {
-            let [x, target] = images(step).map(|image| Tensor::from_data(image.into_data(), &device));
-            let [x, target] = [x, target].map(|image| DTensor::distribute_replicated(image, mesh, &[S(2)]));
+            let [x, target] =
+                images(step).map(|image| Tensor::from_data(image.into_data(), &device));
+            let [x, target] =
+                [x, target].map(|image| DTensor::distribute_replicated(image, mesh, &[S(2)]));
             ledger.reset();
-            let y = RedistributePolicy::Deny.run(|| Ok::<_, burn_dtensor::Error>(model.sharded(x?)))?;
+            let y =
+                RedistributePolicy::Deny.run(|| Ok::<_, burn_dtensor::Error>(model.sharded(x?)))?;
             let given = ledger.bytes_in(Op::AllToAllList, Phase::Forward);
-            assert_eq!(ledger.total(|key| key.phase == Phase::Forward).bytes, given, "nothing else travels");
+            assert_eq!(
+                ledger.total(|key| key.phase == Phase::Forward).bytes,
+                given,
+                "nothing else travels"
+            );
             let loss = (y - target?).square().mean().full_tensor()?;
             losses.push(loss.clone().into_scalar::<f32>());
             let grads = GradientsParams::from_grads(loss.backward(), &model);
-            assert_eq!([given, ledger.bytes_in(Op::AllToAllList, Phase::Backward)], formula(mesh.rank()));
+            assert_eq!(
+                [given, ledger.bytes_in(Op::AllToAllList, Phase::Backward)],
+                formula(mesh.rank())
+            );
             model = optim.step(1e-2, model, grads);
         }
         near(&losses, &expected, || "losses".into());

@@ -2,17 +2,17 @@
 
 use burn::module::{Module, ModuleDisplay};
 use burn::nn::conv::{
-    Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig, ConvTranspose3dConfig,
-    DeformConv2dConfig,
+    Conv1dConfig, Conv2dConfig, Conv3dConfig, ConvTranspose1dConfig, ConvTranspose2dConfig,
+    ConvTranspose3dConfig, DeformConv2dConfig,
 };
 use burn::nn::interpolate::{Interpolate1dConfig, Interpolate2dConfig, InterpolateMode};
 use burn::nn::pool::{
-    AdaptiveAvgPool1dConfig, AdaptiveAvgPool2dConfig, AdaptiveAvgPool3dConfig, AvgPool1dConfig, AvgPool2dConfig,
-    MaxPool1dConfig, MaxPool2dConfig,
+    AdaptiveAvgPool1dConfig, AdaptiveAvgPool2dConfig, AdaptiveAvgPool3dConfig, AvgPool1dConfig,
+    AvgPool2dConfig, MaxPool1dConfig, MaxPool2dConfig,
 };
 use burn::nn::{
-    Fold4dConfig, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, PixelShuffleConfig, PixelUnshuffleConfig,
-    Unfold4dConfig,
+    Fold4dConfig, PaddingConfig1d, PaddingConfig2d, PaddingConfig3d, PixelShuffleConfig,
+    PixelUnshuffleConfig, Unfold4dConfig,
 };
 use burn::tensor::Device;
 use burn_dtensor::dtensor::DTensorError;
@@ -32,7 +32,9 @@ use Placement::{Replicate as R, Shard as S};
 fn plans(outputs: Placement, inputs: Placement) -> [Plan; 4] {
     [
         Plan::new(),
-        Plan::new().with_style("layer", S(0)).with_style("layer.weight", outputs),
+        Plan::new()
+            .with_style("layer", S(0))
+            .with_style("layer.weight", outputs),
         Plan::new().with_style("layer.weight", Style::placed(inputs).with_output(R)),
         Plan::new().with_style("layer", Style::placed(R).with_input(S(0)).with_output(S(1))),
     ]
@@ -79,8 +81,15 @@ fn transposed_convolutions_equal_burns() {
         ConvTranspose3dConfig::new([2, 3], [1, 2, 2]).with_stride([2, 1, 1]).init(&device), [3, 2, 2, 2, 1];
     }
     // Of several groups the weight's first dimension holds whole ones.
-    let grouped = ConvTranspose1dConfig::new([4, 4], 2).with_groups(2).with_bias(false).init(&device);
-    same_under!(grouped.clone(), [2, 4, 3], [Plan::new(), Plan::new().with_style("layer.weight", S(0))]);
+    let grouped = ConvTranspose1dConfig::new([4, 4], 2)
+        .with_groups(2)
+        .with_bias(false)
+        .init(&device);
+    same_under!(
+        grouped.clone(),
+        [2, 4, 3],
+        [Plan::new(), Plan::new().with_style("layer.weight", S(0))]
+    );
 }
 
 #[test]
@@ -89,7 +98,15 @@ fn deformable_convolutions_equal_burns() {
     let config = DeformConv2dConfig::new([4, 6], [3, 1]).with_padding(PaddingConfig2d::Same);
     for (layer, offsets, masked) in [
         (config.clone().init(&device), 1, false),
-        (config.with_weight_groups(2).with_offset_groups(2).with_bias(false).init(&device), 2, true),
+        (
+            config
+                .with_weight_groups(2)
+                .with_offset_groups(2)
+                .with_bias(false)
+                .init(&device),
+            2,
+            true,
+        ),
     ] {
         let outputs = || Plan::new().with_style("layer", S(0));
         for plan in [Plan::new, outputs as fn() -> Plan] {
@@ -98,12 +115,18 @@ fn deformable_convolutions_equal_burns() {
                 &plan,
                 [3, 4, 3, 2],
                 |layer, x| {
-                    let moved = x.clone().repeat_dim(1, 2 * offsets).slice_dim(1, 0..6 * offsets);
+                    let moved = x
+                        .clone()
+                        .repeat_dim(1, 2 * offsets)
+                        .slice_dim(1, 0..6 * offsets);
                     let mask = x.clone().slice_dim(1, 0..3).repeat_dim(1, offsets) + 1.0;
                     layer.forward(x, moved * 0.4, masked.then_some(mask))
                 },
                 |layer, x| {
-                    let moved = x.clone().repeat_dim(1, 2 * offsets).slice_dim(1, 0..6 * offsets);
+                    let moved = x
+                        .clone()
+                        .repeat_dim(1, 2 * offsets)
+                        .slice_dim(1, 0..6 * offsets);
                     let mask = x.clone().slice_dim(1, 0..3).repeat_dim(1, offsets) + 1.0;
                     layer.forward_dtensor((x, moved * 0.4, masked.then_some(mask)))
                 },
@@ -115,33 +138,118 @@ fn deformable_convolutions_equal_burns() {
 #[test]
 fn pools_equal_burns() {
     let (same_1d, valid_2d) = (PaddingConfig1d::Same, PaddingConfig2d::Explicit(1, 0, 0, 1));
-    same_under!(MaxPool1dConfig::new(3).with_stride(2).with_padding(same_1d.clone()).init(), [3, 2, 6], [Plan::new()]);
-    same_under!(MaxPool1dConfig::new(2).with_dilation(2).with_ceil_mode(true).init(), [3, 2, 6], [Plan::new()]);
-    same_under!(MaxPool2dConfig::new([2, 3]).with_padding(valid_2d.clone()).init(), [5, 2, 4, 5], [Plan::new()]);
-    same_under!(AvgPool1dConfig::new(3).with_padding(same_1d).with_stride(1).init(), [3, 2, 6], [Plan::new()]);
-    let uncounted = AvgPool2dConfig::new([2, 2]).with_padding(valid_2d).with_count_include_pad(false);
-    same_under!(uncounted.with_strides([1, 2]).init(), [3, 2, 4, 5], [Plan::new()]);
-    same_under!(AvgPool2dConfig::new([2, 2]).with_ceil_mode(true).init(), [3, 2, 5, 3], [Plan::new()]);
-    same_under!(AdaptiveAvgPool1dConfig::new(3).init(), [3, 2, 6], [Plan::new()]);
-    same_under!(AdaptiveAvgPool2dConfig::new([1, 2]).init(), [3, 2, 5, 4], [Plan::new()]);
-    same_under!(AdaptiveAvgPool3dConfig::new([1, 2, 1]).init(), [3, 2, 2, 4, 3], [Plan::new()]);
+    same_under!(
+        MaxPool1dConfig::new(3)
+            .with_stride(2)
+            .with_padding(same_1d.clone())
+            .init(),
+        [3, 2, 6],
+        [Plan::new()]
+    );
+    same_under!(
+        MaxPool1dConfig::new(2)
+            .with_dilation(2)
+            .with_ceil_mode(true)
+            .init(),
+        [3, 2, 6],
+        [Plan::new()]
+    );
+    same_under!(
+        MaxPool2dConfig::new([2, 3])
+            .with_padding(valid_2d.clone())
+            .init(),
+        [5, 2, 4, 5],
+        [Plan::new()]
+    );
+    same_under!(
+        AvgPool1dConfig::new(3)
+            .with_padding(same_1d)
+            .with_stride(1)
+            .init(),
+        [3, 2, 6],
+        [Plan::new()]
+    );
+    let uncounted = AvgPool2dConfig::new([2, 2])
+        .with_padding(valid_2d)
+        .with_count_include_pad(false);
+    same_under!(
+        uncounted.with_strides([1, 2]).init(),
+        [3, 2, 4, 5],
+        [Plan::new()]
+    );
+    same_under!(
+        AvgPool2dConfig::new([2, 2]).with_ceil_mode(true).init(),
+        [3, 2, 5, 3],
+        [Plan::new()]
+    );
+    same_under!(
+        AdaptiveAvgPool1dConfig::new(3).init(),
+        [3, 2, 6],
+        [Plan::new()]
+    );
+    same_under!(
+        AdaptiveAvgPool2dConfig::new([1, 2]).init(),
+        [3, 2, 5, 4],
+        [Plan::new()]
+    );
+    same_under!(
+        AdaptiveAvgPool3dConfig::new([1, 2, 1]).init(),
+        [3, 2, 2, 4, 3],
+        [Plan::new()]
+    );
 }
 
 #[test]
 fn shuffled_and_resized_images_equal_burns() {
-    same_under!(PixelShuffleConfig::new(2).init(), [3, 8, 2, 3], [Plan::new()]);
-    same_under!(PixelUnshuffleConfig::new(2).init(), [3, 2, 4, 6], [Plan::new()]);
-    same_under!(Unfold4dConfig::new([2, 2]).with_padding([1, 0]).init(), [3, 2, 3, 3], [Plan::new()]);
-    let columns = Unfold4dConfig::new([2, 1]).with_stride([2, 1]).with_dilation([1, 2]);
+    same_under!(
+        PixelShuffleConfig::new(2).init(),
+        [3, 8, 2, 3],
+        [Plan::new()]
+    );
+    same_under!(
+        PixelUnshuffleConfig::new(2).init(),
+        [3, 2, 4, 6],
+        [Plan::new()]
+    );
+    same_under!(
+        Unfold4dConfig::new([2, 2]).with_padding([1, 0]).init(),
+        [3, 2, 3, 3],
+        [Plan::new()]
+    );
+    let columns = Unfold4dConfig::new([2, 1])
+        .with_stride([2, 1])
+        .with_dilation([1, 2]);
     same_under!(columns.init(), [3, 2, 4, 3], [Plan::new()]);
     let images = Fold4dConfig::new([4, 3], [2, 2]).with_stride([2, 1]);
     same_under!(images.init(), [3, 8, 4], [Plan::new()]);
     let linear = Interpolate1dConfig::new().with_mode(InterpolateMode::Linear);
-    same_under!(linear.with_output_size(Some(7)).init(), [3, 2, 4], [Plan::new()]);
-    same_under!(Interpolate1dConfig::new().with_scale_factor(Some(1.5)).init(), [3, 2, 4], [Plan::new()]);
-    let cubic = Interpolate2dConfig::new().with_mode(InterpolateMode::Cubic).with_align_corners(false);
-    same_under!(cubic.with_output_size(Some([5, 3])).init(), [3, 2, 4, 4], [Plan::new()]);
-    same_under!(Interpolate2dConfig::new().with_scale_factor(Some([2.0, 0.5])).init(), [3, 2, 4, 4], [Plan::new()]);
+    same_under!(
+        linear.with_output_size(Some(7)).init(),
+        [3, 2, 4],
+        [Plan::new()]
+    );
+    same_under!(
+        Interpolate1dConfig::new()
+            .with_scale_factor(Some(1.5))
+            .init(),
+        [3, 2, 4],
+        [Plan::new()]
+    );
+    let cubic = Interpolate2dConfig::new()
+        .with_mode(InterpolateMode::Cubic)
+        .with_align_corners(false);
+    same_under!(
+        cubic.with_output_size(Some([5, 3])).init(),
+        [3, 2, 4, 4],
+        [Plan::new()]
+    );
+    same_under!(
+        Interpolate2dConfig::new()
+            .with_scale_factor(Some([2.0, 0.5]))
+            .init(),
+        [3, 2, 4, 4],
+        [Plan::new()]
+    );
 }
 
 /// Each rank computes its images, and nothing is sent.
@@ -151,10 +259,21 @@ fn a_batch_that_is_sharded_stays_with_its_ranks() {
     where
         L: Module + ModuleDisplay + Sync + DTensorForward<DTensor<D>, Output = DTensor<D>>,
     {
-        let _ = values(&Only { layer: layer.clone() }, None); // Draw now, on one thread.
+        let _ = values(
+            &Only {
+                layer: layer.clone(),
+            },
+            None,
+        ); // Draw now, on one thread.
         MeshTest::new([2], ["batch"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let model = parallelize(Only { layer: on_device(&layer, &device) }, mesh, Plan::new())?;
+            let model = parallelize(
+                Only {
+                    layer: on_device(&layer, &device),
+                },
+                mesh,
+                Plan::new(),
+            )?;
             let x = DTensor::distribute_replicated(tensor(3, shape, &device), mesh, &[S(0)])?;
             mesh.world().ledger().reset();
             let y = RedistributePolicy::Deny.run(|| model.layer.forward_dtensor(x));
@@ -166,27 +285,48 @@ fn a_batch_that_is_sharded_stays_with_its_ranks() {
     }
     let device = Device::flex();
     stays(Conv1dConfig::new(2, 3, 2).init(&device), [3, 2, 4]);
-    stays(Conv2dConfig::new([2, 3], [2, 2]).init(&device), [3, 2, 4, 4]);
-    stays(ConvTranspose1dConfig::new([2, 3], 2).init(&device), [3, 2, 4]);
-    stays(ConvTranspose2dConfig::new([2, 3], [2, 2]).init(&device), [3, 2, 4, 4]);
+    stays(
+        Conv2dConfig::new([2, 3], [2, 2]).init(&device),
+        [3, 2, 4, 4],
+    );
+    stays(
+        ConvTranspose1dConfig::new([2, 3], 2).init(&device),
+        [3, 2, 4],
+    );
+    stays(
+        ConvTranspose2dConfig::new([2, 3], [2, 2]).init(&device),
+        [3, 2, 4, 4],
+    );
     stays(MaxPool2dConfig::new([2, 2]).init(), [3, 2, 4, 4]);
     stays(AvgPool1dConfig::new(2).init(), [3, 2, 4]);
     stays(AdaptiveAvgPool2dConfig::new([1, 1]).init(), [3, 2, 4, 4]);
     stays(PixelShuffleConfig::new(2).init(), [3, 4, 2, 2]);
-    stays(Interpolate1dConfig::new().with_output_size(Some(3)).init(), [3, 2, 4]);
+    stays(
+        Interpolate1dConfig::new().with_output_size(Some(3)).init(),
+        [3, 2, 4],
+    );
 }
 
 /// A signal shorter than one window of burn's is padded as burn pads it.
 #[test]
 fn padding_keeps_the_length_of_any_signal() {
-    let layer = Only { layer: Conv1dConfig::new(1, 1, 4).with_padding(PaddingConfig1d::Same).init(&Device::flex()) };
+    let layer = Only {
+        layer: Conv1dConfig::new(1, 1, 4)
+            .with_padding(PaddingConfig1d::Same)
+            .init(&Device::flex()),
+    };
     for len in 1..6 {
         let x = tensor(len as u64, [1, 1, len], &Device::flex());
         let expected = floats(layer.layer.forward(x.clone()));
         MeshTest::new([1], ["tp"]).run(|mesh| {
             let layer = parallelize(layer.clone(), mesh, Plan::new())?;
-            let y = layer.layer.forward_dtensor(DTensor::distribute_replicated(x.clone(), mesh, &[R])?);
-            near(&floats(y.full_tensor()?), &expected, || format!("{len} elements"));
+            let y =
+                layer
+                    .layer
+                    .forward_dtensor(DTensor::distribute_replicated(x.clone(), mesh, &[R])?);
+            near(&floats(y.full_tensor()?), &expected, || {
+                format!("{len} elements")
+            });
             Ok(())
         });
     }
@@ -201,20 +341,45 @@ fn windows_and_offsets_that_do_not_fit_are_typed_errors() {
         let (small, image, offset) = (x([2, 1, 1, 1])?, x([2, 1, 3, 3])?, x([2, 8, 2, 3])?);
         let columns = DTensor::<3>::ones([2, 4, 5], mesh, &[R], device)?;
         let deform = |padding| {
-            let layer = DeformConv2dConfig::new([1, 1], [2, 2]).with_padding(padding).init(device);
+            let layer = DeformConv2dConfig::new([1, 1], [2, 2])
+                .with_padding(padding)
+                .init(device);
             parallelize(Only { layer }, mesh, Plan::new())
         };
-        let (valid, same) = (deform(PaddingConfig2d::Valid)?, deform(PaddingConfig2d::Explicit(0, 0, 1, 1))?);
+        let (valid, same) = (
+            deform(PaddingConfig2d::Valid)?,
+            deform(PaddingConfig2d::Explicit(0, 0, 1, 1))?,
+        );
         for (error, why) in [
-            (refused(|| Unfold4dConfig::new([2, 2]).init().forward_dtensor(small)), "longer than the padded input"),
-            (refused(|| Fold4dConfig::new([3, 3], [2, 2]).init().forward_dtensor(columns)), "an image of 3 x 3"),
             (
-                refused(|| valid.layer.forward_dtensor((image.clone(), offset.clone(), None))),
+                refused(|| Unfold4dConfig::new([2, 2]).init().forward_dtensor(small)),
+                "longer than the padded input",
+            ),
+            (
+                refused(|| {
+                    Fold4dConfig::new([3, 3], [2, 2])
+                        .init()
+                        .forward_dtensor(columns)
+                }),
+                "an image of 3 x 3",
+            ),
+            (
+                refused(|| {
+                    valid
+                        .layer
+                        .forward_dtensor((image.clone(), offset.clone(), None))
+                }),
                 "the height and width of the output",
             ),
-            (refused(|| same.layer.forward_dtensor((image, offset, None))), "0 before and 1 after"),
+            (
+                refused(|| same.layer.forward_dtensor((image, offset, None))),
+                "0 before and 1 after",
+            ),
         ] {
-            assert!(matches!(error, Error::DTensor(DTensorError::Operands { .. })), "{error}");
+            assert!(
+                matches!(error, Error::DTensor(DTensorError::Operands { .. })),
+                "{error}"
+            );
             assert!(error.to_string().contains(why), "{error}");
         }
         Ok(())
@@ -231,7 +396,10 @@ fn images_that_cannot_be_shuffled_are_a_typed_error() {
             refused(|| PixelUnshuffleConfig::new(2).init().forward_dtensor(tall)),
         ];
         for error in misfits {
-            assert!(matches!(error, Error::DTensor(DTensorError::Operands { .. })), "{error}");
+            assert!(
+                matches!(error, Error::DTensor(DTensorError::Operands { .. })),
+                "{error}"
+            );
             assert!(error.to_string().contains("factor 2"), "{error}");
         }
         Ok(())

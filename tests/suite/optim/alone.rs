@@ -7,8 +7,8 @@ use std::sync::Arc;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, DynOptimizer, DynState, LambConfig,
-    LionConfig, MuonConfig, RmsPropConfig, SgdConfig, StateSink,
+    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, DynOptimizer, DynState,
+    LambConfig, LionConfig, MuonConfig, RmsPropConfig, SgdConfig, StateSink,
 };
 use burn::tensor::{Device, Tensor, TensorData};
 use burn_dtensor::optim::{DTensorOptimizer, FullOptimizerState};
@@ -28,7 +28,12 @@ macro_rules! case {
     ($full:literal, $name:literal, $config:expr) => {
         Case {
             name: $name,
-            make: || (DTensorOptimizer::new($config.build()), Arc::new($config.build())),
+            make: || {
+                (
+                    DTensorOptimizer::new($config.build()),
+                    Arc::new($config.build()),
+                )
+            },
             is_full: $full,
         }
     };
@@ -44,14 +49,30 @@ pub fn cases() -> Vec<Case> {
         case!(
             false,
             "Sgd with momentum",
-            SgdConfig::new().with_momentum(Some(MomentumConfig::new())).with_weight_decay(decay())
+            SgdConfig::new()
+                .with_momentum(Some(MomentumConfig::new()))
+                .with_weight_decay(decay())
         ),
         case!(false, "Adam", AdamConfig::new().with_weight_decay(decay())),
-        case!(false, "Adam with amsgrad", AdamConfig::new().with_amsgrad(true)),
-        case!(false, "AdamW", AdamWConfig::new().with_cautious_weight_decay(true).with_weight_decay(0.1)),
+        case!(
+            false,
+            "Adam with amsgrad",
+            AdamConfig::new().with_amsgrad(true)
+        ),
+        case!(
+            false,
+            "AdamW",
+            AdamWConfig::new()
+                .with_cautious_weight_decay(true)
+                .with_weight_decay(0.1)
+        ),
         case!(false, "AdaGrad", AdaGradConfig::new().with_lr_decay(0.1)),
         case!(false, "RmsProp", RmsPropConfig::new()),
-        case!(false, "RmsProp, centered", RmsPropConfig::new().with_centered(true)),
+        case!(
+            false,
+            "RmsProp, centered",
+            RmsPropConfig::new().with_centered(true)
+        ),
         case!(false, "Adan", AdanConfig::new().with_weight_decay(0.1)),
         case!(false, "Lion", LionConfig::new().with_weight_decay(0.1)),
         case!(true, "Lamb", LambConfig::new()),
@@ -59,14 +80,23 @@ pub fn cases() -> Vec<Case> {
         case!(true, "Muon", MuonConfig::new()),
         Case {
             name: "an optimizer of one's own",
-            make: || (DTensorOptimizer::new(RowScaled).with_full_parameters(), Arc::new(RowScaled)),
+            make: || {
+                (
+                    DTensorOptimizer::new(RowScaled).with_full_parameters(),
+                    Arc::new(RowScaled),
+                )
+            },
             is_full: true,
         },
     ]
 }
 
 /// Matrices whose rows and columns ranks cannot share evenly; of three rows the last of four ranks has none.
-pub const PARAMS: [(&str, [usize; 2]); 3] = [("blocks.0.up", [5, 4]), ("blocks.0.upper", [3, 7]), ("head", [6, 6])];
+pub const PARAMS: [(&str, [usize; 2]); 3] = [
+    ("blocks.0.up", [5, 4]),
+    ("blocks.0.upper", [3, 7]),
+    ("head", [6, 6]),
+];
 pub const LR: f64 = 0.05;
 
 pub fn start(index: usize) -> TensorData {
@@ -94,7 +124,8 @@ pub fn trained(optim: &dyn DynOptimizer, steps: Range<usize>) -> Trained {
         let mut state: Option<DynState> = None;
         for step in steps.clone() {
             let grad = Tensor::<2>::from_data(gradient(index, step), &device);
-            let (next, remembered) = optim.step_dyn(2, LR, param.into_bridge(), grad.into_bridge(), state);
+            let (next, remembered) =
+                optim.step_dyn(2, LR, param.into_bridge(), grad.into_bridge(), state);
             (param, state) = (Tensor::from_bridge(next), remembered);
         }
         params.push(param.into_data());
@@ -103,5 +134,8 @@ pub fn trained(optim: &dyn DynOptimizer, steps: Range<usize>) -> Trained {
         tensors.extend(sink.tensors);
         scalars.extend(sink.scalars);
     }
-    Trained { params, state: FullOptimizerState { tensors, scalars } }
+    Trained {
+        params,
+        state: FullOptimizerState { tensors, scalars },
+    }
 }

@@ -24,10 +24,15 @@ fn distance(student: &Net, teacher: &Net, x: Tensor<2>, at_once: bool) -> Tensor
                 let mut both = (student.first.forward(x), teacher.first.forward(y));
                 for (block, other) in student.blocks.iter().zip(&teacher.blocks) {
                     both = unit(block, both, |block, both| {
-                        unit(other, both, |other, (x, y)| (block.forward(x).tanh(), other.forward(y).tanh()))
+                        unit(other, both, |other, (x, y)| {
+                            (block.forward(x).tanh(), other.forward(y).tanh())
+                        })
                     });
                 }
-                (both.0 * student.scale.val().unsqueeze(), both.1 * teacher.scale.val().unsqueeze())
+                (
+                    both.0 * student.scale.val().unsqueeze(),
+                    both.1 * teacher.scale.val().unsqueeze(),
+                )
             })
         }),
     };
@@ -54,7 +59,9 @@ impl ModuleMapper for Mix {
         let other = &self.model[&self.path.join(".")];
         param.map(|was| {
             let own: Vec<f32> = was.to_data().try_to_vec().expect("numbers");
-            let mix = |(&a, &b): (&f32, &f32)| (f64::from(a) * self.decay + f64::from(b) * (1.0 - self.decay)) as f32;
+            let mix = |(&a, &b): (&f32, &f32)| {
+                (f64::from(a) * self.decay + f64::from(b) * (1.0 - self.decay)) as f32
+            };
             let mixed: Vec<f32> = own.iter().zip(other).map(mix).collect();
             Tensor::from_data(TensorData::new(mixed, was.dims()), &was.device())
         })
@@ -73,13 +80,26 @@ fn as_on_one_device(mesh: &DeviceMesh) -> Result<()> {
     let mut optim = AdamWConfig::new().init();
     for step in 0..10 {
         let of_rank = |rank| loss(&student, &teacher, batch(step, rank), false);
-        let of_all = (0..mesh.size()).map(of_rank).reduce(|a, b| a + b).expect("a rank") / mesh.size() as f32;
+        let of_all = (0..mesh.size())
+            .map(of_rank)
+            .reduce(|a, b| a + b)
+            .expect("a rank")
+            / mesh.size() as f32;
         let grads = GradientsParams::from_grads(of_all.backward(), &student);
         student = optim.step(1e-2, student, grads);
-        teacher = teacher.map(&mut Mix { path: vec![], model: values(&student, None), decay: 0.9 }).freeze();
+        teacher = teacher
+            .map(&mut Mix {
+                path: vec![],
+                model: values(&student, None),
+                decay: 0.9,
+            })
+            .freeze();
     }
     let expected = [student, teacher].map(|model| values(&model, None));
-    assert!(max_diff(&expected[0], &expected[1]) > 1e-2, "the teacher is behind");
+    assert!(
+        max_diff(&expected[0], &expected[1]) > 1e-2,
+        "the teacher is behind"
+    );
 
     for at_once in [false, true] {
         let mut student = fully_shard(plain.clone(), mesh, config())?;
@@ -100,7 +120,12 @@ fn as_on_one_device(mesh: &DeviceMesh) -> Result<()> {
     Ok(())
 }
 
-mesh_test!(a_teacher_next_to_its_student_is_that_of_one_device, [2, 2], ["replicate", "shard"], as_on_one_device);
+mesh_test!(
+    a_teacher_next_to_its_student_is_that_of_one_device,
+    [2, 2],
+    ["replicate", "shard"],
+    as_on_one_device
+);
 
 #[test]
 fn a_teacher_on_any_number_of_ranks() {
@@ -113,18 +138,32 @@ fn a_teacher_on_any_number_of_ranks() {
 fn running_statistics_are_averaged_and_nothing_is_sent() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let plain = (LinearConfig::new(4, 4).init(&device), BatchNormConfig::new(4).init(&device));
+        let plain = (
+            LinearConfig::new(4, 4).init(&device),
+            BatchNormConfig::new(4).init(&device),
+        );
         // A clone's running statistics are the model's own.
         let model = fully_shard(plain.clone(), mesh, FullyShard::new())?;
         let teacher = fully_shard(plain, mesh, FullyShard::new())?;
-        model.1.running_mean.update(Tensor::full([4], 0.5, mesh.device()));
+        model
+            .1
+            .running_mean
+            .update(Tensor::full([4], 0.5, mesh.device()));
         let _ = model.1.running_mean.value_sync();
         let calls = mesh.world().ledger().total(|_| true).calls;
         let teacher = ema(teacher, &model, 0.75)?;
         assert_eq!(mesh.world().ledger().total(|_| true).calls, calls);
         // Of a half a quarter.
-        let mean = teacher.1.running_mean.value_sync().into_data().try_to_vec::<f32>()?;
-        assert!(mean.iter().all(|&mean| (mean - 0.125).abs() < 1e-6), "{mean:?}");
+        let mean = teacher
+            .1
+            .running_mean
+            .value_sync()
+            .into_data()
+            .try_to_vec::<f32>()?;
+        assert!(
+            mean.iter().all(|&mean| (mean - 0.125).abs() < 1e-6),
+            "{mean:?}"
+        );
         Ok(())
     });
 }
@@ -136,10 +175,16 @@ fn another_model_is_a_typed_error() {
         let model = fully_shard(plain.clone(), mesh, config())?;
         let replicated = config().with_shard_placement_fn(|_| Some(Placement::Replicate));
         for other in [plain.clone(), fully_shard(plain, mesh, replicated)?] {
-            let error = ema(other, &model, 0.9).map(drop).expect_err("it lies otherwise");
-            let Error::Optim(OptimError::Average { path, model, .. }) = &error else { panic!("{error}") };
+            let error = ema(other, &model, 0.9)
+                .map(drop)
+                .expect_err("it lies otherwise");
+            let Error::Optim(OptimError::Average { path, model, .. }) = &error else {
+                panic!("{error}")
+            };
             assert!(
-                !path.is_empty() && model.contains("[S(0)]") && error.to_string().contains("a clone of"),
+                !path.is_empty()
+                    && model.contains("[S(0)]")
+                    && error.to_string().contains("a clone of"),
                 "{error}"
             );
         }

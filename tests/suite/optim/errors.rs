@@ -32,14 +32,43 @@ fn refused<T>(result: Result<T>) -> (OptimError, String) {
 fn parameters_and_gradients_that_do_not_fit_are_typed_errors() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let (param, grad) = (ones([4, 4], mesh, S(0))?, ones([4, 4], mesh, S(0))?);
-        let pending = DTensor::from_local(param.local().clone(), mesh, &[Placement::Partial(PartialOp::Sum)])?;
+        let pending = DTensor::from_local(
+            param.local().clone(),
+            mesh,
+            &[Placement::Partial(PartialOp::Sum)],
+        )?;
         let mut optim = adam();
         let (error, text) = refused(optim.step(0.1, "w", param.clone(), pending.clone()));
-        assert!(matches!(error, OptimError::Partial { what: "the gradient", .. }), "{text}");
-        assert!(text.contains("the gradient of `w` is [P(sum)]") && text.contains("`redistribute`"), "{text}");
+        assert!(
+            matches!(
+                error,
+                OptimError::Partial {
+                    what: "the gradient",
+                    ..
+                }
+            ),
+            "{text}"
+        );
+        assert!(
+            text.contains("the gradient of `w` is [P(sum)]") && text.contains("`redistribute`"),
+            "{text}"
+        );
         let (error, text) = refused(optim.step(0.1, "w", pending, grad.clone()));
-        assert!(matches!(error, OptimError::Partial { what: "the value", .. }), "{text}");
-        for other in [ones([4, 4], mesh, R)?, ones([4, 4], mesh, S(1))?, ones([6, 4], mesh, S(0))?] {
+        assert!(
+            matches!(
+                error,
+                OptimError::Partial {
+                    what: "the value",
+                    ..
+                }
+            ),
+            "{text}"
+        );
+        for other in [
+            ones([4, 4], mesh, R)?,
+            ones([4, 4], mesh, S(1))?,
+            ones([6, 4], mesh, S(0))?,
+        ] {
             let (error, text) = refused(optim.step(0.1, "w", param.clone(), other));
             assert!(matches!(error, OptimError::Gradient { .. }), "{text}");
         }
@@ -48,7 +77,8 @@ fn parameters_and_gradients_that_do_not_fit_are_typed_errors() {
 
         optim.step(0.1, "w", param.clone(), grad.clone())?;
         let before = optim.state()?.full()?;
-        let moved = [&param, &grad].map(|tensor| tensor.clone().redistribute(&[S(1)]).expect("it can be"));
+        let moved =
+            [&param, &grad].map(|tensor| tensor.clone().redistribute(&[S(1)]).expect("it can be"));
         let [moved_param, moved_grad] = moved;
         let (error, text) = refused(optim.step(0.1, "w", moved_param, moved_grad));
         assert!(matches!(error, OptimError::Layout { .. }), "{text}");
@@ -70,17 +100,36 @@ fn the_state_of_another_optimizer_is_refused() {
         let state = optim.state()?;
         let missing = |optim: DTensorOptimizer| {
             let mut optim = optim;
-            optim.step(0.1, "w", param.clone(), grad.clone()).expect("it steps");
-            let before = optim.state().and_then(|state| state.full()).expect("it has one");
+            optim
+                .step(0.1, "w", param.clone(), grad.clone())
+                .expect("it steps");
+            let before = optim
+                .state()
+                .and_then(|state| state.full())
+                .expect("it has one");
             let (error, text) = refused(optim.load(state.clone()));
-            let OptimError::Foreign { missing, extra, .. } = error else { panic!("{text}") };
-            assert_eq!(optim.state().and_then(|state| state.full()).expect("it has one"), before, "it is as it was");
+            let OptimError::Foreign { missing, extra, .. } = error else {
+                panic!("{text}")
+            };
+            assert_eq!(
+                optim
+                    .state()
+                    .and_then(|state| state.full())
+                    .expect("it has one"),
+                before,
+                "it is as it was"
+            );
             (missing, extra)
         };
         // burn's own records drop what they do not know without a word.
-        let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).build();
+        let momentum = SgdConfig::new()
+            .with_momentum(Some(MomentumConfig::new()))
+            .build();
         let (_, extra) = missing(DTensorOptimizer::new(momentum));
-        assert_eq!(extra, ["momentum.moment_1", "momentum.moment_2", "momentum.time"]);
+        assert_eq!(
+            extra,
+            ["momentum.moment_1", "momentum.moment_2", "momentum.time"]
+        );
         let (_, extra) = missing(DTensorOptimizer::new(RowScaled).with_full_parameters());
         assert_eq!(extra.len(), 3);
         // AdamW keeps what Adam keeps.
@@ -98,12 +147,20 @@ fn a_state_of_no_parameter_is_refused() {
         let mut optim = adam();
         optim.step(0.1, "w", param.clone(), ones([4, 4], mesh, S(0))?)?;
         let state = optim.state()?;
-        let specs = |path: &str, param: &DTensor<2>| BTreeMap::from([(path.to_owned(), param.spec().clone())]);
+        let specs = |path: &str, param: &DTensor<2>| {
+            BTreeMap::from([(path.to_owned(), param.spec().clone())])
+        };
         let (error, text) = refused(state.full()?.distribute(specs("v", &param)));
-        assert!(matches!(&error, OptimError::NoParameter { name, .. } if name == "w.momentum.moment_1"), "{text}");
+        assert!(
+            matches!(&error, OptimError::NoParameter { name, .. } if name == "w.momentum.moment_1"),
+            "{text}"
+        );
         assert!(text.contains(r#"["v"]"#), "{text}");
         let (error, text) = refused(state.clone().redistribute(specs("v", &param)));
-        assert!(matches!(&error, OptimError::NoParameter { name, .. } if name == "w"), "{text}");
+        assert!(
+            matches!(&error, OptimError::NoParameter { name, .. } if name == "w"),
+            "{text}"
+        );
         let (error, text) = refused(state.redistribute(specs("w", &ones([6, 4], mesh, S(0))?)));
         assert!(matches!(error, OptimError::Layout { .. }), "{text}");
         assert!(FullOptimizerState::from_bytes(Bytes::from_bytes_vec(vec![1; 100])).is_err());
@@ -116,13 +173,27 @@ fn a_state_that_is_no_shard_of_the_parameters_is_refused() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
         // Told nothing: its state of a rank's columns says nothing of the rows.
         let mut optim = DTensorOptimizer::new(RowScaled);
-        optim.step(0.1, "w", ones([4, 4], mesh, S(1))?, ones([4, 4], mesh, S(1))?)?;
+        optim.step(
+            0.1,
+            "w",
+            ones([4, 4], mesh, S(1))?,
+            ones([4, 4], mesh, S(1))?,
+        )?;
         let (error, text) = refused(optim.state());
-        let expected = OptimError::Shape { name: "w.largest".into(), found: vec![4, 1], expected: vec![4, 2] };
+        let expected = OptimError::Shape {
+            name: "w.largest".into(),
+            found: vec![4, 1],
+            expected: vec![4, 2],
+        };
         assert_eq!(format!("{error:?}"), format!("{expected:?}"));
         assert!(text.contains("with_full_parameters"), "{text}");
         let mut told = DTensorOptimizer::new(RowScaled).with_full_parameters();
-        told.step(0.1, "w", ones([4, 4], mesh, S(1))?, ones([4, 4], mesh, S(1))?)?;
+        told.step(
+            0.1,
+            "w",
+            ones([4, 4], mesh, S(1))?,
+            ones([4, 4], mesh, S(1))?,
+        )?;
         let (error, _) = refused(optim.load(told.state()?));
         assert!(matches!(error, OptimError::Shape { .. }));
         Ok(())
@@ -133,11 +204,23 @@ fn a_state_that_is_no_shard_of_the_parameters_is_refused() {
 #[test]
 fn a_state_that_would_lose_its_precision_is_refused() {
     MeshTest::new([2], ["tp"]).run(|mesh| {
-        let double = || DTensor::from_local(Tensor::<2>::ones([2, 4], (mesh.device(), DType::F64)), mesh, &[S(0)]);
+        let double = || {
+            DTensor::from_local(
+                Tensor::<2>::ones([2, 4], (mesh.device(), DType::F64)),
+                mesh,
+                &[S(0)],
+            )
+        };
         let mut optim = adam();
         optim.step(0.1, "w", double()?, double()?)?;
         let state = optim.state()?;
-        assert_eq!(state.tensor::<2>("w.momentum.moment_1").expect("there").dtype(), DType::F64);
+        assert_eq!(
+            state
+                .tensor::<2>("w.momentum.moment_1")
+                .expect("there")
+                .dtype(),
+            DType::F64
+        );
         let (error, text) = refused(adam().load(state));
         assert!(matches!(error, OptimError::ElementType { .. }), "{text}");
         assert!(text.contains("f64") && text.contains("f32"), "{text}");

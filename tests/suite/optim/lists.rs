@@ -32,11 +32,22 @@ fn shard(data: TensorData, mesh: &DeviceMesh, placements: &[Placement]) -> Resul
     DTensor::distribute_replicated(complete.require_grad(), mesh, placements)
 }
 
-fn params(start: &[TensorData], mesh: &DeviceMesh, placements: &[Placement]) -> Result<Vec<DTensor<2>>> {
-    start.iter().map(|data| shard(data.clone(), mesh, placements)).collect()
+fn params(
+    start: &[TensorData],
+    mesh: &DeviceMesh,
+    placements: &[Placement],
+) -> Result<Vec<DTensor<2>>> {
+    start
+        .iter()
+        .map(|data| shard(data.clone(), mesh, placements))
+        .collect()
 }
 
-fn train(optim: &mut DTensorOptimizer, params: Vec<DTensor<2>>, steps: Range<usize>) -> Result<Vec<DTensor<2>>> {
+fn train(
+    optim: &mut DTensorOptimizer,
+    params: Vec<DTensor<2>>,
+    steps: Range<usize>,
+) -> Result<Vec<DTensor<2>>> {
     let stepped = params.into_iter().enumerate().map(|(index, mut param)| {
         for step in steps.clone() {
             let grad = shard(gradient(index, step), param.mesh(), param.placements())?.detach();
@@ -48,11 +59,18 @@ fn train(optim: &mut DTensorOptimizer, params: Vec<DTensor<2>>, steps: Range<usi
 }
 
 fn full(params: &[DTensor<2>]) -> Result<Vec<TensorData>> {
-    params.iter().map(|param| Ok(param.clone().full_tensor()?.into_data())).collect()
+    params
+        .iter()
+        .map(|param| Ok(param.clone().full_tensor()?.into_data()))
+        .collect()
 }
 
 fn specs(params: &[DTensor<2>]) -> BTreeMap<String, Arc<DTensorSpec>> {
-    PARAMS.iter().zip(params).map(|((path, _), param)| ((*path).to_owned(), param.spec().clone())).collect()
+    PARAMS
+        .iter()
+        .zip(params)
+        .map(|((path, _), param)| ((*path).to_owned(), param.spec().clone()))
+        .collect()
 }
 
 fn starts() -> Vec<TensorData> {
@@ -80,14 +98,22 @@ fn every_optimizer_steps_as_on_one_device_and_keeps_its_state_as_the_parameters_
                 for (param, (path, shape)) in stepped.iter().zip(PARAMS) {
                     assert!(param.local().is_require_grad(), "a leaf again");
                     assert_eq!(param.placements(), placements);
-                    for (tensor, kept) in state.tensors().filter(|(tensor, _)| tensor.starts_with(&format!("{path}.")))
+                    for (tensor, kept) in state
+                        .tensors()
+                        .filter(|(tensor, _)| tensor.starts_with(&format!("{path}.")))
                     {
-                        let as_it_lies =
-                            if kept.spec().shape().to_vec() == shape { placements } else { &vec![R; mesh.ndim()] };
+                        let as_it_lies = if kept.spec().shape().to_vec() == shape {
+                            placements
+                        } else {
+                            &vec![R; mesh.ndim()]
+                        };
                         assert_eq!(kept.spec().placements(), as_it_lies, "{tensor}");
                     }
                 }
-                let found = Trained { params: full(&stepped)?, state: state.full()? };
+                let found = Trained {
+                    params: full(&stepped)?,
+                    state: state.full()?,
+                };
                 assert_eq!(found, expected, "{name} on {shape:?} as {placements:?}");
                 Ok(())
             });
@@ -114,13 +140,36 @@ fn names_are_paths_and_burns_fields() {
         train(&mut optim, params(&starts(), mesh, &[S(0)])?, 0..3)?;
         let state = optim.state()?;
         let of = |path| ["moment_1", "moment_2"].map(|field| format!("{path}.momentum.{field}"));
-        assert!(state.tensors().map(|(name, _)| name).eq(PARAMS.iter().flat_map(|(path, _)| of(path))));
-        assert_eq!(usize::try_from(state.scalar("head.momentum.time").expect("it counts")), Ok(3));
+        assert!(
+            state
+                .tensors()
+                .map(|(name, _)| name)
+                .eq(PARAMS.iter().flat_map(|(path, _)| of(path)))
+        );
+        assert_eq!(
+            usize::try_from(state.scalar("head.momentum.time").expect("it counts")),
+            Ok(3)
+        );
         assert_eq!(state.scalars().count(), PARAMS.len());
         // One path begins as the other.
-        assert_eq!(state.tensor::<2>("blocks.0.up.momentum.moment_1").expect("there").dims(), [5, 4]);
-        assert_eq!(state.tensor::<2>("blocks.0.upper.momentum.moment_1").expect("there").dims(), [3, 7]);
-        assert!(state.tensor::<1>("head.momentum.moment_1").is_none(), "it is a matrix");
+        assert_eq!(
+            state
+                .tensor::<2>("blocks.0.up.momentum.moment_1")
+                .expect("there")
+                .dims(),
+            [5, 4]
+        );
+        assert_eq!(
+            state
+                .tensor::<2>("blocks.0.upper.momentum.moment_1")
+                .expect("there")
+                .dims(),
+            [3, 7]
+        );
+        assert!(
+            state.tensor::<1>("head.momentum.moment_1").is_none(),
+            "it is a matrix"
+        );
         assert!(state.tensor::<2>("head.momentum.velocity").is_none());
         Ok(())
     });
@@ -131,16 +180,29 @@ fn names_are_paths_and_burns_fields() {
 fn of_paths_with_one_prefix_the_longest_counts() {
     on_mesh(&[2], |mesh| {
         let of = |shape: [usize; 2]| {
-            Ok::<_, Error>(DTensor::<2>::zeros(shape, mesh, &[S(0)], mesh.device())?.spec().clone())
+            Ok::<_, Error>(
+                DTensor::<2>::zeros(shape, mesh, &[S(0)], mesh.device())?
+                    .spec()
+                    .clone(),
+            )
         };
-        let specs = BTreeMap::from([("w".to_owned(), of([4, 4])?), ("w.bias".to_owned(), of([2, 2])?)]);
+        let specs = BTreeMap::from([
+            ("w".to_owned(), of([4, 4])?),
+            ("w.bias".to_owned(), of([2, 2])?),
+        ]);
         let full = FullOptimizerState {
-            tensors: BTreeMap::from([("w.moment".into(), start(0)), ("w.bias.moment".into(), start(2))]),
+            tensors: BTreeMap::from([
+                ("w.moment".into(), start(0)),
+                ("w.bias.moment".into(), start(2)),
+            ]),
             scalars: BTreeMap::from([("w.bias.time".into(), 1_usize.into())]),
         };
         let state = full.distribute(specs)?;
         assert!(state.paths().eq(["w", "w.bias"]));
-        assert_eq!(state.tensor::<2>("w.bias.moment").expect("there").dims(), PARAMS[2].1);
+        assert_eq!(
+            state.tensor::<2>("w.bias.moment").expect("there").dims(),
+            PARAMS[2].1
+        );
         assert_eq!(state.full()?, full);
         Ok(())
     });
@@ -161,11 +223,19 @@ fn a_saved_state_goes_on_on_any_mesh() {
                 let (values, bytes) = &saved[0];
                 let params = params(values, mesh, placements)?;
                 let mut optim = (case.make)().0;
-                let state = FullOptimizerState::from_bytes(bytes.clone())?.distribute(specs(&params))?;
+                let state =
+                    FullOptimizerState::from_bytes(bytes.clone())?.distribute(specs(&params))?;
                 optim.load(state)?;
                 let stepped = train(&mut optim, params, 3..6)?;
-                let found = Trained { params: full(&stepped)?, state: optim.state()?.full()? };
-                assert_eq!(found, expected, "{} on {shape:?} as {placements:?}", case.name);
+                let found = Trained {
+                    params: full(&stepped)?,
+                    state: optim.state()?.full()?,
+                };
+                assert_eq!(
+                    found, expected,
+                    "{} on {shape:?} as {placements:?}",
+                    case.name
+                );
                 Ok(())
             });
         }
@@ -180,23 +250,32 @@ fn a_state_follows_its_parameters_to_another_layout_and_mesh() {
         on_mesh(&[2, 2], |mesh| {
             let mut optim = (case.make)().0;
             let mut params = train(&mut optim, params(&starts(), mesh, &[S(0), R])?, 0..2)?;
-            params =
-                params.into_iter().map(|param| Ok(param.redistribute(&[R, S(1)])?.detach())).collect::<Result<_>>()?;
+            params = params
+                .into_iter()
+                .map(|param| Ok(param.redistribute(&[R, S(1)])?.detach()))
+                .collect::<Result<_>>()?;
             let moved = optim.state()?.redistribute(specs(&params))?;
-            for (name, tensor) in moved
-                .tensors()
-                .filter(|(_, tensor)| PARAMS.iter().any(|(_, shape)| tensor.spec().shape().to_vec() == shape))
-            {
+            for (name, tensor) in moved.tensors().filter(|(_, tensor)| {
+                PARAMS
+                    .iter()
+                    .any(|(_, shape)| tensor.spec().shape().to_vec() == shape)
+            }) {
                 assert_eq!(tensor.spec().placements(), [R, S(1)], "{name}");
             }
             optim.load(moved)?;
             params = train(&mut optim, params, 2..4)?;
             let flat = DeviceMesh::new(mesh.world(), [4], ["all"])?;
-            params = full(&params)?.into_iter().map(|data| shard(data, &flat, &[S(0)])).collect::<Result<_>>()?;
+            params = full(&params)?
+                .into_iter()
+                .map(|data| shard(data, &flat, &[S(0)]))
+                .collect::<Result<_>>()?;
             let moved = optim.state()?.redistribute(specs(&params))?;
             optim.load(moved)?;
             params = train(&mut optim, params, 4..6)?;
-            let found = Trained { params: full(&params)?, state: optim.state()?.full()? };
+            let found = Trained {
+                params: full(&params)?,
+                state: optim.state()?.full()?,
+            };
             assert_eq!(found, expected, "{}", case.name);
             Ok(())
         });
@@ -206,7 +285,10 @@ fn a_state_follows_its_parameters_to_another_layout_and_mesh() {
 /// Parameter and gradient; of the result each rank takes its part.
 #[test]
 fn an_optimizer_of_full_parameters_gathers_each_twice() {
-    let lamb = cases().into_iter().find(|case| case.name == "Lamb").expect("listed");
+    let lamb = cases()
+        .into_iter()
+        .find(|case| case.name == "Lamb")
+        .expect("listed");
     on_mesh(&[3], |mesh| {
         let mut optim = (lamb.make)().0;
         let begun = params(&starts(), mesh, &[S(0)])?;

@@ -17,7 +17,11 @@ use crate::fsdp::optimizers::{EQUAL, grads, layers};
 use crate::fsdp::support::{on_device, values};
 
 /// Some steps, from `step` on.
-fn train(optim: &mut ModuleOptimizer, mut model: Vec<Linear>, steps: std::ops::Range<u64>) -> Vec<Linear> {
+fn train(
+    optim: &mut ModuleOptimizer,
+    mut model: Vec<Linear>,
+    steps: std::ops::Range<u64>,
+) -> Vec<Linear> {
     for step in steps {
         let grads = grads(&model, step);
         model = optim.step(0.05, model, grads);
@@ -47,18 +51,32 @@ pub fn recorded(optim: &ModuleOptimizer, model: &Vec<Linear>) -> FullOptimizerSt
     }
     let mut paths = Paths(vec![], BTreeMap::new());
     model.visit(&mut paths);
-    let reader = burn_pack::Reader::from_bytes(optim.into_bytes().expect("it is written")).expect("it is read");
+    let reader = burn_pack::Reader::from_bytes(optim.into_bytes().expect("it is written"))
+        .expect("it is read");
     let name = |name: &str| {
         let (id, field) = name.split_once('.').expect("an id and a field");
         (field != "__rank").then(|| format!("{}.{field}", paths.1[id]))
     };
-    let scalars: BTreeMap<String, Scalar> =
-        reader.scalars().iter().filter_map(|(key, scalar)| Some((name(key)?, *scalar))).collect();
-    let tensors = reader.into_tensors().expect("tensors").into_iter().map(|tensor| {
-        let (key, dtype, shape, _, bytes) = tensor.into_parts().expect("a tensor");
-        (name(&key).expect("a field"), TensorData::from_bytes(bytes, shape, dtype))
-    });
-    FullOptimizerState { tensors: tensors.collect(), scalars }
+    let scalars: BTreeMap<String, Scalar> = reader
+        .scalars()
+        .iter()
+        .filter_map(|(key, scalar)| Some((name(key)?, *scalar)))
+        .collect();
+    let tensors = reader
+        .into_tensors()
+        .expect("tensors")
+        .into_iter()
+        .map(|tensor| {
+            let (key, dtype, shape, _, bytes) = tensor.into_parts().expect("a tensor");
+            (
+                name(&key).expect("a field"),
+                TensorData::from_bytes(bytes, shape, dtype),
+            )
+        });
+    FullOptimizerState {
+        tensors: tensors.collect(),
+        scalars,
+    }
 }
 
 /// Cut over `shard` ranks, and split over `tp` ranks before that, if the mesh has them.
@@ -66,8 +84,14 @@ fn distribute(model: Vec<Linear>, mesh: &DeviceMesh) -> Result<Vec<Linear>> {
     if mesh.ndim() == 1 {
         return fully_shard(model, mesh, FullyShard::new());
     }
-    let plan = Plan::new().with_style("0", Style::colwise()).with_style("1", Style::rowwise());
-    fully_shard(parallelize(model, &mesh.slice("tp")?, plan)?, &mesh.slice("shard")?, FullyShard::new())
+    let plan = Plan::new()
+        .with_style("0", Style::colwise())
+        .with_style("1", Style::rowwise());
+    fully_shard(
+        parallelize(model, &mesh.slice("tp")?, plan)?,
+        &mesh.slice("shard")?,
+        FullyShard::new(),
+    )
 }
 
 fn meshes() -> [MeshTest; 4] {
@@ -83,19 +107,31 @@ fn a_models_state_is_that_of_one_device_by_path() {
     for (name, configurations) in EQUAL {
         for init in configurations {
             let mut optim = init();
-            let alone = train(&mut optim, on_device(&model, &Device::flex().autodiff()), 0..3);
+            let alone = train(
+                &mut optim,
+                on_device(&model, &Device::flex().autodiff()),
+                0..3,
+            );
             let expected = recorded(&optim, &alone);
             for mesh in meshes() {
                 mesh.run(|mesh| {
                     let mut optim = init();
-                    let sharded = distribute(on_device(&model, &mesh.device().clone().autodiff()), mesh)?;
+                    let sharded =
+                        distribute(on_device(&model, &mesh.device().clone().autodiff()), mesh)?;
                     let sharded = train(&mut optim, sharded, 0..3);
                     let calls = mesh.world().ledger().total(|_| true).calls;
                     let state = optimizer_state(&optim, &sharded)?;
-                    assert_eq!(mesh.world().ledger().total(|_| true).calls, calls, "it is local");
+                    assert_eq!(
+                        mesh.world().ledger().total(|_| true).calls,
+                        calls,
+                        "it is local"
+                    );
                     let specs = parameter_specs(&sharded)?;
                     for (tensor, kept) in state.tensors() {
-                        let (_, spec) = specs.iter().find(|(path, _)| tensor.starts_with(*path)).expect("a parameter");
+                        let (_, spec) = specs
+                            .iter()
+                            .find(|(path, _)| tensor.starts_with(*path))
+                            .expect("a parameter");
                         assert_eq!(kept.spec(), spec, "{tensor}");
                     }
                     assert_eq!(state.full()?, expected, "{name} on {mesh}");
@@ -115,11 +151,22 @@ fn names_are_paths_and_burns_fields() {
         let sharded = train(&mut optim, sharded, 0..2);
         let state = optimizer_state(&optim, &sharded)?;
         let names: Vec<_> = state.tensors().map(|(name, _)| name).collect();
-        assert_eq!(&names[..2], ["0.bias.momentum.moment_1", "0.bias.momentum.moment_2"]);
+        assert_eq!(
+            &names[..2],
+            ["0.bias.momentum.moment_1", "0.bias.momentum.moment_2"]
+        );
         assert_eq!(names.len(), 8);
-        assert_eq!(usize::try_from(state.scalar("1.weight.momentum.time").expect("it counts")), Ok(2));
-        let moment = state.tensor::<2>("1.weight.momentum.moment_2").expect("there");
-        assert_eq!(moment.spec(), sharded[1].weight.shard().expect("sharded").spec());
+        assert_eq!(
+            usize::try_from(state.scalar("1.weight.momentum.time").expect("it counts")),
+            Ok(2)
+        );
+        let moment = state
+            .tensor::<2>("1.weight.momentum.moment_2")
+            .expect("there");
+        assert_eq!(
+            moment.spec(),
+            sharded[1].weight.shard().expect("sharded").spec()
+        );
         Ok(())
     });
 }
@@ -130,18 +177,27 @@ fn training_goes_on_on_any_mesh() {
     let model = layers(true);
     for (name, configurations) in EQUAL {
         for init in configurations {
-            let alone = train(&mut init(), on_device(&model, &Device::flex().autodiff()), 0..6);
+            let alone = train(
+                &mut init(),
+                on_device(&model, &Device::flex().autodiff()),
+                0..6,
+            );
             let expected = values(&alone, None);
             let saved = MeshTest::new([2], ["shard"]).run(|mesh| {
                 let mut optim = init();
-                let sharded = distribute(on_device(&model, &mesh.device().clone().autodiff()), mesh)?;
+                let sharded =
+                    distribute(on_device(&model, &mesh.device().clone().autodiff()), mesh)?;
                 let sharded = train(&mut optim, sharded, 0..3);
-                Ok((full_model(&sharded)?, optimizer_state(&optim, &sharded)?.full()?.into_bytes()?))
+                Ok((
+                    full_model(&sharded)?,
+                    optimizer_state(&optim, &sharded)?.full()?.into_bytes()?,
+                ))
             });
             for mesh in meshes() {
                 mesh.run(|mesh| {
                     let (model, bytes) = &saved[0];
-                    let sharded = distribute(on_device(model, &mesh.device().clone().autodiff()), mesh)?;
+                    let sharded =
+                        distribute(on_device(model, &mesh.device().clone().autodiff()), mesh)?;
                     let full = FullOptimizerState::from_bytes(bytes.clone())?;
                     let state = full.distribute(parameter_specs(&sharded)?)?;
                     let mut optim = load_optimizer_state(init(), &sharded, state)?;
@@ -159,11 +215,20 @@ fn training_goes_on_on_any_mesh() {
 fn groups_and_parameters_that_are_not_distributed_keep_their_own() {
     let model = layers(true);
     let init = || {
-        let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).build();
+        let momentum = SgdConfig::new()
+            .with_momentum(Some(MomentumConfig::new()))
+            .build();
         let group = ParamGroup::from_predicate("bias");
         AdamWConfig::new().init().with_group(group, momentum, None)
     };
-    let expected = values(&train(&mut init(), on_device(&model, &Device::flex().autodiff()), 0..4), None);
+    let expected = values(
+        &train(
+            &mut init(),
+            on_device(&model, &Device::flex().autodiff()),
+            0..4,
+        ),
+        None,
+    );
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let plain = on_device(&model, &mesh.device().clone().autodiff());
         let sharded = fully_shard(plain, mesh, FullyShard::new().with_ignored(["1.*"]))?;
@@ -172,8 +237,12 @@ fn groups_and_parameters_that_are_not_distributed_keep_their_own() {
         let state = optimizer_state(&optim, &sharded)?;
         let names: Vec<_> = state.tensors().map(|(name, _)| name).collect();
         let of = |at| {
-            ["bias.momentum.velocity", "weight.momentum.moment_1", "weight.momentum.moment_2"]
-                .map(|field| format!("{at}.{field}"))
+            [
+                "bias.momentum.velocity",
+                "weight.momentum.moment_1",
+                "weight.momentum.moment_2",
+            ]
+            .map(|field| format!("{at}.{field}"))
         };
         assert_eq!(names, [of(0), of(1)].concat());
         let goes_on = |mut optim: ModuleOptimizer| {
@@ -189,7 +258,11 @@ fn groups_and_parameters_that_are_not_distributed_keep_their_own() {
         let mut distributed = state.full()?;
         distributed.tensors.retain(|name, _| name.starts_with("0."));
         distributed.scalars.retain(|name, _| name.starts_with("0."));
-        goes_on(load_optimizer_state(optim, &sharded, distributed.distribute(parameter_specs(&sharded)?)?)?)
+        goes_on(load_optimizer_state(
+            optim,
+            &sharded,
+            distributed.distribute(parameter_specs(&sharded)?)?,
+        )?)
     });
 }
 
@@ -202,28 +275,56 @@ fn what_does_not_fit_is_a_typed_error() {
         let mut optim = AdamWConfig::new().init();
         let sharded = train(&mut optim, sharded, 0..1);
         let state = optimizer_state(&optim, &sharded)?;
-        let refused = |result: Result<ModuleOptimizer>| match result.map(|_| ()).expect_err("it must be refused") {
+        let refused = |result: Result<ModuleOptimizer>| match result
+            .map(|_| ())
+            .expect_err("it must be refused")
+        {
             Error::Optim(error) => error,
             other => panic!("{other}"),
         };
-        let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init();
+        let sgd = SgdConfig::new()
+            .with_momentum(Some(MomentumConfig::new()))
+            .init();
         let error = refused(load_optimizer_state(sgd, &sharded, state.clone()));
-        assert!(matches!(&error, OptimError::Foreign { path, .. } if path == "0.bias"), "{error}");
-        let columns = FullyShard::new().with_shard_placement_fn(|param| Some(Placement::Shard(param.shape.len() - 1)));
+        assert!(
+            matches!(&error, OptimError::Foreign { path, .. } if path == "0.bias"),
+            "{error}"
+        );
+        let columns = FullyShard::new()
+            .with_shard_placement_fn(|param| Some(Placement::Shard(param.shape.len() - 1)));
         let other = fully_shard(plain.clone(), mesh, columns)?;
-        let error = refused(load_optimizer_state(AdamWConfig::new().init(), &other, state.clone()));
-        assert!(matches!(&error, OptimError::Layout { path, .. } if path == "0.weight"), "{error}");
+        let error = refused(load_optimizer_state(
+            AdamWConfig::new().init(),
+            &other,
+            state.clone(),
+        ));
+        assert!(
+            matches!(&error, OptimError::Layout { path, .. } if path == "0.weight"),
+            "{error}"
+        );
         let moved = state.clone().redistribute(parameter_specs(&other)?)?;
         let loaded = load_optimizer_state(AdamWConfig::new().init(), &other, moved)?;
         assert_eq!(optimizer_state(&loaded, &other)?.full()?, state.full()?);
         let fewer = fully_shard(plain[..1].to_vec(), mesh, FullyShard::new())?;
-        let error = refused(load_optimizer_state(AdamWConfig::new().init(), &fewer, state));
-        assert!(matches!(&error, OptimError::NoParameter { name, .. } if name == "1.bias"), "{error}");
+        let error = refused(load_optimizer_state(
+            AdamWConfig::new().init(),
+            &fewer,
+            state,
+        ));
+        assert!(
+            matches!(&error, OptimError::NoParameter { name, .. } if name == "1.bias"),
+            "{error}"
+        );
 
         let mut optim = AdafactorConfig::new().init();
         let sharded = train(&mut optim, distribute(plain, mesh)?, 0..1);
-        let Err(Error::Optim(error)) = optimizer_state(&optim, &sharded) else { panic!("no part of the whole's") };
-        assert!(matches!(&error, OptimError::Shape { name, .. } if name.starts_with("0.weight.")), "{error}");
+        let Err(Error::Optim(error)) = optimizer_state(&optim, &sharded) else {
+            panic!("no part of the whole's")
+        };
+        assert!(
+            matches!(&error, OptimError::Shape { name, .. } if name.starts_with("0.weight.")),
+            "{error}"
+        );
         Ok(())
     });
 }
@@ -237,10 +338,14 @@ fn a_full_state_is_refused_where_the_parameter_is_sharded() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let sharded = distribute(on_device(&plain, &mesh.device().clone().autodiff()), mesh)?;
         let state = full.clone().distribute(parameter_specs(&sharded)?)?;
-        let Err(Error::Optim(error)) = load_optimizer_state(AdafactorConfig::new().init(), &sharded, state) else {
+        let Err(Error::Optim(error)) =
+            load_optimizer_state(AdafactorConfig::new().init(), &sharded, state)
+        else {
             panic!("no part of the whole's")
         };
-        let OptimError::Shape { name, expected, .. } = &error else { panic!("{error}") };
+        let OptimError::Shape { name, expected, .. } = &error else {
+            panic!("{error}")
+        };
         assert!(name.starts_with("0.weight."), "{error}");
         assert_eq!(*expected, [if mesh.rank() == 0 { 3 } else { 2 }, 4]);
         assert!(error.to_string().contains("DTensorOptimizer"), "{error}");
@@ -254,15 +359,30 @@ fn a_full_state_is_taken_and_loaded_where_parameters_are_replicated() {
     let mut alone = AdafactorConfig::new().init();
     let half = recorded(&alone_after(&mut alone, &plain), &plain);
     MeshTest::new([2], ["tp"]).run(|mesh| {
-        let replicated = || parallelize(on_device(&plain, &mesh.device().clone().autodiff()), mesh, Plan::new());
+        let replicated = || {
+            parallelize(
+                on_device(&plain, &mesh.device().clone().autodiff()),
+                mesh,
+                Plan::new(),
+            )
+        };
         let mut optim = AdafactorConfig::new().init();
         let model = train(&mut optim, replicated()?, 0..2);
         assert_eq!(optimizer_state(&optim, &model)?.full()?, half);
         let state = half.clone().distribute(parameter_specs(&model)?)?;
         let mut loaded = load_optimizer_state(AdafactorConfig::new().init(), &model, state)?;
-        let (went_on, again) = (train(&mut optim, model.clone(), 2..4), train(&mut loaded, model, 2..4));
-        assert_eq!(values(&full_model(&went_on)?, None), values(&full_model(&again)?, None));
-        assert_eq!(optimizer_state(&loaded, &again)?.full()?, optimizer_state(&optim, &went_on)?.full()?);
+        let (went_on, again) = (
+            train(&mut optim, model.clone(), 2..4),
+            train(&mut loaded, model, 2..4),
+        );
+        assert_eq!(
+            values(&full_model(&went_on)?, None),
+            values(&full_model(&again)?, None)
+        );
+        assert_eq!(
+            optimizer_state(&loaded, &again)?.full()?,
+            optimizer_state(&optim, &went_on)?.full()?
+        );
         Ok(())
     });
 }
@@ -277,7 +397,12 @@ fn a_state_for_a_model_that_is_not_distributed_is_an_error() -> Result<()> {
     let loss = model.forward(Tensor::<2>::ones([1, 4], &device)).sum();
     let grads = GradientsParams::from_grads(loss.backward(), &model);
     let model = optim.step(0.1, model, grads);
-    let error = optimizer_state(&optim, &model).map(drop).expect_err("its state would be lost");
-    assert!(matches!(error, Error::Optim(OptimError::Undistributed)), "{error}");
+    let error = optimizer_state(&optim, &model)
+        .map(drop)
+        .expect_err("its state would be lost");
+    assert!(
+        matches!(error, Error::Optim(OptimError::Undistributed)),
+        "{error}"
+    );
     Ok(())
 }

@@ -4,7 +4,8 @@ use burn::module::ParamGroup;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{
-    AdamWConfig, AdjustLrFn, GradientsParams, LearningRate, ModuleOptimizer, MuonConfig, decay::WeightDecayConfig,
+    AdamWConfig, AdjustLrFn, GradientsParams, LearningRate, ModuleOptimizer, MuonConfig,
+    decay::WeightDecayConfig,
 };
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
@@ -36,7 +37,11 @@ fn layers() -> Vec<Linear> {
 
 /// Of each setting another value.
 fn configurations() -> [MuonConfig; 3] {
-    let plain = MomentumConfig { momentum: 0.9, dampening: 0.1, nesterov: false };
+    let plain = MomentumConfig {
+        momentum: 0.9,
+        dampening: 0.1,
+        nesterov: false,
+    };
     [
         MuonConfig::new(),
         MuonConfig::new()
@@ -56,14 +61,20 @@ fn matrices() -> ParamGroup {
 
 /// burn's own, for one device.
 fn unsharded(config: &MuonConfig) -> ModuleOptimizer {
-    AdamWConfig::new().init().with_group(matrices(), config.build(), None)
+    AdamWConfig::new()
+        .init()
+        .with_group(matrices(), config.build(), None)
 }
 
 fn on_shards(config: &MuonConfig) -> ShardedOptimizer {
     sharded(AdamWConfig::new()).with_muon(matrices(), config.clone())
 }
 
-fn alone(optim: &mut ModuleOptimizer, mut model: Vec<Linear>, steps: std::ops::Range<u64>) -> Vec<Linear> {
+fn alone(
+    optim: &mut ModuleOptimizer,
+    mut model: Vec<Linear>,
+    steps: std::ops::Range<u64>,
+) -> Vec<Linear> {
     for step in steps {
         let grads = grads(&model, step);
         model = optim.step(lr(step), model, grads);
@@ -71,7 +82,11 @@ fn alone(optim: &mut ModuleOptimizer, mut model: Vec<Linear>, steps: std::ops::R
     model
 }
 
-fn together(optim: &mut ShardedOptimizer, mut model: Vec<Linear>, steps: std::ops::Range<u64>) -> Result<Vec<Linear>> {
+fn together(
+    optim: &mut ShardedOptimizer,
+    mut model: Vec<Linear>,
+    steps: std::ops::Range<u64>,
+) -> Result<Vec<Linear>> {
     for step in steps {
         let grads = grads(&model, step);
         model = optim.step(lr(step), model, grads)?;
@@ -89,24 +104,53 @@ fn distribute(model: Vec<Linear>, mesh: &DeviceMesh, config: FullyShard) -> Resu
     if !mesh.names().contains(&"tp".into()) {
         return fully_shard(model, mesh, config);
     }
-    let styles =
-        (0..SHAPES.len() - 2).map(|at| (at.to_string(), if at % 2 == 0 { Style::colwise() } else { Style::rowwise() }));
-    let plan = styles.fold(Plan::new(), |plan, (layer, style)| plan.with_style(layer, style));
-    fully_shard(parallelize(model, &mesh.slice("tp")?, plan)?, &mesh.slice("shard")?, config)
+    let styles = (0..SHAPES.len() - 2).map(|at| {
+        (
+            at.to_string(),
+            if at % 2 == 0 {
+                Style::colwise()
+            } else {
+                Style::rowwise()
+            },
+        )
+    });
+    let plan = styles.fold(Plan::new(), |plan, (layer, style)| {
+        plan.with_style(layer, style)
+    });
+    fully_shard(
+        parallelize(model, &mesh.slice("tp")?, plan)?,
+        &mesh.slice("shard")?,
+        config,
+    )
 }
 
 /// How far the weights of ten steps on the mesh are from those of one device.
 fn apart(test: &MeshTest, config: &MuonConfig, shard: impl Fn() -> FullyShard + Sync) -> f64 {
     let model = layers();
-    let expected =
-        values(&alone(&mut unsharded(config), on_device(&model, &Device::flex().autodiff()), 0..STEPS), None);
-    assert!(max_diff(&expected, &values(&model, None)) > 1e-2, "it has stepped");
+    let expected = values(
+        &alone(
+            &mut unsharded(config),
+            on_device(&model, &Device::flex().autodiff()),
+            0..STEPS,
+        ),
+        None,
+    );
+    assert!(
+        max_diff(&expected, &values(&model, None)) > 1e-2,
+        "it has stepped"
+    );
     let apart = test.run(|mesh| {
         let plain = on_device(&model, &mesh.device().clone().autodiff());
-        let model = together(&mut on_shards(config), distribute(plain, mesh, shard())?, 0..STEPS)?;
+        let model = together(
+            &mut on_shards(config),
+            distribute(plain, mesh, shard())?,
+            0..STEPS,
+        )?;
         Ok(max_diff(&values(&full_model(&model)?, None), &expected))
     });
-    apart.into_iter().fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
+    apart
+        .into_iter()
+        .fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
 
 #[test]
@@ -114,7 +158,11 @@ fn on_shards_it_equals_burns_on_full_parameters_to_the_bit() {
     for config in configurations() {
         for ranks in [1, 2, 3, 4, 8] {
             let test = MeshTest::new([ranks], ["shard"]);
-            assert_eq!(apart(&test, &config, FullyShard::new), 0.0, "{config} on {test}");
+            assert_eq!(
+                apart(&test, &config, FullyShard::new),
+                0.0,
+                "{config} on {test}"
+            );
         }
     }
 }
@@ -133,8 +181,11 @@ fn replicas_take_the_same_step_and_tensor_parallel_shards_one() {
 #[test]
 fn column_shards_uneven_shards_and_none_make_no_difference() {
     let [config, ..] = configurations();
-    let columns =
-        || FullyShard::new().with_shard_placement_fn(|param| (param.shape.len() == 2).then_some(Placement::Shard(1)));
+    let columns = || {
+        FullyShard::new().with_shard_placement_fn(|param| {
+            (param.shape.len() == 2).then_some(Placement::Shard(1))
+        })
+    };
     let uneven_rows = || {
         FullyShard::new().with_shard_placement_fn(|param: ParamInfo| {
             let rows = param.shape[0];
@@ -161,15 +212,23 @@ fn trains(mesh: &DeviceMesh) -> Result<()> {
     let device = mesh.device().clone().autodiff();
     let layer = |seed| {
         let mut layer = LinearConfig::new(6, 6).init(&device);
-        layer.weight = layer.weight.map(|_| tensor(seed, [6, 6], &device).require_grad());
-        layer.bias = layer.bias.map(|bias| bias.map(|_| tensor(seed + 1, [6], &device).require_grad()));
+        layer.weight = layer
+            .weight
+            .map(|_| tensor(seed, [6, 6], &device).require_grad());
+        layer.bias = layer
+            .bias
+            .map(|bias| bias.map(|_| tensor(seed + 1, [6], &device).require_grad()));
         layer
     };
     let plain: Vec<Linear> = [10, 20, 30].map(layer).to_vec();
     let loss = |model: &Vec<Linear>, x: Tensor<2>| {
-        unit(model, x, |model, x| model.iter().fold(x, |x, layer| unit(layer, x, |layer, x| layer.forward(x).tanh())))
-            .square()
-            .mean()
+        unit(model, x, |model, x| {
+            model.iter().fold(x, |x, layer| {
+                unit(layer, x, |layer, x| layer.forward(x).tanh())
+            })
+        })
+        .square()
+        .mean()
     };
     let batch = |step: u64, rank: usize| tensor::<2>(100 * step + rank as u64, [4, 6], &device);
     let mut model = fully_shard(plain.clone(), mesh, FullyShard::new().with_units(["*"]))?;
@@ -177,19 +236,29 @@ fn trains(mesh: &DeviceMesh) -> Result<()> {
     let config = MuonConfig::new();
     let (mut optim, mut own) = (on_shards(&config), unsharded(&config));
     for step in 0..STEPS {
-        let grads = GradientsParams::from_grads(loss(&model, batch(step, mesh.rank())).backward(), &model);
+        let grads =
+            GradientsParams::from_grads(loss(&model, batch(step, mesh.rank())).backward(), &model);
         model = optim.step(0.02, model, grads)?;
         let all = (0..mesh.size()).map(|rank| batch(step, rank)).collect();
-        let grads = GradientsParams::from_grads(loss(&expected, Tensor::cat(all, 0)).backward(), &expected);
+        let grads =
+            GradientsParams::from_grads(loss(&expected, Tensor::cat(all, 0)).backward(), &expected);
         expected = own.step(0.02, expected, grads);
     }
-    let diff = max_diff(&values(&full_model(&model)?, None), &values(&expected, None));
+    let diff = max_diff(
+        &values(&full_model(&model)?, None),
+        &values(&expected, None),
+    );
     // Sums over batches come in another order, and ten orthogonal steps pass that on.
     assert!(diff < 2e-5, "{diff} apart on {mesh}");
     Ok(())
 }
 
-mesh_test!(it_trains_as_one_device_does, [2, 2], ["replicate", "shard"], trains);
+mesh_test!(
+    it_trains_as_one_device_does,
+    [2, 2],
+    ["replicate", "shard"],
+    trains
+);
 
 #[test]
 fn it_trains_as_one_device_does_on_any_number_of_ranks() {
@@ -221,14 +290,26 @@ fn collectives_and_bytes_are_those_of_the_formula() {
             let ledger = mesh.world().ledger();
             ledger.reset();
             let model = on_shards(&MuonConfig::new()).step(0.1, model, grads)?;
-            let calls = if ranks == 1 { 0 } else { 2 * count.div_ceil(ranks) };
-            assert_eq!(ledger.total(|_| true).calls, calls as u64, "{count} on {ranks}");
+            let calls = if ranks == 1 {
+                0
+            } else {
+                2 * count.div_ceil(ranks)
+            };
+            assert_eq!(
+                ledger.total(|_| true).calls,
+                calls as u64,
+                "{count} on {ranks}"
+            );
             assert_eq!(ledger.calls(Op::AllToAllList), calls as u64);
             // Owners take turns, from the first rank on.
             let part = 8 / ranks * 4 * 4;
             let owned = count / ranks + usize::from(mesh.rank() < count % ranks);
             let given = (count - owned) * part + owned * (ranks - 1) * part;
-            assert_eq!(ledger.bytes(Op::AllToAllList), given as u64, "{count} on {ranks}");
+            assert_eq!(
+                ledger.bytes(Op::AllToAllList),
+                given as u64,
+                "{count} on {ranks}"
+            );
             drop(model);
             Ok(())
         });
@@ -239,23 +320,39 @@ fn collectives_and_bytes_are_those_of_the_formula() {
 fn its_state_is_burns_by_path_on_any_mesh() {
     let (model, [config, ..]) = (layers(), configurations());
     let mut own = unsharded(&config);
-    let half = alone(&mut own, on_device(&model, &Device::flex().autodiff()), 0..4);
+    let half = alone(
+        &mut own,
+        on_device(&model, &Device::flex().autodiff()),
+        0..4,
+    );
     let expected = recorded(&own, &half);
     let end = values(&alone(&mut own, half, 4..STEPS), None);
     let saved = MeshTest::new([2], ["shard"]).run(|mesh| {
         let plain = on_device(&model, &mesh.device().clone().autodiff());
         let mut optim = on_shards(&config);
-        let model = together(&mut optim, fully_shard(plain, mesh, FullyShard::new())?, 0..4)?;
+        let model = together(
+            &mut optim,
+            fully_shard(plain, mesh, FullyShard::new())?,
+            0..4,
+        )?;
         let state = optim.state(&model)?;
-        let velocity = state.tensor::<2>("3.weight.momentum.velocity").expect("Muon has one");
-        assert_eq!(velocity.spec(), model[3].weight.shard().expect("it is sharded").spec());
+        let velocity = state
+            .tensor::<2>("3.weight.momentum.velocity")
+            .expect("Muon has one");
+        assert_eq!(
+            velocity.spec(),
+            model[3].weight.shard().expect("it is sharded").spec()
+        );
         // burn's record of the rank, as well.
         let again = on_shards(&config).load_record(optim.to_record());
         assert_eq!(again.state(&model)?.full()?, state.full()?);
         Ok((full_model(&model)?, state.full()?))
     });
     assert_eq!(saved[0].1, expected);
-    for test in [MeshTest::new([3], ["shard"]), MeshTest::new([2, 2], ["shard", "tp"])] {
+    for test in [
+        MeshTest::new([3], ["shard"]),
+        MeshTest::new([2, 2], ["shard", "tp"]),
+    ] {
         test.run(|mesh| {
             let (model, full): &(Vec<Linear>, FullOptimizerState) = &saved[0];
             let plain = on_device(model, &mesh.device().clone().autodiff());
@@ -274,7 +371,10 @@ fn its_state_is_burns_by_path_on_any_mesh() {
         let state = saved[0].1.distribute(parameter_specs(&model)?)?;
         let mut own = load_optimizer_state(unsharded(&config), &model, state)?;
         assert_eq!(optimizer_state(&own, &model)?.full()?, saved[0].1);
-        assert_eq!(values(&full_model(&alone(&mut own, model, 4..STEPS))?, None), end);
+        assert_eq!(
+            values(&full_model(&alone(&mut own, model, 4..STEPS))?, None),
+            end
+        );
         Ok(())
     });
 }
@@ -284,8 +384,10 @@ fn its_state_is_burns_by_path_on_any_mesh() {
 fn what_has_no_gradient_stays_and_what_is_not_sharded_is_stepped_where_it_is() {
     let (model, [config, ..]) = (layers(), configurations());
     let left_out = |grads: &mut GradientsParams, model: &Vec<Linear>| {
-        let _ =
-            (grads.remove::<2>(model[3].weight.id), grads.remove::<1>(model[0].bias.as_ref().expect("it has one").id));
+        let _ = (
+            grads.remove::<2>(model[3].weight.id),
+            grads.remove::<1>(model[0].bias.as_ref().expect("it has one").id),
+        );
     };
     let step = |model: &Vec<Linear>| {
         let mut grads = grads(model, 0);

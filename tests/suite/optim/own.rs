@@ -40,6 +40,9 @@ impl<const D: usize> RecordState for Largest<D> {
     }
 
     fn state_unflatten(prefix: &str, src: &mut StateSource, device: &Device) -> Option<Self> {
-        Some(Self(Tensor::from_data(src.take_tensor(prefix, "largest")?, device)))
+        Some(Self(Tensor::from_data(
+            src.take_tensor(prefix, "largest")?,
+            device,
+        )))
     }
 }

@@ -14,7 +14,9 @@ fn program(optimizer: &str) -> String {
 #[test]
 fn optimizers_that_look_at_more_than_an_element_do_not_compile_and_the_message_says_what_to_use() {
     let compiler = Compiler::new("optimizers");
-    compiler.check(&program("AdamWConfig::new()")).expect("what is exact compiles");
+    compiler
+        .check(&program("AdamWConfig::new()"))
+        .expect("what is exact compiles");
     for optimizer in [
         "LBFGSConfig::new()",
         "LambConfig::new()",
@@ -22,8 +24,14 @@ fn optimizers_that_look_at_more_than_an_element_do_not_compile_and_the_message_s
         "MuonConfig::new()",
         "MuonConfig::new().build()",
     ] {
-        let text = compiler.check(&program(optimizer)).expect_err("it looks at more than an element");
-        let name = if optimizer.ends_with("build()") { "Muon" } else { optimizer.trim_end_matches("::new()") };
+        let text = compiler
+            .check(&program(optimizer))
+            .expect_err("it looks at more than an element");
+        let name = if optimizer.ends_with("build()") {
+            "Muon"
+        } else {
+            optimizer.trim_end_matches("::new()")
+        };
         let said = [
             "error[E0277]: `".into(),
             format!("{name}` is not known to step a shard as it would step the full parameter"),

@@ -8,8 +8,8 @@ use burn::lr_scheduler::noam::NoamLrSchedulerConfig;
 use burn::module::{Param, ParamGroup};
 use burn::nn::Linear;
 use burn::optim::{
-    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsAccumulator, GradientsParams, LionConfig,
-    ModuleOptimizer, RmsPropConfig, SgdConfig,
+    AdaGradConfig, AdamConfig, AdamWConfig, AdanConfig, GradientsAccumulator, GradientsParams,
+    LionConfig, ModuleOptimizer, RmsPropConfig, SgdConfig,
 };
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::Op;
@@ -51,17 +51,26 @@ fn apart(test: &MeshTest, (own, on_shards): Pair) -> f64 {
         }
         model
     };
-    let expected = values(&step_alone(on_device(&model, &Device::flex().autodiff())), None);
+    let expected = values(
+        &step_alone(on_device(&model, &Device::flex().autodiff())),
+        None,
+    );
     let apart = test.run(|mesh| {
         let mut optim = on_shards();
-        let mut model = fully_shard(on_device(&model, &mesh.device().clone().autodiff()), mesh, FullyShard::new())?;
+        let mut model = fully_shard(
+            on_device(&model, &mesh.device().clone().autodiff()),
+            mesh,
+            FullyShard::new(),
+        )?;
         for step in 0..6 {
             let grads = grads(&model, step);
             model = optim.step(0.05, model, grads)?;
         }
         Ok(max_diff(&values(&full_model(&model)?, None), &expected))
     });
-    apart.into_iter().fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
+    apart
+        .into_iter()
+        .fold(0.0, |a, b| if b > a || b.is_nan() { b } else { a })
 }
 
 #[test]
@@ -117,8 +126,10 @@ fn a_group_has_its_own_optimizer_and_clipping() {
             )
         },
         || {
-            sharded(AdamWConfig::new())
-                .with_group(ParamGroup::from_predicate("weight"), SgdConfig::new().with_gradient_clipping(by_value()))
+            sharded(AdamWConfig::new()).with_group(
+                ParamGroup::from_predicate("weight"),
+                SgdConfig::new().with_gradient_clipping(by_value()),
+            )
         },
     );
     assert_eq!(apart(&MeshTest::new([2], ["shard"]), pair), 0.0);
@@ -136,11 +147,17 @@ fn clipping_by_norm_is_by_that_of_the_full_gradient() {
     let in_a_group: Pair = (
         || {
             let clipping = Some(GradientClipping::Norm(0.5));
-            AdamWConfig::new().init().with_group(ParamGroup::from_predicate("1."), SgdConfig::new().build(), clipping)
+            AdamWConfig::new().init().with_group(
+                ParamGroup::from_predicate("1."),
+                SgdConfig::new().build(),
+                clipping,
+            )
         },
         || {
-            sharded(AdamWConfig::new())
-                .with_group(ParamGroup::from_predicate("1."), SgdConfig::new().with_gradient_clipping(by_norm(0.5)))
+            sharded(AdamWConfig::new()).with_group(
+                ParamGroup::from_predicate("1."),
+                SgdConfig::new().with_gradient_clipping(by_norm(0.5)),
+            )
         },
     );
     for pair in [everywhere, in_a_group] {
@@ -154,7 +171,11 @@ fn clipping_by_norm_is_by_that_of_the_full_gradient() {
     }
     // What burn makes of shards is another thing.
     let wrong = MeshTest::new([2], ["shard"]).run(|mesh| {
-        let model = fully_shard(fixed(&mesh.device().clone().autodiff()), mesh, FullyShard::new())?;
+        let model = fully_shard(
+            fixed(&mesh.device().clone().autodiff()),
+            mesh,
+            FullyShard::new(),
+        )?;
         let step = |mut optim: ModuleOptimizer| {
             let grads = grads(&model, 0);
             full_model(&optim.step(0.05, model.clone(), grads))
@@ -167,7 +188,10 @@ fn clipping_by_norm_is_by_that_of_the_full_gradient() {
         )?;
         mesh.world().ledger().reset();
         let burns = step(clipped)?;
-        Ok(max_diff(&values(&full_model(&ours)?, None), &values(&burns, None)))
+        Ok(max_diff(
+            &values(&full_model(&ours)?, None),
+            &values(&burns, None),
+        ))
     });
     assert!(wrong[0] > 1e-4, "{} apart", wrong[0]);
 }
@@ -181,7 +205,11 @@ fn all_norms_travel_together_and_nothing_without_them() {
         ledger.reset();
         let model = sharded(SgdConfig::new()).step(0.1, model.clone(), grads(&model, 0))?;
         assert_eq!(ledger.total(|_| true).calls, 0);
-        sharded(SgdConfig::new().with_gradient_clipping(by_norm(1.0))).step(0.1, model.clone(), grads(&model, 1))?;
+        sharded(SgdConfig::new().with_gradient_clipping(by_norm(1.0))).step(
+            0.1,
+            model.clone(),
+            grads(&model, 1),
+        )?;
         assert_eq!(
             (ledger.total(|_| true).calls, ledger.bytes(Op::AllReduce)),
             (1, 4 * 4),
@@ -194,15 +222,24 @@ fn all_norms_travel_together_and_nothing_without_them() {
 /// Another rate in every step, and for some parameters another schedule.
 fn scheduled(mesh: &DeviceMesh) -> Result<()> {
     let schedulers = || -> [ModuleLrScheduler; 2] {
-        let noam = LrSchedulerConfig::from(NoamLrSchedulerConfig::new(0.5).with_warmup_steps(3).with_model_size(16));
+        let noam = LrSchedulerConfig::from(
+            NoamLrSchedulerConfig::new(0.5)
+                .with_warmup_steps(3)
+                .with_model_size(16),
+        );
         let linear = LinearLrSchedulerConfig::new(0.1, 0.01, 5);
-        let grouped = ModuleLrSchedulerConfig::new(noam.clone()).with_group(ParamGroup::from_predicate("0."), linear);
-        [ModuleLrSchedulerConfig::new(noam), grouped].map(|config| config.init().expect("a schedule"))
+        let grouped = ModuleLrSchedulerConfig::new(noam.clone())
+            .with_group(ParamGroup::from_predicate("0."), linear);
+        [ModuleLrSchedulerConfig::new(noam), grouped]
+            .map(|config| config.init().expect("a schedule"))
     };
     let plain = fixed(&mesh.device().clone().autodiff());
     for (mut alone, mut together) in schedulers().into_iter().zip(schedulers()) {
         let (mut own, mut optim) = (AdamWConfig::new().init(), sharded(AdamWConfig::new()));
-        let (mut expected, mut model) = (plain.clone(), fully_shard(plain.clone(), mesh, FullyShard::new())?);
+        let (mut expected, mut model) = (
+            plain.clone(),
+            fully_shard(plain.clone(), mesh, FullyShard::new())?,
+        );
         for step in 0..6 {
             let full_grads = grads(&expected, step);
             expected = own.step(alone.step(), expected, full_grads);
@@ -210,12 +247,20 @@ fn scheduled(mesh: &DeviceMesh) -> Result<()> {
             model = optim.step(together.step(), model, shard_grads)?;
         }
         assert_eq!(values(&full_model(&model)?, None), values(&expected, None));
-        assert!(max_diff(&values(&expected, None), &values(&plain, None)) > 1e-3, "it has stepped");
+        assert!(
+            max_diff(&values(&expected, None), &values(&plain, None)) > 1e-3,
+            "it has stepped"
+        );
     }
     Ok(())
 }
 
-mesh_test!(schedulers_of_burn_set_the_rates_of_shards, [3], ["shard"], scheduled);
+mesh_test!(
+    schedulers_of_burn_set_the_rates_of_shards,
+    [3],
+    ["shard"],
+    scheduled
+);
 
 /// burn's accumulator adds up shards: of three backwards, each reduced, as of the whole model's.
 #[test]
@@ -225,19 +270,28 @@ fn accumulated_gradients_of_shards_are_those_of_the_full_model() {
             let device = mesh.device().clone().autodiff();
             let plain = fixed(&device);
             let loss = |model: &Vec<Linear>, step: u64| {
-                let x = [5, 7].map(|width| tensor::<2>(step * 10 + width as u64, [3, width], &device));
-                let loss = |(layer, x): (&Linear, Tensor<2>)| layer.forward(x).tanh().square().mean();
-                model.iter().zip(x).map(loss).reduce(|a, b| a + b).expect("two layers")
+                let x =
+                    [5, 7].map(|width| tensor::<2>(step * 10 + width as u64, [3, width], &device));
+                let loss =
+                    |(layer, x): (&Linear, Tensor<2>)| layer.forward(x).tanh().square().mean();
+                model
+                    .iter()
+                    .zip(x)
+                    .map(loss)
+                    .reduce(|a, b| a + b)
+                    .expect("two layers")
             };
             let accumulated = |model: &Vec<Linear>, step: u64| {
                 let mut accumulator = GradientsAccumulator::new();
                 for part in 0..3 {
-                    let grads = GradientsParams::from_grads(loss(model, 3 * step + part).backward(), model);
+                    let grads =
+                        GradientsParams::from_grads(loss(model, 3 * step + part).backward(), model);
                     accumulator.accumulate(model, grads);
                 }
                 accumulator.grads()
             };
-            let (mut expected, mut model) = (plain.clone(), fully_shard(plain, mesh, FullyShard::new())?);
+            let (mut expected, mut model) =
+                (plain.clone(), fully_shard(plain, mesh, FullyShard::new())?);
             let (mut own, mut optim) = (AdamWConfig::new().init(), sharded(AdamWConfig::new()));
             for step in 0..10 {
                 let full_grads = accumulated(&expected, step);
@@ -245,7 +299,10 @@ fn accumulated_gradients_of_shards_are_those_of_the_full_model() {
                 let shard_grads = accumulated(&model, step);
                 model = optim.step(1e-2, model, shard_grads)?;
             }
-            let diff = max_diff(&values(&full_model(&model)?, None), &values(&expected, None));
+            let diff = max_diff(
+                &values(&full_model(&model)?, None),
+                &values(&expected, None),
+            );
             assert!(diff < 1e-6, "{diff} apart on {ranks}");
             Ok(())
         });

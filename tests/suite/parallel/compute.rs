@@ -40,10 +40,15 @@ fn stack(device: &Device) -> Stack {
     let mlp = |seed| {
         let mut norm = LayerNormConfig::new(DIM).init(device);
         norm.beta = Some(Param::from_tensor(tensor(seed, [DIM], device)));
-        let (up, down) = (LinearConfig::new(DIM, HIDDEN).init(device), LinearConfig::new(HIDDEN, DIM).init(device));
+        let (up, down) = (
+            LinearConfig::new(DIM, HIDDEN).init(device),
+            LinearConfig::new(HIDDEN, DIM).init(device),
+        );
         Mlp { norm, up, down }
     };
-    let stack = Stack { blocks: (0..2).map(mlp).collect() };
+    let stack = Stack {
+        blocks: (0..2).map(mlp).collect(),
+    };
     // Draw now, on one thread.
     let _ = values(&stack, None);
     stack
@@ -76,10 +81,21 @@ impl Mlp {
         let rows = |local| DTensor::from_local_with_shape(local, &mesh, &[S(0)], shape.clone());
 
         // Each rank has its own rows: gradients of the norm and of the last bias are terms.
-        let beta = self.norm.beta.as_ref().expect("a bias").dtensor()?.vary(&[0])?;
-        let h = normalize(x.local().clone(), self.norm.gamma.dtensor()?.vary(&[0])?, beta);
+        let beta = self
+            .norm
+            .beta
+            .as_ref()
+            .expect("a bias")
+            .dtensor()?
+            .vary(&[0])?;
+        let h = normalize(
+            x.local().clone(),
+            self.norm.gamma.dtensor()?.vary(&[0])?,
+            beta,
+        );
         let h = rows(h)?.all_gather_varying(&[0])?;
-        let h = h.matmul(self.up.weight.dtensor()?.to_local()) + bias(&self.up)?.to_local().unsqueeze();
+        let h =
+            h.matmul(self.up.weight.dtensor()?.to_local()) + bias(&self.up)?.to_local().unsqueeze();
         let terms = gelu(h).matmul(self.down.weight.dtensor()?.to_local());
         let h = DTensor::from_local(terms, &mesh, &[SUM])?.redistribute(&[S(0)])?;
         rows(x.to_local() + h.to_local() + bias(&self.down)?.vary(&[0])?.unsqueeze())
@@ -97,7 +113,11 @@ impl Stack {
         let mut x = DTensor::distribute_replicated(x, &tp, &[S(0)])?;
         for mlp in &self.blocks {
             let forward = |mlp: &Mlp, x| mlp.parallel(x).unwrap_or_else(|error| error.unwind());
-            x = if in_units { unit(mlp, x, forward) } else { forward(mlp, x) };
+            x = if in_units {
+                unit(mlp, x, forward)
+            } else {
+                forward(mlp, x)
+            };
         }
         let terms = x.to_local().square().sum() / ROWS as f32;
         DTensor::from_local(terms, &tp, &[SUM])?.full_tensor()
@@ -114,10 +134,18 @@ fn expected(model: &Stack, data_ranks: usize) -> BTreeMap<String, Vec<f32>> {
     let model = on_device(model, &device);
     let losses = (0..data_ranks).map(|rank| model.plain_loss(input(rank, &device)));
     let loss = losses.reduce(|a, b| a + b).expect("a rank") / data_ranks as f32;
-    values(&model, Some(&GradientsParams::from_grads(loss.backward(), &model)))
+    values(
+        &model,
+        Some(&GradientsParams::from_grads(loss.backward(), &model)),
+    )
 }
 
-fn gradients_equal(mesh_test: &MeshTest, reshard: ReshardAfterForward, in_units: bool, prepare: fn(Stack) -> Stack) {
+fn gradients_equal(
+    mesh_test: &MeshTest,
+    reshard: ReshardAfterForward,
+    in_units: bool,
+    prepare: fn(Stack) -> Stack,
+) {
     let model = prepare(stack(&Device::flex()));
     mesh_test.run(|mesh| {
         let (rank, ranks) = data_rank(mesh);
@@ -130,7 +158,10 @@ fn gradients_equal(mesh_test: &MeshTest, reshard: ReshardAfterForward, in_units:
                 assert!((loss.clone() - full).abs().into_scalar::<f32>() < 1e-4);
                 let grads = GradientsParams::from_grads(loss.backward(), &model);
                 let diff = max_diff(&full_grads(&model, &grads)?, &expected);
-                assert!(diff < 1e-4, "gradients part by {diff} on {mesh}, {reshard:?}, units {in_units}");
+                assert!(
+                    diff < 1e-4,
+                    "gradients part by {diff} on {mesh}, {reshard:?}, units {in_units}"
+                );
             }
         }
         Ok(())
@@ -162,7 +193,11 @@ fn gradients_are_right_where_a_mesh_dimension_has_one_rank() {
 #[test]
 fn gradients_are_right_whenever_units_are_freed() {
     let mesh = MeshTest::new([4, 2], ["shard", "tp"]);
-    for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Ranks(2)] {
+    for reshard in [
+        ReshardAfterForward::Always,
+        ReshardAfterForward::Never,
+        ReshardAfterForward::Ranks(2),
+    ] {
         for in_units in [true, false] {
             gradients_equal(&mesh, reshard, in_units, |stack| stack);
         }
@@ -190,7 +225,12 @@ fn one_flat_all_reduce_a_unit() {
         mesh.run(|mesh| {
             let (rank, data_ranks) = data_rank(mesh);
             for device in devices(mesh) {
-                let model = distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Always)?;
+                let model = distribute(
+                    on_device(&model, &device),
+                    mesh,
+                    plan(),
+                    ReshardAfterForward::Always,
+                )?;
                 let ledger = mesh.world().ledger();
                 ledger.reset();
                 let loss = model.parallel_loss(input(rank, &device), mesh, true)?;
@@ -203,17 +243,30 @@ fn one_flat_all_reduce_a_unit() {
                 for label in ["blocks.0", "blocks.1"] {
                     let of = |op| ledger.total(|key| &*key.label == label && key.op == op);
                     let gathers = if data_ranks > 1 { 2 } else { 0 };
-                    assert_eq!((of(Op::AllGather).calls, of(Op::AllGather).bytes), (gathers, gathers * unit));
+                    assert_eq!(
+                        (of(Op::AllGather).calls, of(Op::AllGather).bytes),
+                        (gathers, gathers * unit)
+                    );
                     // HSDP reduces the reduced shards once more.
                     let hsdp = (mesh.ndim() == 3) as u64;
                     let shards = of(Op::AllReduce).bytes - terms;
                     assert_eq!(of(Op::AllReduce).calls, 1 + hsdp, "{label} on {mesh}");
-                    assert!(if hsdp == 1 { (1..=unit).contains(&shards) } else { shards == 0 }, "{label} on {mesh}");
+                    assert!(
+                        if hsdp == 1 {
+                            (1..=unit).contains(&shards)
+                        } else {
+                            shards == 0
+                        },
+                        "{label} on {mesh}"
+                    );
                 }
                 // Between the layers: each layer one gather and one scatter a pass.
                 let between = |op, phase| {
                     ledger
-                        .total(|key| key.label.starts_with("redistribute") && (key.op, key.phase) == (op, phase))
+                        .total(|key| {
+                            key.label.starts_with("redistribute")
+                                && (key.op, key.phase) == (op, phase)
+                        })
                         .calls
                 };
                 assert_eq!(between(Op::AllGather, Phase::Forward), 2);
@@ -249,17 +302,28 @@ fn both_kinds_of_gradient_add() {
                     let gamma = norm.gamma.dtensor().unwrap_or_else(|error| error.unwind());
                     let same = gamma.clone().to_local().square().sum() + norm.gamma.val().sum();
                     // The same handle, however it is asked for.
-                    let [a, b] = [gamma.clone(), norm.gamma.dtensor().unwrap_or_else(|error| error.unwind())];
+                    let [a, b] = [
+                        gamma.clone(),
+                        norm.gamma.dtensor().unwrap_or_else(|error| error.unwind()),
+                    ];
                     let a = a.vary(&[0]).unwrap_or_else(|error| error.unwind());
-                    let b = b.to_local_with_grad_placements(&[SUM]).unwrap_or_else(|error| error.unwind());
+                    let b = b
+                        .to_local_with_grad_placements(&[SUM])
+                        .unwrap_or_else(|error| error.unwind());
                     let terms = (a.square() * (tp as f32 + 1.0) / 2.0).sum() + (b * 10.0).sum();
                     (same, terms)
                 });
                 let (same, terms) = loss;
-                let terms = DTensor::from_local(terms, &mesh.slice("tp")?, &[SUM])?.full_tensor()?;
+                let terms =
+                    DTensor::from_local(terms, &mesh.slice("tp")?, &[SUM])?.full_tensor()?;
                 let grads = GradientsParams::from_grads((same + terms).backward(), &model);
-                assert_eq!(full_grads(&model, &grads)?["gamma"], [2.0 + 1.0 + 1.0 + 2.0 + 20.0; DIM]);
-                let sums = ledger.total(|key| &*key.label == "root" && key.op == Op::AllReduce).calls;
+                assert_eq!(
+                    full_grads(&model, &grads)?["gamma"],
+                    [2.0 + 1.0 + 1.0 + 2.0 + 20.0; DIM]
+                );
+                let sums = ledger
+                    .total(|key| &*key.label == "root" && key.op == Op::AllReduce)
+                    .calls;
                 assert_eq!(sums, 1 + (mesh.ndim() == 3) as u64, "on {mesh}");
             }
             Ok(())
@@ -281,7 +345,8 @@ fn operators_leave_terms_to_the_unit() {
                 let grads = plain.forward(x()).square().sum().backward();
                 let expected = values(&plain, Some(&GradientsParams::from_grads(grads, &plain)));
 
-                let always = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
+                let always =
+                    FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
                 let model = distribute_with(plain, mesh, Plan::new(), always)?;
                 let ledger = mesh.world().ledger();
                 ledger.reset();
@@ -289,7 +354,10 @@ fn operators_leave_terms_to_the_unit() {
                 let rows = DTensor::distribute_replicated(x(), &tp, &[S(0)])?;
                 let output: DTensor<2> = unit(&model, rows, |linear, x| {
                     let bias = linear.bias.as_ref().expect("a bias").dtensor();
-                    let read = linear.weight.dtensor().and_then(|weight| Ok((weight, bias?)));
+                    let read = linear
+                        .weight
+                        .dtensor()
+                        .and_then(|weight| Ok((weight, bias?)));
                     let (weight, bias) = read.unwrap_or_else(|error| error.unwind());
                     ops::module::linear(x, weight, Some(bias))
                 });
@@ -340,15 +408,28 @@ fn terms_a_rank_does_not_have_are_zeros() {
             let x = tensor(1, [DIM], &device).require_grad();
             let loss = unit(&model, x, |norm, x| {
                 let vary = |param: &Param<Tensor<1>>| {
-                    param.dtensor().and_then(|view| view.vary(&[0])).unwrap_or_else(|error| error.unwind())
+                    param
+                        .dtensor()
+                        .and_then(|view| view.vary(&[0]))
+                        .unwrap_or_else(|error| error.unwind())
                 };
                 let (gamma, _) = (vary(&norm.gamma), vary(norm.beta.as_ref().expect("a bias")));
-                if tp == 0 { (x * gamma * 3.0).sum() } else { x.sum() }
+                if tp == 0 {
+                    (x * gamma * 3.0).sum()
+                } else {
+                    x.sum()
+                }
             });
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             let grads = full_grads(&model, &grads)?;
-            let expected: Vec<f32> = (tensor::<1>(1, [DIM], &device) * 3.0).into_data().try_to_vec().expect("f32");
-            assert_eq!((&grads["gamma"], &grads["beta"]), (&expected, &vec![0.0; DIM]));
+            let expected: Vec<f32> = (tensor::<1>(1, [DIM], &device) * 3.0)
+                .into_data()
+                .try_to_vec()
+                .expect("f32");
+            assert_eq!(
+                (&grads["gamma"], &grads["beta"]),
+                (&expected, &vec![0.0; DIM])
+            );
         }
         Ok(())
     });
@@ -361,13 +442,21 @@ fn replicated_computation_is_free() {
     let expected = expected(&model, 1);
     MeshTest::new([2], ["tp"]).run(|mesh| {
         let [device, _] = devices(mesh);
-        let model = parallelize(on_device(&model, &device), mesh, Plan::new().with_units(["blocks.*"]))?;
+        let model = parallelize(
+            on_device(&model, &device),
+            mesh,
+            Plan::new().with_units(["blocks.*"]),
+        )?;
         let ledger = mesh.world().ledger();
         ledger.reset();
-        let x = model.blocks.iter().fold(input(0, &device), |x, mlp| unit(mlp, x, |mlp, x| mlp.plain(x)));
+        let x = model.blocks.iter().fold(input(0, &device), |x, mlp| {
+            unit(mlp, x, |mlp, x| mlp.plain(x))
+        });
         let local = model.blocks[0].up.weight.dtensor()?.to_local();
-        let grads =
-            GradientsParams::from_grads((x.square().sum() / ROWS as f32 + local.sum() * 0.0).backward(), &model);
+        let grads = GradientsParams::from_grads(
+            (x.square().sum() / ROWS as f32 + local.sum() * 0.0).backward(),
+            &model,
+        );
         assert_eq!(ledger.total(|_| true).calls, 0);
         assert!(max_diff(&full_grads(&model, &grads)?, &expected) < 1e-4);
         Ok(())

@@ -47,7 +47,8 @@ impl Mlp {
     }
 
     fn plain(&self, x: Tensor<2>) -> Tensor<2> {
-        self.down.forward(self.up.forward(self.norm.forward(x)).tanh())
+        self.down
+            .forward(self.up.forward(self.norm.forward(x)).tanh())
     }
 
     fn forward(&self, x: DTensor<2>) -> DTensor<2> {
@@ -66,7 +67,10 @@ fn by_features(_: &str, shape: &[usize]) -> Placement {
 
 fn close(left: &[f32], right: &[f32]) {
     assert_eq!(left.len(), right.len());
-    let far = left.iter().zip(right).find(|(left, right)| (**left - **right).abs() > 1e-5);
+    let far = left
+        .iter()
+        .zip(right)
+        .find(|(left, right)| (**left - **right).abs() > 1e-5);
     assert_eq!(far, None);
 }
 
@@ -89,12 +93,26 @@ fn a_module_distributed_by_a_function_computes_as_on_one_device() {
             let device = mesh.device().clone().autodiff();
             let mut asked = BTreeMap::new();
             let mlp = distribute_module(Mlp::new(&device), mesh, |path, shape| {
-                assert_eq!(asked.insert(path.to_string(), shape.to_vec()), None, "{path} once");
+                assert_eq!(
+                    asked.insert(path.to_string(), shape.to_vec()),
+                    None,
+                    "{path} once"
+                );
                 by_features(path, shape)
             })?;
-            let paths = ["down.bias", "down.weight", "norm.beta", "norm.gamma", "up.bias", "up.weight"];
+            let paths = [
+                "down.bias",
+                "down.weight",
+                "norm.beta",
+                "norm.gamma",
+                "up.bias",
+                "up.weight",
+            ];
             assert_eq!(asked.keys().collect_vec(), paths);
-            assert_eq!((&asked["up.weight"][..], &asked["norm.gamma"][..]), (&[4, HIDDEN][..], &[4][..]));
+            assert_eq!(
+                (&asked["up.weight"][..], &asked["norm.gamma"][..]),
+                (&[4, HIDDEN][..], &[4][..])
+            );
             assert_eq!(mlp.up.weight.dtensor()?.placements(), [S(1)]);
             assert_eq!(mlp.down.weight.dtensor()?.placements(), [S(0)]);
             assert_eq!(mlp.norm.gamma.dtensor()?.placements(), [R]);
@@ -103,13 +121,22 @@ fn a_module_distributed_by_a_function_computes_as_on_one_device() {
             let rows = S(0);
             let boundary = InputOutputFns::new(
                 mesh,
-                |x: Tensor<2>, mesh| DTensor::distribute_tensor(x, mesh, &[rows])?.redistribute(&[R]),
+                |x: Tensor<2>, mesh| {
+                    DTensor::distribute_tensor(x, mesh, &[rows])?.redistribute(&[R])
+                },
                 |y: DTensor<2>, _| Ok(y.redistribute(&[rows])?.to_local()),
             );
             mesh.world().ledger().reset();
             let part = boundary.forward(&mlp, input(&device), Mlp::forward)?;
             let counted = |op| mesh.world().ledger().calls(op);
-            assert_eq!((counted(Op::Scatter), counted(Op::AllGather), counted(Op::ReduceScatter)), (1, 1, 1));
+            assert_eq!(
+                (
+                    counted(Op::Scatter),
+                    counted(Op::AllGather),
+                    counted(Op::ReduceScatter)
+                ),
+                (1, 1, 1)
+            );
             let range = burn_dtensor::placement::chunk(5, ranks, mesh.rank());
             let values: Vec<f32> = part.clone().into_data().iter::<f32>().collect();
             close(&values, &expected[range.start * 4..range.end * 4]);
@@ -134,12 +161,23 @@ fn errors_of_the_functions_and_of_a_second_application_are_told() {
             |x: Tensor<2>, mesh| DTensor::from_local(x, mesh, &[R, R]),
             |y: DTensor<2>, _| y.full_tensor(),
         );
-        let error = boundary.forward(&mlp, input(&device), Mlp::forward).unwrap_err();
+        let error = boundary
+            .forward(&mlp, input(&device), Mlp::forward)
+            .unwrap_err();
         assert!(matches!(error, Error::Placement(_)), "{error:?}");
         let error = distribute_module(mlp, mesh, by_features).unwrap_err();
-        assert!(matches!(error, Error::Parallel(ParallelError::AlreadyParallelized { .. })), "{error:?}");
+        assert!(
+            matches!(
+                error,
+                Error::Parallel(ParallelError::AlreadyParallelized { .. })
+            ),
+            "{error:?}"
+        );
         let error = distribute_module(Mlp::new(&device), mesh, |_, _| S(2)).unwrap_err();
-        assert!(matches!(error, Error::Parallel(ParallelError::Placement { .. })), "{error:?}");
+        assert!(
+            matches!(error, Error::Parallel(ParallelError::Placement { .. })),
+            "{error:?}"
+        );
         Ok(())
     });
 }
@@ -151,13 +189,26 @@ fn a_function_places_on_each_dimension_of_a_mesh() {
     for shape in [[2, 2], [2, 3]] {
         MeshTest::new(shape, ["cp", "tp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let others = |shape: &[usize]| shape.iter().position(|&len| len != HIDDEN).filter(|_| shape.len() > 1);
+            let others = |shape: &[usize]| {
+                shape
+                    .iter()
+                    .position(|&len| len != HIDDEN)
+                    .filter(|_| shape.len() > 1)
+            };
             let mlp = distribute_module(Mlp::new(&device), mesh, |path, shape| {
                 [others(shape).map_or(R, S), by_features(path, shape)]
             })?;
             assert_eq!(mlp.up.weight.dtensor()?.placements(), [S(0), S(1)]);
             assert_eq!(mlp.down.weight.dtensor()?.placements(), [S(1), S(0)]);
-            assert_eq!(mlp.up.bias.as_ref().expect("it has one").dtensor()?.placements(), [R, S(0)]);
+            assert_eq!(
+                mlp.up
+                    .bias
+                    .as_ref()
+                    .expect("it has one")
+                    .dtensor()?
+                    .placements(),
+                [R, S(0)]
+            );
             assert_eq!(mlp.norm.gamma.dtensor()?.placements(), [R, R]);
             let x = DTensor::distribute_replicated(input(&device), mesh, &[R, R])?;
             let y = mlp.forward(x).full_tensor()?;
@@ -169,13 +220,27 @@ fn a_function_places_on_each_dimension_of_a_mesh() {
             close(&full["norm.gamma"], &gamma);
 
             for given in [vec![S(0)], vec![R, R, S(0)]] {
-                let error = distribute_module(Mlp::new(&device), mesh, |_, _| given.clone()).unwrap_err();
-                let Error::Parallel(ParallelError::Styles { given: count, .. }) = &error else { panic!("{error}") };
+                let error =
+                    distribute_module(Mlp::new(&device), mesh, |_, _| given.clone()).unwrap_err();
+                let Error::Parallel(ParallelError::Styles { given: count, .. }) = &error else {
+                    panic!("{error}")
+                };
                 assert_eq!(*count, given.len());
-                assert!(error.to_string().contains(&format!("has {count} styles on {mesh}")), "{error}");
+                assert!(
+                    error
+                        .to_string()
+                        .contains(&format!("has {count} styles on {mesh}")),
+                    "{error}"
+                );
             }
             let error = distribute_module(Mlp::new(&device), mesh, |_, _| R).unwrap_err();
-            assert!(matches!(error, Error::Parallel(ParallelError::Styles { given: 1, .. })), "{error}");
+            assert!(
+                matches!(
+                    error,
+                    Error::Parallel(ParallelError::Styles { given: 1, .. })
+                ),
+                "{error}"
+            );
             Ok(())
         });
     }
@@ -188,7 +253,10 @@ fn a_fully_sharded_module_is_distributed_too() {
         let device = mesh.device().clone().autodiff();
         let mlp = fully_shard(Mlp::new(&device), &mesh.slice("dp")?, FullyShard::new())?;
         let mlp = distribute_module(mlp, &mesh.slice("tp")?, by_features)?;
-        assert_eq!(mlp.up.weight.shard().expect("distributed").placements(), [S(0), S(1)]);
+        assert_eq!(
+            mlp.up.weight.shard().expect("distributed").placements(),
+            [S(0), S(1)]
+        );
         assert_eq!(mlp.down.weight.dtensor()?.placements(), [S(0)]);
         Ok(())
     });

@@ -24,14 +24,31 @@ impl Net {
     fn new(features: usize, frozen: bool, device: &Device) -> Self {
         let layer = |seed, from, to| {
             let layer = LinearConfig::new(from, to).with_bias(false).init(device);
-            Linear { weight: Param::from_tensor(tensor(seed, [from, to], device)), ..layer }
+            Linear {
+                weight: Param::from_tensor(tensor(seed, [from, to], device)),
+                ..layer
+            }
         };
-        let net = Self { first: layer(1, DIM, DIM), second: layer(2, DIM, features), head: layer(3, features, DIM) };
-        if frozen { Self { second: net.second.no_grad(), ..net } } else { net }
+        let net = Self {
+            first: layer(1, DIM, DIM),
+            second: layer(2, DIM, features),
+            head: layer(3, features, DIM),
+        };
+        if frozen {
+            Self {
+                second: net.second.no_grad(),
+                ..net
+            }
+        } else {
+            net
+        }
     }
 
     fn plain(&self, x: Tensor<3>) -> Tensor<1> {
-        self.head.forward(self.second.forward(self.first.forward(x))).square().mean()
+        self.head
+            .forward(self.second.forward(self.first.forward(x)))
+            .square()
+            .mean()
     }
 
     fn parallel(&self, x: DTensor<3>) -> DTensor<3> {
@@ -54,7 +71,8 @@ fn a_layer_that_is_frozen_may_leave_ranks_without_a_shard() {
             let x = |device: &Device| tensor(4, [2, 2, DIM], device);
             let device = Device::flex().autodiff();
             let reference = on_device(&model, &device);
-            let grads = GradientsParams::from_grads(reference.plain(x(&device)).backward(), &reference);
+            let grads =
+                GradientsParams::from_grads(reference.plain(x(&device)).backward(), &reference);
             let expected = values(&reference, Some(&grads));
             MeshTest::new([2, tp], ["dp", "tp"]).run(|mesh| {
                 let device = mesh.device().clone().autodiff();

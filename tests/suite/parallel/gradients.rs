@@ -15,7 +15,13 @@ use crate::fsdp::support::on_device;
 /// parallelism along either dimension and not at all.
 fn matrices(net: &Net) -> [&Param<Tensor<2>>; 5] {
     let block = &net.blocks[1];
-    [&net.embedding.weight, &block.attention.query.weight, &block.up.weight, &block.down.weight, &net.head.weight]
+    [
+        &net.embedding.weight,
+        &block.attention.query.weight,
+        &block.up.weight,
+        &block.down.weight,
+        &net.head.weight,
+    ]
 }
 
 fn vectors(net: &Net) -> [&Param<Tensor<1>>; 4] {
@@ -42,18 +48,32 @@ fn check<const D: usize>(
     of_optimizer: &GradientsParams,
 ) -> Result<()> {
     let close = |a: Tensor<D>, b: Tensor<D>| {
-        a.into_data().assert_approx_eq::<f32>(&b.into_data(), Tolerance::rel_abs(1e-4, 1e-6))
+        a.into_data()
+            .assert_approx_eq::<f32>(&b.into_data(), Tolerance::rel_abs(1e-4, 1e-6))
     };
     let shard = param.shard_grad(grads).expect("a trained parameter");
     let stored = param.shard().expect("a distributed parameter");
-    assert_eq!((shard.layout(), shard.mesh()), (stored.layout(), stored.mesh()));
+    assert_eq!(
+        (shard.layout(), shard.mesh()),
+        (stored.layout(), stored.mesh())
+    );
     assert_eq!(shard.local().dims(), param.base().dims());
-    let part = DTensor::distribute_replicated_to(expected.clone(), shard.mesh(), shard.layout().clone())?;
+    let part =
+        DTensor::distribute_replicated_to(expected.clone(), shard.mesh(), shard.layout().clone())?;
     close(shard.local().clone(), part.local().clone());
-    close(param.full_grad(grads)?.expect("a trained parameter"), expected.clone());
+    close(
+        param.full_grad(grads)?.expect("a trained parameter"),
+        expected.clone(),
+    );
     // The optimizer's are burn's.
     let full = param.full_grad(of_optimizer)?.expect("a trained parameter");
-    assert_eq!(full.into_data(), param.full_grad(grads)?.expect("a trained parameter").into_data());
+    assert_eq!(
+        full.into_data(),
+        param
+            .full_grad(grads)?
+            .expect("a trained parameter")
+            .into_data()
+    );
     Ok(())
 }
 
@@ -70,12 +90,23 @@ fn equal_the_unsharded(mesh: &MeshTest, config: impl Fn() -> FullyShard + Sync) 
         };
         // burn gives the same gradients from one backward as from another.
         let grads = model.loss_on(0, rank, &device).backward();
-        let of_optimizer = GradientsParams::from_grads(model.loss_on(0, rank, &device).backward(), &model);
+        let of_optimizer =
+            GradientsParams::from_grads(model.loss_on(0, rank, &device).backward(), &model);
         for (param, full) in matrices(&model).into_iter().zip(matrices(&full)) {
-            check(param, full.grad(&expected).expect("trained"), &grads, &of_optimizer)?;
+            check(
+                param,
+                full.grad(&expected).expect("trained"),
+                &grads,
+                &of_optimizer,
+            )?;
         }
         for (param, full) in vectors(&model).into_iter().zip(vectors(&full)) {
-            check(param, full.grad(&expected).expect("trained"), &grads, &of_optimizer)?;
+            check(
+                param,
+                full.grad(&expected).expect("trained"),
+                &grads,
+                &of_optimizer,
+            )?;
         }
         Ok(())
     });
@@ -136,8 +167,15 @@ fn an_ordinary_parameter_has_the_gradient_that_burn_gives_it() {
         let x = Tensor::<2>::ones([1, 2], &device) * (mesh.rank() + 1) as f32;
         let grads = layer.forward(x).sum().backward();
         assert!(layer.weight.shard_grad(&grads).is_none());
-        let grad = layer.weight.full_grad(&grads)?.expect("trained").into_data();
-        assert_eq!(grad.iter::<f32>().collect::<Vec<_>>(), [(mesh.rank() + 1) as f32; 4]);
+        let grad = layer
+            .weight
+            .full_grad(&grads)?
+            .expect("trained")
+            .into_data();
+        assert_eq!(
+            grad.iter::<f32>().collect::<Vec<_>>(),
+            [(mesh.rank() + 1) as f32; 4]
+        );
         Ok(())
     });
 }

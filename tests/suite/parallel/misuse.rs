@@ -70,12 +70,32 @@ fn heads_are_not_split() {
             refused(parallelize(model.clone(), mesh, plan))
         };
         let error = refused(Style::colwise().with_heads(4));
-        assert!(matches!(error, Error::Parallel(ParallelError::Heads { heads: 4, size: 3, .. })));
-        assert_says(&error, &["`blocks.0.attention.query.weight`", "4 heads", "3 ranks", "`tp`", "Replicate"]);
+        assert!(matches!(
+            error,
+            Error::Parallel(ParallelError::Heads {
+                heads: 4,
+                size: 3,
+                ..
+            })
+        ));
+        assert_says(
+            &error,
+            &[
+                "`blocks.0.attention.query.weight`",
+                "4 heads",
+                "3 ranks",
+                "`tp`",
+                "Replicate",
+            ],
+        );
         // 8 features are no 3 heads.
         assert!(matches!(
             refused(Style::colwise().with_heads(3)),
-            Error::Parallel(ParallelError::Heads { heads: 3, len: 8, .. })
+            Error::Parallel(ParallelError::Heads {
+                heads: 3,
+                len: 8,
+                ..
+            })
         ));
         assert!(matches!(
             refused(Style::colwise().with_heads(0)),
@@ -83,11 +103,33 @@ fn heads_are_not_split() {
         ));
         // Without a number of heads, attention needs an even split at the least.
         let error = refused(Style::colwise());
-        assert!(matches!(error, Error::Parallel(ParallelError::Uneven { len: 8, size: 3, .. })));
-        assert_says(&error, &["`blocks.0.attention.query.weight`", "length 8", "`tp`", "MultiHeadAttention"]);
+        assert!(matches!(
+            error,
+            Error::Parallel(ParallelError::Uneven {
+                len: 8,
+                size: 3,
+                ..
+            })
+        ));
+        assert_says(
+            &error,
+            &[
+                "`blocks.0.attention.query.weight`",
+                "length 8",
+                "`tp`",
+                "MultiHeadAttention",
+            ],
+        );
         // A plain layer takes uneven parts.
         let plan = Plan::new().with_style("blocks.*.up", Style::colwise());
-        assert_eq!(parallelize(model.clone(), mesh, plan)?.blocks[0].up.weight.base().dims()[0], 8);
+        assert_eq!(
+            parallelize(model.clone(), mesh, plan)?.blocks[0]
+                .up
+                .weight
+                .base()
+                .dims()[0],
+            8
+        );
         Ok(())
     });
 }
@@ -148,52 +190,102 @@ fn models_distributed_before() {
 fn meshes_that_make_no_mesh() {
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let norm = || LayerNormConfig::new(8).init(mesh.device());
-        let other = DeviceMesh::from_ranks(mesh.world(), mesh.slice("shard")?.ranks(), [2], ["shard"])?;
+        let other =
+            DeviceMesh::from_ranks(mesh.world(), mesh.slice("shard")?.ranks(), [2], ["shard"])?;
         let parallel = parallelize(norm(), &mesh.slice("tp")?, Plan::new())?;
         for data in [&other, &mesh.slice("tp")?, mesh] {
             match fully_shard(parallel.clone(), data, FullyShard::new()) {
                 Err(Error::Param(error @ ParamError::Meshes { .. })) if data == &other => {
-                    assert!(error.to_string().contains("Slice both out of one mesh"), "{error}");
+                    assert!(
+                        error.to_string().contains("Slice both out of one mesh"),
+                        "{error}"
+                    );
                 }
-                Err(Error::Fsdp(FsdpError::ReplicatedOverDataDim { mesh_dim, .. })) if *data == mesh.slice("tp")? => {
+                Err(Error::Fsdp(FsdpError::ReplicatedOverDataDim { mesh_dim, .. }))
+                    if *data == mesh.slice("tp")? =>
+                {
                     assert_eq!(mesh_dim, "tp");
                 }
                 // The commonest slip: the whole mesh.
                 Err(Error::Fsdp(error @ FsdpError::TensorParallelDim { .. })) if data == mesh => {
-                    assert!(error.to_string().contains("fully_shard(model, &mesh.slice(\"shard\")?, ..)"), "{error}");
+                    assert!(
+                        error
+                            .to_string()
+                            .contains("fully_shard(model, &mesh.slice(\"shard\")?, ..)"),
+                        "{error}"
+                    );
                 }
                 other => panic!("must be refused, got {other:?}"),
             }
             // In the other order too.
-            let error =
-                refused(parallelize(fully_shard(norm(), data, FullyShard::new())?, &mesh.slice("tp")?, Plan::new()));
-            assert!(matches!(error, Error::Param(ParamError::Meshes { .. })), "{error}");
-            assert_says(&error, &[&data.to_string(), &mesh.slice("tp")?.to_string(), "Slice both out of one mesh"]);
+            let error = refused(parallelize(
+                fully_shard(norm(), data, FullyShard::new())?,
+                &mesh.slice("tp")?,
+                Plan::new(),
+            ));
+            assert!(
+                matches!(error, Error::Param(ParamError::Meshes { .. })),
+                "{error}"
+            );
+            assert_says(
+                &error,
+                &[
+                    &data.to_string(),
+                    &mesh.slice("tp")?.to_string(),
+                    "Slice both out of one mesh",
+                ],
+            );
         }
         // Parallelized apart, sharded together.
         let second = parallelize(norm(), &mesh.slice("shard")?, Plan::new())?;
         let error = fully_shard(vec![parallel, second], mesh, FullyShard::new());
-        assert!(matches!(error, Err(Error::Fsdp(FsdpError::TensorParallelDim { .. }))));
+        assert!(matches!(
+            error,
+            Err(Error::Fsdp(FsdpError::TensorParallelDim { .. }))
+        ));
         // Where all that shards is taken.
         let plan = Plan::new().with_style("", Style::colwise());
-        let layer = parallelize(LinearConfig::new(8, 8).init(mesh.device()), &mesh.slice("tp")?, plan)?;
+        let layer = parallelize(
+            LinearConfig::new(8, 8).init(mesh.device()),
+            &mesh.slice("tp")?,
+            plan,
+        )?;
         let error = refused(fully_shard(layer.clone(), mesh, FullyShard::new()));
-        assert!(matches!(error, Error::Fsdp(FsdpError::TensorParallelDim { .. })), "{error}");
-        assert_says(&error, &["`weight`", "over `tp`", "`fully_shard(model, &mesh.slice(\"shard\")?, ..)`"]);
+        assert!(
+            matches!(error, Error::Fsdp(FsdpError::TensorParallelDim { .. })),
+            "{error}"
+        );
+        assert_says(
+            &error,
+            &[
+                "`weight`",
+                "over `tp`",
+                "`fully_shard(model, &mesh.slice(\"shard\")?, ..)`",
+            ],
+        );
         fully_shard(layer, &mesh.slice("shard")?, FullyShard::new())?;
         Ok(())
     });
     MeshTest::new([2, 2, 1], ["a", "b", "shard"]).run(|mesh| {
         let norm = || LayerNormConfig::new(8).init(mesh.device());
-        let parallel = |name: &str| -> Result<_> { parallelize(norm(), &mesh.slice(name)?, Plan::new()) };
+        let parallel =
+            |name: &str| -> Result<_> { parallelize(norm(), &mesh.slice(name)?, Plan::new()) };
         let both = vec![parallel("a")?, parallel("b")?];
         match fully_shard(both.clone(), &mesh.slice("shard")?, FullyShard::new()) {
             Err(Error::Param(error @ ParamError::TensorMeshes { .. })) => {
-                assert!(error.to_string().contains("`0.gamma`") && error.to_string().contains("`1.gamma`"), "{error}");
+                assert!(
+                    error.to_string().contains("`0.gamma`")
+                        && error.to_string().contains("`1.gamma`"),
+                    "{error}"
+                );
             }
             other => panic!("must be refused, got {other:?}"),
         }
-        fully_shard(both, &mesh.slice("shard")?, FullyShard::new().with_units(["0", "1"]))?;
+        fully_shard(
+            both,
+            &mesh.slice("shard")?,
+            FullyShard::new().with_units(["0", "1"]),
+        )?;
         Ok(())
     });
 }

@@ -62,12 +62,17 @@ fn train(
     let entries = mesh.world().ledger().recent();
     let diff = max_diff(&values(&full_model(&net)?, None), expected);
     assert!(diff < 1e-4, "weights part by {diff} on {mesh}");
-    Ok(entries.into_iter().filter(|entry| &*entry.label == "blocks.1").collect())
+    Ok(entries
+        .into_iter()
+        .filter(|entry| &*entry.label == "blocks.1")
+        .collect())
 }
 
 /// Group sizes and bytes of the unit's calls.
 fn sent(entries: &[LedgerEntry], op: Op, phase: Phase) -> Vec<(usize, u64)> {
-    let of = entries.iter().filter(|entry| (entry.op, entry.phase) == (op, phase));
+    let of = entries
+        .iter()
+        .filter(|entry| (entry.op, entry.phase) == (op, phase));
     of.map(|entry| (entry.group_size, entry.bytes)).collect()
 }
 
@@ -85,14 +90,32 @@ fn tp_coordinate(mesh: &DeviceMesh) -> usize {
 }
 
 /// Trains HSDP inside or around tensor parallelism, each on two ranks, and holds what was sent to what a step needs.
-fn train_hybrid(model: &Net, mesh: &DeviceMesh, expected: &BTreeMap<String, Vec<f32>>) -> Result<()> {
-    let config = FullyShard::new().with_shard_dims("shard").with_replicate_dims("replicate");
+fn train_hybrid(
+    model: &Net,
+    mesh: &DeviceMesh,
+    expected: &BTreeMap<String, Vec<f32>>,
+) -> Result<()> {
+    let config = FullyShard::new()
+        .with_shard_dims("shard")
+        .with_replicate_dims("replicate");
     let entries = train(model, mesh, config, expected)?;
     let block = block(tp_coordinate(mesh));
-    assert_eq!(sent(&entries, Op::AllGather, Phase::Forward), [(2, block)], "{mesh}");
-    assert_eq!(sent(&entries, Op::AllGather, Phase::Backward), [(2, block)], "{mesh}");
+    assert_eq!(
+        sent(&entries, Op::AllGather, Phase::Forward),
+        [(2, block)],
+        "{mesh}"
+    );
+    assert_eq!(
+        sent(&entries, Op::AllGather, Phase::Backward),
+        [(2, block)],
+        "{mesh}"
+    );
     let flags = 4 * (SHARD + 1);
-    assert_eq!(sent(&entries, Op::ReduceScatter, Phase::Backward), [(2, block + 2 * flags)], "{mesh}");
+    assert_eq!(
+        sent(&entries, Op::ReduceScatter, Phase::Backward),
+        [(2, block + 2 * flags)],
+        "{mesh}"
+    );
     // Over the ranks that shard that of the norm; over the replicas all.
     let all_reduces = sent(&entries, Op::AllReduce, Phase::Backward);
     assert_eq!(all_reduces.len(), 2, "{mesh}: {all_reduces:?}");
@@ -121,15 +144,37 @@ fn hsdp_trains_around_tensor_parallelism_on_processes() {
 }
 
 /// Trains where 4 ranks shard and 2 keep what forward has gathered, and holds what was sent to what a step needs.
-fn train_over_few(model: &Net, mesh: &DeviceMesh, expected: &BTreeMap<String, Vec<f32>>) -> Result<()> {
-    let config = FullyShard::new().with_shard_dims("shard").with_reshard_after_forward(ReshardAfterForward::Ranks(2));
+fn train_over_few(
+    model: &Net,
+    mesh: &DeviceMesh,
+    expected: &BTreeMap<String, Vec<f32>>,
+) -> Result<()> {
+    let config = FullyShard::new()
+        .with_shard_dims("shard")
+        .with_reshard_after_forward(ReshardAfterForward::Ranks(2));
     let entries = train(model, mesh, config, expected)?;
     let block = block(tp_coordinate(mesh));
-    assert_eq!(sent(&entries, Op::AllGather, Phase::Forward), [(4, block)], "{mesh}");
-    assert_eq!(sent(&entries, Op::AllGather, Phase::Backward), [(2, block)], "{mesh}");
+    assert_eq!(
+        sent(&entries, Op::AllGather, Phase::Forward),
+        [(4, block)],
+        "{mesh}"
+    );
+    assert_eq!(
+        sent(&entries, Op::AllGather, Phase::Backward),
+        [(2, block)],
+        "{mesh}"
+    );
     let flags = 4 * (SHARD + 1);
-    assert_eq!(sent(&entries, Op::ReduceScatter, Phase::Backward), [(4, block + 4 * flags)], "{mesh}");
-    assert_eq!(sent(&entries, Op::AllReduce, Phase::Backward), [(4, NORM)], "{mesh}");
+    assert_eq!(
+        sent(&entries, Op::ReduceScatter, Phase::Backward),
+        [(4, block + 4 * flags)],
+        "{mesh}"
+    );
+    assert_eq!(
+        sent(&entries, Op::AllReduce, Phase::Backward),
+        [(4, NORM)],
+        "{mesh}"
+    );
     Ok(())
 }
 
@@ -185,7 +230,10 @@ fn shards_over_several_dimensions_are_those_over_one() {
     // Each rank's chunk of 11 rows is that of one dimension of 4 ranks.
     MeshTest::new([2, 2], ["dp", "cp"]).run(|mesh| {
         let sharded = fully_shard(model.clone(), mesh, joined.clone())?;
-        assert_eq!(sharded.embedding.weight.base().dims(), [[3, 8], [3, 8], [3, 8], [2, 8]][mesh.rank()]);
+        assert_eq!(
+            sharded.embedding.weight.base().dims(),
+            [[3, 8], [3, 8], [3, 8], [2, 8]][mesh.rank()]
+        );
         Ok(())
     });
 }
@@ -197,7 +245,15 @@ fn joined_dimensions_train_on_processes() {
     let expected = trained(&model, 4);
     MeshTest::new([2, 2], ["dp", "cp"])
         .with_processes(2)
-        .run(|mesh| train(&model, mesh, FullyShard::new().with_shard_dims(["dp", "cp"]), &expected).map(drop));
+        .run(|mesh| {
+            train(
+                &model,
+                mesh,
+                FullyShard::new().with_shard_dims(["dp", "cp"]),
+                &expected,
+            )
+            .map(drop)
+        });
 }
 
 /// By name, where the last dimension of the mesh replicates.
@@ -205,10 +261,18 @@ fn joined_dimensions_train_on_processes() {
 fn a_model_goes_on_along_the_dimension_that_shards() {
     let model = Net::new(&Device::flex());
     MeshTest::new([3, 2], ["shard", "replicate"]).run(|mesh| {
-        let config = FullyShard::new().with_shard_dims("shard").with_replicate_dims("replicate");
+        let config = FullyShard::new()
+            .with_shard_dims("shard")
+            .with_replicate_dims("replicate");
         let before = fully_shard(model.clone(), mesh, config)?;
-        let layouts =
-            |net: &Net| Ok::<_, Error>(named_parameters(net)?.iter().map(ToString::to_string).collect::<Vec<_>>());
+        let layouts = |net: &Net| {
+            Ok::<_, Error>(
+                named_parameters(net)?
+                    .iter()
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>(),
+            )
+        };
         let after = remesh(before.clone(), mesh)?;
         assert_eq!(layouts(&after)?, layouts(&before)?);
         assert_eq!(values(&full_model(&after)?, None), values(&model, None));

@@ -22,7 +22,13 @@ fn held(model: &Net) -> Vec<(String, String, DeviceMesh, Layout, Vec<u32>)> {
     let stored = bits(model);
     let held = named_parameters(model).unwrap().into_iter().map(|param| {
         let values = stored[&param.path].clone();
-        (param.path, param.unit.to_string(), param.spec.mesh().clone(), param.spec.layout().clone(), values)
+        (
+            param.path,
+            param.unit.to_string(),
+            param.spec.mesh().clone(),
+            param.spec.layout().clone(),
+            values,
+        )
     });
     held.collect()
 }
@@ -32,11 +38,19 @@ fn bits(model: &Net) -> BTreeMap<String, Vec<u32>> {
 }
 
 fn to_bits(values: BTreeMap<String, Vec<f32>>) -> BTreeMap<String, Vec<u32>> {
-    values.into_iter().map(|(path, values)| (path, values.into_iter().map(f32::to_bits).collect())).collect()
+    values
+        .into_iter()
+        .map(|(path, values)| (path, values.into_iter().map(f32::to_bits).collect()))
+        .collect()
 }
 
 /// Loss, gradients, and calls and bytes by unit of a step on this rank's data; then the model after it.
-type Step = (u32, BTreeMap<String, Vec<u32>>, usize, BTreeMap<String, (u64, u64)>);
+type Step = (
+    u32,
+    BTreeMap<String, Vec<u32>>,
+    usize,
+    BTreeMap<String, (u64, u64)>,
+);
 
 fn step(model: Net, mesh: &DeviceMesh, device: &Device) -> (Step, Net) {
     let ledger = mesh.world().ledger();
@@ -44,19 +58,35 @@ fn step(model: Net, mesh: &DeviceMesh, device: &Device) -> (Step, Net) {
     let loss = model.loss_on(0, data_rank(mesh).0, device);
     let value = loss.clone().into_scalar::<f32>().to_bits();
     let grads = GradientsParams::from_grads(loss.backward(), &model);
-    let moved = ledger.by_label().into_iter().map(|(label, total)| (label.to_string(), (total.calls, total.bytes)));
-    let step = (value, to_bits(values(&model, Some(&grads))), grads.len(), moved.collect());
+    let moved = ledger
+        .by_label()
+        .into_iter()
+        .map(|(label, total)| (label.to_string(), (total.calls, total.bytes)));
+    let step = (
+        value,
+        to_bits(values(&model, Some(&grads))),
+        grads.len(),
+        moved.collect(),
+    );
     (step, AdamWConfig::new().init().step(1e-2, model, grads))
 }
 
 /// Holds that both are one model: in what a rank stores, computes, moves and steps, and in what is gathered.
 fn assert_same(turned: Net, model: Net, mesh: &DeviceMesh, device: &Device) -> Result<()> {
     assert_eq!(held(&turned), held(&model), "on {mesh}");
-    assert!(held(&model).iter().any(|(_, _, over, ..)| over == mesh), "both cut on {mesh}");
-    let ((step_turned, turned), (step, model)) = (step(turned, mesh, device), step(model, mesh, device));
+    assert!(
+        held(&model).iter().any(|(_, _, over, ..)| over == mesh),
+        "both cut on {mesh}"
+    );
+    let ((step_turned, turned), (step, model)) =
+        (step(turned, mesh, device), step(model, mesh, device));
     assert_eq!(step_turned, step, "on {mesh}");
     assert_eq!(held(&turned), held(&model), "on {mesh}");
-    assert_eq!(bits(&full_model(&turned)?), bits(&full_model(&model)?), "on {mesh}");
+    assert_eq!(
+        bits(&full_model(&turned)?),
+        bits(&full_model(&model)?),
+        "on {mesh}"
+    );
     Ok(())
 }
 
@@ -69,7 +99,12 @@ fn either_order(prepare: fn(Net) -> Net, config: fn() -> FullyShard) {
             for device in devices(mesh) {
                 let plain = || prepare(on_device(&model, &device));
                 let turned = parallelize(fully_shard(plain(), &data, config())?, &tp, plan())?;
-                assert_same(turned, fully_shard(parallelize(plain(), &tp, plan())?, &data, config())?, mesh, &device)?;
+                assert_same(
+                    turned,
+                    fully_shard(parallelize(plain(), &tp, plan())?, &data, config())?,
+                    mesh,
+                    &device,
+                )?;
             }
             Ok(())
         });
@@ -85,14 +120,25 @@ fn one_unit() {
 fn a_unit_per_block() {
     either_order(
         |net| net,
-        || FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(ReshardAfterForward::Always),
+        || {
+            FullyShard::new()
+                .with_units(["blocks.*"])
+                .with_reshard_after_forward(ReshardAfterForward::Always)
+        },
     );
 }
 
 #[test]
 fn a_frozen_layer_and_an_ignored_one() {
-    let freeze = |net: Net| Net { norm: net.norm.no_grad(), ..net };
-    either_order(freeze, || FullyShard::new().with_units(["blocks.*"]).with_ignored(["head.*", "blocks.0.up.weight"]));
+    let freeze = |net: Net| Net {
+        norm: net.norm.no_grad(),
+        ..net
+    };
+    either_order(freeze, || {
+        FullyShard::new()
+            .with_units(["blocks.*"])
+            .with_ignored(["head.*", "blocks.0.up.weight"])
+    });
 }
 
 /// Of [8, 13], of which tensor parallelism cuts the second dimension, and of [8], which it leaves whole.
@@ -124,7 +170,8 @@ fn nested_units() {
                 let config = FullyShard::new()
                     .with_ignored(["up.weight"])
                     .with_reshard_after_forward(ReshardAfterForward::Never);
-                net.blocks.insert(0, fully_shard(block, &mesh.slice("shard")?, config)?);
+                net.blocks
+                    .insert(0, fully_shard(block, &mesh.slice("shard")?, config)?);
                 Ok(net)
             };
             let outer = |net| fully_shard(net, &data, FullyShard::new().with_units(["blocks.*"]));
@@ -132,8 +179,18 @@ fn nested_units() {
             let [device, _] = devices(mesh);
             let plain = || on_device(&model, &device);
             let expected = || outer(inner(parallel(plain())?)?);
-            assert_same(parallel(outer(inner(plain())?)?)?, expected()?, mesh, &device)?;
-            assert_same(outer(parallel(inner(plain())?)?)?, expected()?, mesh, &device)
+            assert_same(
+                parallel(outer(inner(plain())?)?)?,
+                expected()?,
+                mesh,
+                &device,
+            )?;
+            assert_same(
+                outer(parallel(inner(plain())?)?)?,
+                expected()?,
+                mesh,
+                &device,
+            )
         });
     }
 }

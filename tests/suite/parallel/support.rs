@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use burn::module::Module;
 use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
-use burn::nn::{Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{
+    Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm,
+    RmsNormConfig,
+};
 use burn::optim::GradientsParams;
 use burn::tensor::activation::{gelu, log_softmax};
 use burn::tensor::{Device, Int, Tensor, TensorData};
@@ -43,7 +46,9 @@ impl Net {
         device.seed(5);
         let block = || Block {
             norm: RmsNormConfig::new(DIM).init(device),
-            attention: MultiHeadAttentionConfig::new(DIM, HEADS).with_dropout(0.0).init(device),
+            attention: MultiHeadAttentionConfig::new(DIM, HEADS)
+                .with_dropout(0.0)
+                .init(device),
             up: LinearConfig::new(DIM, HIDDEN).init(device),
             down: LinearConfig::new(HIDDEN, DIM).init(device),
         };
@@ -71,14 +76,21 @@ impl Net {
             }
             net.head.forward(net.norm.forward(x))
         });
-        log_softmax(logits, 2).gather(2, targets.unsqueeze_dim::<3>(2)).mean().neg()
+        log_softmax(logits, 2)
+            .gather(2, targets.unsqueeze_dim::<3>(2))
+            .mean()
+            .neg()
     }
 
     /// The loss on the data of one data-parallel rank.
     pub fn loss_on(&self, step: usize, rank: usize, device: &Device) -> Tensor<1> {
         let tokens = |shift: usize| {
-            let data = (0..ROWS * SEQ).map(|i| ((i * 5 + step * 3 + rank * 7 + shift) % VOCAB) as i64);
-            Tensor::from_data(TensorData::new(data.collect::<Vec<_>>(), [ROWS, SEQ]), device)
+            let data =
+                (0..ROWS * SEQ).map(|i| ((i * 5 + step * 3 + rank * 7 + shift) % VOCAB) as i64);
+            Tensor::from_data(
+                TensorData::new(data.collect::<Vec<_>>(), [ROWS, SEQ]),
+                device,
+            )
         };
         self.loss(tokens(0), tokens(1))
     }
@@ -88,7 +100,10 @@ pub fn plan() -> Plan {
     Plan::new()
         .with_style("embedding", Style::rowwise())
         .with_style("blocks.*.attention.*", Style::colwise().with_heads(HEADS))
-        .with_style("blocks.*.attention.output", Style::rowwise().with_heads(HEADS))
+        .with_style(
+            "blocks.*.attention.output",
+            Style::rowwise().with_heads(HEADS),
+        )
         .with_style("blocks.*.up", Style::colwise())
         .with_style("blocks.*.down", Style::rowwise())
         .with_style("head", Style::colwise())
@@ -96,11 +111,28 @@ pub fn plan() -> Plan {
 }
 
 /// Tensor parallel on the dimension `tp`, fully sharded over all others, a unit per block.
-pub fn distribute<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan, reshard: ReshardAfterForward) -> Result<M> {
-    distribute_with(model, mesh, plan, FullyShard::new().with_units(["blocks.*"]).with_reshard_after_forward(reshard))
+pub fn distribute<M: Module>(
+    model: M,
+    mesh: &DeviceMesh,
+    plan: Plan,
+    reshard: ReshardAfterForward,
+) -> Result<M> {
+    distribute_with(
+        model,
+        mesh,
+        plan,
+        FullyShard::new()
+            .with_units(["blocks.*"])
+            .with_reshard_after_forward(reshard),
+    )
 }
 
-pub fn distribute_with<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan, config: FullyShard) -> Result<M> {
+pub fn distribute_with<M: Module>(
+    model: M,
+    mesh: &DeviceMesh,
+    plan: Plan,
+    config: FullyShard,
+) -> Result<M> {
     let model = parallelize(model, &mesh.slice("tp")?, plan)?;
     let data: Vec<_> = mesh.names().iter().filter(|name| *name != "tp").collect();
     if data.is_empty() {
@@ -113,7 +145,12 @@ pub fn distribute_with<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan, confi
 pub fn data_rank(mesh: &DeviceMesh) -> (usize, usize) {
     let coordinate = mesh.coordinate().expect("a member");
     let dims = (0..mesh.ndim()).filter(|&dim| mesh.names()[dim] != "tp");
-    dims.fold((0, 1), |(rank, size), dim| (rank * mesh.size_of(dim) + coordinate[dim], size * mesh.size_of(dim)))
+    dims.fold((0, 1), |(rank, size), dim| {
+        (
+            rank * mesh.size_of(dim) + coordinate[dim],
+            size * mesh.size_of(dim),
+        )
+    })
 }
 
 /// Tensor parallelism alone, with FSDP, with HSDP, and with its dimension first.
@@ -132,13 +169,17 @@ pub fn devices(mesh: &DeviceMesh) -> [Device; 2] {
 }
 
 /// The gradient of every parameter, gathered.
-pub fn full_grads<M: Module>(model: &M, grads: &GradientsParams) -> Result<BTreeMap<String, Vec<f32>>> {
+pub fn full_grads<M: Module>(
+    model: &M,
+    grads: &GradientsParams,
+) -> Result<BTreeMap<String, Vec<f32>>> {
     fn full<const D: usize>(param: &NamedParameter, grads: &GradientsParams) -> Result<Vec<f32>> {
         let shard = param.shard::<D>().expect("the number of dimensions");
         let zeros = || shard.local().clone().inner().zeros_like();
         let grad = grads.get::<D>(param.id).unwrap_or_else(zeros);
         let (layout, shape) = (param.spec.layout().clone(), param.spec.shape().clone());
-        let grad = DTensor::from_local_with_layout(grad, param.spec.mesh(), layout, shape)?.full_tensor()?;
+        let grad = DTensor::from_local_with_layout(grad, param.spec.mesh(), layout, shape)?
+            .full_tensor()?;
         Ok(grad.into_data().try_to_vec().expect("f32"))
     }
     let grad = |param: NamedParameter| {
@@ -152,5 +193,9 @@ pub fn full_grads<M: Module>(model: &M, grads: &GradientsParams) -> Result<BTree
         };
         Ok((param.path, full))
     };
-    named_parameters(model).unwrap().into_iter().map(grad).collect()
+    named_parameters(model)
+        .unwrap()
+        .into_iter()
+        .map(grad)
+        .collect()
 }

@@ -51,13 +51,19 @@ fn trains_equal(mesh_test: &MeshTest, reshard: ReshardAfterForward) {
 
 #[test]
 fn a_burn_model_trains_equal_on_every_mesh() {
-    meshes().iter().for_each(|mesh| trains_equal(mesh, ReshardAfterForward::Auto));
+    meshes()
+        .iter()
+        .for_each(|mesh| trains_equal(mesh, ReshardAfterForward::Auto));
 }
 
 #[test]
 fn a_burn_model_trains_equal_whenever_units_are_freed() {
     let mesh = MeshTest::new([4, 2], ["shard", "tp"]);
-    for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Ranks(2)] {
+    for reshard in [
+        ReshardAfterForward::Always,
+        ReshardAfterForward::Never,
+        ReshardAfterForward::Ranks(2),
+    ] {
         trains_equal(&mesh, reshard);
     }
 }
@@ -69,15 +75,28 @@ fn training_resumes_from_the_records_of_shards() {
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let [device, _] = devices(mesh);
         let (rank, _) = data_rank(mesh);
-        let fresh = || distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Auto);
+        let fresh = || {
+            distribute(
+                on_device(&model, &device),
+                mesh,
+                plan(),
+                ReshardAfterForward::Auto,
+            )
+        };
         let mut trained = fresh()?;
         let mut optim = AdamWConfig::new().init();
         let mut middle = None;
         for step in 0..4 {
             if step == 2 {
-                middle = Some((trained.clone().into_record().into_bytes(), optim.to_record()));
+                middle = Some((
+                    trained.clone().into_record().into_bytes(),
+                    optim.to_record(),
+                ));
             }
-            let grads = GradientsParams::from_grads(trained.loss_on(step, rank, &device).backward(), &trained);
+            let grads = GradientsParams::from_grads(
+                trained.loss_on(step, rank, &device).backward(),
+                &trained,
+            );
             trained = optim.step(1e-2, trained, grads);
         }
         let (bytes, state) = middle.expect("step 2 was taken");
@@ -85,7 +104,10 @@ fn training_resumes_from_the_records_of_shards() {
         let mut resumed = fresh()?.load_record(record);
         let mut optim = AdamWConfig::new().init().load_record(state);
         for step in 2..4 {
-            let grads = GradientsParams::from_grads(resumed.loss_on(step, rank, &device).backward(), &resumed);
+            let grads = GradientsParams::from_grads(
+                resumed.loss_on(step, rank, &device).backward(),
+                &resumed,
+            );
             resumed = optim.step(1e-2, resumed, grads);
         }
         assert_eq!(values(&resumed, None), values(&trained, None));
@@ -98,13 +120,26 @@ fn a_weight_read_twice_is_gathered_once() {
     let model = Net::new(&Device::flex());
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let [device, _] = devices(mesh);
-        let model = distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Always)?;
+        let model = distribute(
+            on_device(&model, &device),
+            mesh,
+            plan(),
+            ReshardAfterForward::Always,
+        )?;
         let ledger = mesh.world().ledger();
         ledger.reset();
-        let loss = unit(&model.blocks[0], (), |block, ()| (block.up.weight.val() + block.up.weight.val()).sum());
-        assert_eq!(ledger.calls_in(Op::AllGather, Phase::Forward), 2, "over data-parallel and tensor-parallel ranks");
+        let loss = unit(&model.blocks[0], (), |block, ()| {
+            (block.up.weight.val() + block.up.weight.val()).sum()
+        });
+        assert_eq!(
+            ledger.calls_in(Op::AllGather, Phase::Forward),
+            2,
+            "over data-parallel and tensor-parallel ranks"
+        );
         let grads = GradientsParams::from_grads(loss.backward(), &model);
-        let grad = grads.get::<2>(model.blocks[0].up.weight.id).expect("trained");
+        let grad = grads
+            .get::<2>(model.blocks[0].up.weight.id)
+            .expect("trained");
         assert!(grad.into_data().iter::<f32>().all(|x| x == 2.0));
         Ok(())
     });
@@ -118,9 +153,21 @@ fn unshard_and_reshard_of_a_parallelized_unit() {
         let [device, _] = devices(mesh);
         let plain = on_device(&model, &device);
         let model = distribute(plain.clone(), mesh, plan(), ReshardAfterForward::Auto)?;
-        let gathers = || mesh.world().ledger().total(|key| key.op == Op::AllGather && &*key.label == "blocks.1").calls;
+        let gathers = || {
+            mesh.world()
+                .ledger()
+                .total(|key| key.op == Op::AllGather && &*key.label == "blocks.1")
+                .calls
+        };
         mesh.world().ledger().reset();
-        let up = |block: &Block| block.up.weight.dtensor().unwrap_or_else(|error| error.unwind()).to_local();
+        let up = |block: &Block| {
+            block
+                .up
+                .weight
+                .dtensor()
+                .unwrap_or_else(|error| error.unwind())
+                .to_local()
+        };
         unshard(&model.blocks[1])?.wait()?;
         let local = unit(&model.blocks[1], (), |block, ()| up(block));
         assert_eq!(gathers(), 1, "gathered ahead");
@@ -150,7 +197,12 @@ fn units_move_the_tensor_parallel_shard_alone() {
     MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
         let [device, _] = devices(mesh);
         let (rank, _) = data_rank(mesh);
-        let model = distribute(on_device(&model, &device), mesh, plan(), ReshardAfterForward::Always)?;
+        let model = distribute(
+            on_device(&model, &device),
+            mesh,
+            plan(),
+            ReshardAfterForward::Always,
+        )?;
         let ledger = mesh.world().ledger();
         ledger.reset();
         let loss = model.loss_on(0, rank, &device);
@@ -160,13 +212,26 @@ fn units_move_the_tensor_parallel_shard_alone() {
         let attention = 3 * (8 * 4 + 4) + (4 * 8 + 8);
         let block = 4 * (attention + (8 * hidden + hidden) + (hidden * 8 + 8)) as u64;
         for unit in ["blocks.0", "blocks.1"] {
-            let of = |op, phase| ledger.total(|key| &*key.label == unit && (key.op, key.phase) == (op, phase));
+            let of = |op, phase| {
+                ledger.total(|key| &*key.label == unit && (key.op, key.phase) == (op, phase))
+            };
             for phase in [Phase::Forward, Phase::Backward] {
-                assert_eq!((of(Op::AllGather, phase).calls, of(Op::AllGather, phase).bytes), (1, block), "{unit}");
+                assert_eq!(
+                    (
+                        of(Op::AllGather, phase).calls,
+                        of(Op::AllGather, phase).bytes
+                    ),
+                    (1, block),
+                    "{unit}"
+                );
             }
             let reduced = of(Op::ReduceScatter, Phase::Backward);
             // Whether a rank has a gradient of each of the 13 parameters, for both ranks.
-            assert_eq!((reduced.calls, reduced.bytes), (1, block + 4 * 13 * 2), "{unit}");
+            assert_eq!(
+                (reduced.calls, reduced.bytes),
+                (1, block + 4 * 13 * 2),
+                "{unit}"
+            );
             // The RMS norm's, which data-parallel ranks hold whole: burn reads its stored shape.
             let replicated = of(Op::AllReduce, Phase::Backward);
             assert_eq!((replicated.calls, replicated.bytes), (1, 4 * 8), "{unit}");
@@ -208,7 +273,8 @@ fn a_burn_model_trains_equal_over_flattened_dimensions_and_adopted_groups() {
         trains(&deadlines, &deadlines.slice("dp")?)?;
         let duplicate = |dim: usize| Ok::<_, Error>(mesh.communicator(dim)?.duplicate("adopted"));
         let groups = [duplicate(0)?, duplicate(1)?];
-        let adopted = DeviceMesh::from_groups(mesh.world(), groups, mesh.ranks(), [4, 2], ["dp", "tp"])?;
+        let adopted =
+            DeviceMesh::from_groups(mesh.world(), groups, mesh.ranks(), [4, 2], ["dp", "tp"])?;
         trains(&adopted, &adopted.slice("dp")?)
     });
 }

@@ -18,9 +18,14 @@ impl Kept {
         if rng.random_bool(0.65) {
             return vec![Self::Nothing; steps];
         }
-        let each: Vec<_> =
-            (0..steps).map(|_| [Self::All, Self::All, Self::Some, Self::Nothing][rng.random_range(0..4)]).collect();
-        if rng.random_bool(0.5) { vec![each[0]; steps] } else { each }
+        let each: Vec<_> = (0..steps)
+            .map(|_| [Self::All, Self::All, Self::Some, Self::Nothing][rng.random_range(0..4)])
+            .collect();
+        if rng.random_bool(0.5) {
+            vec![each[0]; steps]
+        } else {
+            each
+        }
     }
 }
 
@@ -55,11 +60,19 @@ pub struct Times {
 }
 
 impl Times {
-    pub const NEVER: Self = Self { before_steps: false, between_batches: false, before_backwards: false };
+    pub const NEVER: Self = Self {
+        before_steps: false,
+        between_batches: false,
+        before_backwards: false,
+    };
 
     pub fn draw(rng: &mut StdRng) -> Self {
         let mut draw = || rng.random_bool(0.15);
-        Self { before_steps: draw(), between_batches: draw(), before_backwards: draw() }
+        Self {
+            before_steps: draw(),
+            between_batches: draw(),
+            before_backwards: draw(),
+        }
     }
 
     /// Draws never mostly.
@@ -68,7 +81,11 @@ impl Times {
             return Self::NEVER;
         }
         let mut draw = || rng.random_bool(0.4);
-        Self { before_steps: draw(), between_batches: draw(), before_backwards: draw() }
+        Self {
+            before_steps: draw(),
+            between_batches: draw(),
+            before_backwards: draw(),
+        }
     }
 }
 
@@ -110,18 +127,40 @@ pub struct Scaling {
 }
 
 impl Scaling {
-    pub const NONE: Self = Self { loss: 1.0, divisor: None, sums_forced: false };
+    pub const NONE: Self = Self {
+        loss: 1.0,
+        divisor: None,
+        sums_forced: false,
+    };
     /// Divisors, and losses' factors with which gradients stay about as large as they are. Half precision has no room for
     /// the large ones.
-    const DRAWN: [(f64, f64); 5] =
-        [(0.25, 0.125), (3.0, 2.0), (1e-6, 1.0 / 2_097_152.0), (1e3, 512.0), (6.4e7, 33_554_432.0)];
-    const DRAWN_IN_HALF: [(f64, f64); 4] = [(0.25, 0.125), (3.0, 2.0), (1e3, 512.0), (6.4e7, 16384.0)];
+    const DRAWN: [(f64, f64); 5] = [
+        (0.25, 0.125),
+        (3.0, 2.0),
+        (1e-6, 1.0 / 2_097_152.0),
+        (1e3, 512.0),
+        (6.4e7, 33_554_432.0),
+    ];
+    const DRAWN_IN_HALF: [(f64, f64); 4] =
+        [(0.25, 0.125), (3.0, 2.0), (1e3, 512.0), (6.4e7, 16384.0)];
 
     pub fn draw(rng: &mut StdRng, precision: Precision) -> Self {
-        let drawn = if precision == Precision::Double { &Self::DRAWN[..] } else { &Self::DRAWN_IN_HALF };
+        let drawn = if precision == Precision::Double {
+            &Self::DRAWN[..]
+        } else {
+            &Self::DRAWN_IN_HALF
+        };
         let (divisor, loss) = drawn[rng.random_range(0..drawn.len())];
-        let (divisor, loss) = if rng.random_bool(0.3) { (Some(divisor), loss) } else { (None, 1.0) };
-        Self { loss, divisor, sums_forced: rng.random_bool(0.2) }
+        let (divisor, loss) = if rng.random_bool(0.3) {
+            (Some(divisor), loss)
+        } else {
+            (None, 1.0)
+        };
+        Self {
+            loss,
+            divisor,
+            sums_forced: rng.random_bool(0.2),
+        }
     }
 
     /// Returns what a sum of all ranks' gradients is multiplied by.

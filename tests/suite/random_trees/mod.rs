@@ -66,7 +66,10 @@ fn random_trees_train_as_one_device_does() {
 #[cfg(feature = "cube")]
 #[test]
 fn random_trees_train_on_a_gpu_as_one_device_does() {
-    train_all(setting("RANDOM_TREES_ON_GPU", TREES_ON_GPU), &burn_dtensor::testing::gpu());
+    train_all(
+        setting("RANDOM_TREES_ON_GPU", TREES_ON_GPU),
+        &burn_dtensor::testing::gpu(),
+    );
 }
 
 fn train_all(count: u64, on: &Device) {
@@ -91,12 +94,16 @@ fn train_all(count: u64, on: &Device) {
 
 /// Trains unsharded on the CPU, and sharded on a device; in words what differs, if anything does.
 fn fails(plan: &Plan, on: &Device) -> Option<String> {
-    let mut start: Vec<_> = (0..plan.models).map(|model| Net::new(plan, model, &Device::flex().autodiff())).collect();
+    let mut start: Vec<_> = (0..plan.models)
+        .map(|model| Net::new(plan, model, &Device::flex().autodiff()))
+        .collect();
     let expected = unsharded(plan, &start);
     if *on != Device::flex() {
         start = start.into_iter().map(|net| net.cast(DType::F32)).collect();
     }
-    let config = Launch::threads(plan.ranks() * plan.tensor_parallel).with_deadline(DEADLINE).with_device(on.clone());
+    let config = Launch::threads(plan.ranks() * plan.tensor_parallel)
+        .with_deadline(DEADLINE)
+        .with_device(on.clone());
     let ranks = match launch(config, |world| sharded(plan, &start, world)) {
         Ok(ranks) => ranks,
         Err(error) => return Some(error.to_string()),
@@ -109,14 +116,20 @@ fn fails(plan: &Plan, on: &Device) -> Option<String> {
     let ranks: Vec<_> = ranks.into_iter().map(|(_, trained)| trained).collect();
     let how = |rank: usize| {
         let evaluated = &expected.evaluated[rank / plan.tensor_parallel];
-        let how = is_off(&ranks[rank], &expected, evaluated, tolerance).or_else(|| differs(&ranks[rank], &ranks))?;
+        let how = is_off(&ranks[rank], &expected, evaluated, tolerance)
+            .or_else(|| differs(&ranks[rank], &ranks))?;
         Some(format!("on rank {rank} {how}"))
     };
     (0..ranks.len()).find_map(how)
 }
 
 /// Describes a difference between a rank and the unsharded tree; `None` if there is none.
-fn is_off(trained: &Trained, expected: &Expected, evaluated: &[f64], tolerance: f64) -> Option<String> {
+fn is_off(
+    trained: &Trained,
+    expected: &Expected,
+    evaluated: &[f64],
+    tolerance: f64,
+) -> Option<String> {
     let is_off = |found: &[f64], expected: &[f64], rounding: f64| {
         let furthest = furthest(found, expected);
         (furthest.is_nan() || furthest > tolerance + rounding).then_some(furthest)
@@ -131,17 +144,24 @@ fn is_off(trained: &Trained, expected: &Expected, evaluated: &[f64], tolerance: 
         }
     }
     let furthest = is_off(&trained.evaluated, evaluated, expected.rounding_of_losses)?;
-    Some(format!("losses of forwards alone are off by {furthest:.1e}"))
+    Some(format!(
+        "losses of forwards alone are off by {furthest:.1e}"
+    ))
 }
 
 /// Describes a difference between a rank and any other: of a parameter's bits, or of which parameters had a gradient;
 /// `None` if there is none.
 fn differs(trained: &Trained, ranks: &[Trained]) -> Option<String> {
     for other in ranks {
-        let differing = trained.params.iter().find(|(path, values)| other.params[*path] != **values);
+        let differing = trained
+            .params
+            .iter()
+            .find(|(path, values)| other.params[*path] != **values);
         if let Some((path, values)) = differing {
             let furthest = furthest(values, &other.params[path]);
-            return Some(format!("`{path}` differs from another rank's by {furthest:.1e}"));
+            return Some(format!(
+                "`{path}` differs from another rank's by {furthest:.1e}"
+            ));
         }
         for (step, (here, there)) in trained.stepped.iter().zip(&other.stepped).enumerate() {
             let differs = |path: &&String| there.get(*path).is_some_and(|has| *has != here[*path]);

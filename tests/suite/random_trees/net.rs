@@ -35,8 +35,15 @@ pub struct Tree {
 impl Net {
     /// One of the plan's models, in double precision; the values depend on the plan and its number alone.
     pub fn new(plan: &Plan, model: usize, device: &Device) -> Self {
-        let net = Self { table: EmbeddingConfig::new(WORDS, WIDTH).init(device), tree: Tree::new(&plan.tree, device) };
-        net.map(&mut Fill { device: device.clone(), state: plan.seed + ((model as u64) << 32), dtype: DType::F64 })
+        let net = Self {
+            table: EmbeddingConfig::new(WORDS, WIDTH).init(device),
+            tree: Tree::new(&plan.tree, device),
+        };
+        net.map(&mut Fill {
+            device: device.clone(),
+            state: plan.seed + ((model as u64) << 32),
+            dtype: DType::F64,
+        })
     }
 
     /// Calls `of_net` with the net, and `of_tree` with the tree inside.
@@ -55,7 +62,13 @@ impl Net {
     }
 
     /// The loss of a data-parallel rank's samples in a micro-batch; `tp`: of ranks that compute it together.
-    pub fn loss(&self, plan: &Plan, run: Run, tp: Option<&DeviceMesh>, device: &Device) -> Tensor<1> {
+    pub fn loss(
+        &self,
+        plan: &Plan,
+        run: Run,
+        tp: Option<&DeviceMesh>,
+        device: &Device,
+    ) -> Tensor<1> {
         let batch = plan.batches[run.rank];
         let word = |at: usize| ((at * 5 + run.rank * 3 + run.batch + run.model * 2) % WORDS) as i64;
         let words: Vec<i64> = (0..batch * SEQ).map(word).collect();
@@ -67,10 +80,18 @@ impl Net {
                 None => net.tree.forward(&plan.tree, x.clone(), &x, run),
                 Some(tp) => {
                     let x = or_unwind(DTensor::from_local(x, tp, &[Placement::Replicate]));
-                    or_unwind(net.tree.forward(&plan.tree, x.clone(), &x, run).full_tensor())
+                    or_unwind(
+                        net.tree
+                            .forward(&plan.tree, x.clone(), &x, run)
+                            .full_tensor(),
+                    )
                 }
             };
-            if plan.tied { y.matmul(net.table.weight.val().transpose().unsqueeze()) } else { y }
+            if plan.tied {
+                y.matmul(net.table.weight.val().transpose().unsqueeze())
+            } else {
+                y
+            }
         };
         let y = if plan.scoped {
             unit(self, Vec::<Tensor<3>>::new(), |net, _| output(net, words))
@@ -80,7 +101,9 @@ impl Net {
         // Of stored parameters: what half precision has made of it goes no further.
         let y = y.cast(self.table.weight.base().dtype());
         let elements = y.shape().num_elements();
-        let weights: Vec<f64> = (0..elements).map(|at| 0.5 + (at % 7) as f64 / 7.0).collect();
+        let weights: Vec<f64> = (0..elements)
+            .map(|at| 0.5 + (at % 7) as f64 / 7.0)
+            .collect();
         let weights = Tensor::from_data(TensorData::new(weights, y.shape()), (device, y.dtype()));
         let scale = Tensor::from_data([plan.scaling.loss], (device, y.dtype()));
         (y.tanh() * weights).mean() * scale
@@ -98,9 +121,24 @@ impl Tree {
             _ => (WIDTH, None),
         };
         let layer = layer(WIDTH, features, node.frozen);
-        let factor = node.narrow.then(|| Param::from_tensor(Tensor::ones([WIDTH], device)));
-        let factor = if node.frozen { factor.no_grad() } else { factor };
-        Self { layer, back, factor, children: node.children.iter().map(|child| Self::new(child, device)).collect() }
+        let factor = node
+            .narrow
+            .then(|| Param::from_tensor(Tensor::ones([WIDTH], device)));
+        let factor = if node.frozen {
+            factor.no_grad()
+        } else {
+            factor
+        };
+        Self {
+            layer,
+            back,
+            factor,
+            children: node
+                .children
+                .iter()
+                .map(|child| Self::new(child, device))
+                .collect(),
+        }
     }
 
     /// `captured` is what the whole tree was given.
@@ -111,7 +149,8 @@ impl Tree {
         let once = |x| match (node.scoped, node.recomputed) {
             (true, true) => {
                 let node = node.clone();
-                let body = move |tree: &Self, (x, captured): (T, T)| tree.body(&node, x, &captured, run);
+                let body =
+                    move |tree: &Self, (x, captured): (T, T)| tree.body(&node, x, &captured, run);
                 checkpoint_activations(self, (x, captured.clone()), body)
             }
             (true, false) => unit(self, x, |tree, x| tree.body(node, x, captured, run)),
@@ -124,7 +163,10 @@ impl Tree {
     fn body<T: Activation>(&self, node: &Node, mut x: T, captured: &T, run: Run) -> T {
         if node.used.on(run) {
             let compute = if node.local { T::local_layer } else { T::layer };
-            x = [&self.layer].into_iter().chain(&self.back).fold(x, |x, layer| compute(x, layer, node.flat));
+            x = [&self.layer]
+                .into_iter()
+                .chain(&self.back)
+                .fold(x, |x, layer| compute(x, layer, node.flat));
             x = self.factor.iter().fold(x, T::times);
         }
         x = (0..node.tail).fold(x, |x, _| x.tanh());
@@ -135,8 +177,11 @@ impl Tree {
         if node.chain {
             return children().fold(x, |x, (tree, node)| tree.forward(node, x, captured, run));
         }
-        let towers = children().map(|(tree, node)| (node, tree.forward(node, x.clone(), captured, run)));
-        let heard = towers.filter(|(node, _)| !node.unheard).map(|(_, tower)| tower);
+        let towers =
+            children().map(|(tree, node)| (node, tree.forward(node, x.clone(), captured, run)));
+        let heard = towers
+            .filter(|(node, _)| !node.unheard)
+            .map(|(_, tower)| tower);
         heard.reduce(T::plus).unwrap_or(x)
     }
 }
@@ -161,18 +206,26 @@ struct Fill {
 
 impl ModuleMapper for Fill {
     fn enter_module(&mut self, name: &str, _: &str) {
-        self.dtype = if name == "factor" { DType::F32 } else { DType::F64 };
+        self.dtype = if name == "factor" {
+            DType::F32
+        } else {
+            DType::F64
+        };
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|base| {
             let mut value = |_| {
-                self.state = self.state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+                self.state = self
+                    .state
+                    .wrapping_mul(0x5851_f42d_4c95_7f2d)
+                    .wrapping_add(0x1405_7b7e_f767_814f);
                 (self.state >> 40) as f64 / (1u64 << 24) as f64 - 0.5
             };
             let values: Vec<f64> = (0..base.shape().num_elements()).map(&mut value).collect();
             let data = TensorData::new(values, base.shape());
-            Tensor::from_data(data, (&self.device, self.dtype)).set_require_grad(base.is_require_grad())
+            Tensor::from_data(data, (&self.device, self.dtype))
+                .set_require_grad(base.is_require_grad())
         })
     }
 }

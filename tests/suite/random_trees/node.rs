@@ -91,7 +91,13 @@ pub struct Run {
 }
 
 impl Node {
-    pub fn draw(rng: &mut StdRng, ranks: usize, owned: bool, depth: usize, size: &mut usize) -> Self {
+    pub fn draw(
+        rng: &mut StdRng,
+        ranks: usize,
+        owned: bool,
+        depth: usize,
+        size: &mut usize,
+    ) -> Self {
         *size += 1;
         // Without a unit around all others, units may be in no loss, and what others wait for never comes.
         let unit = rng.random_bool(if depth == 0 { 0.4 } else { 0.7 });
@@ -103,8 +109,16 @@ impl Node {
             1 if owned => Used::Nowhere,
             _ => Used::Everywhere,
         };
-        let children = if depth < 3 { rng.random_range(0..=3) } else { 0 };
-        let (chain, frozen, flat) = (rng.random_bool(0.5), rng.random_bool(0.2), rng.random_bool(0.4));
+        let children = if depth < 3 {
+            rng.random_range(0..=3)
+        } else {
+            0
+        };
+        let (chain, frozen, flat) = (
+            rng.random_bool(0.5),
+            rng.random_bool(0.2),
+            rng.random_bool(0.4),
+        );
         let unheard = depth > 0 && rng.random_bool(0.25);
         let (tail, captures) = (rng.random_range(0..4), depth > 0 && rng.random_bool(0.2));
         let twice = rng.random_bool(0.15);
@@ -140,7 +154,9 @@ impl Node {
     /// Changes this node and all inside.
     pub fn change_all(&mut self, change: &mut impl FnMut(&mut Self)) {
         change(self);
-        self.children.iter_mut().for_each(|child| child.change_all(change));
+        self.children
+            .iter_mut()
+            .for_each(|child| child.change_all(change));
     }
 
     /// Changes this node and all inside that run inside a unit's scope; `owned` if this one does, where it is no unit.
@@ -149,7 +165,9 @@ impl Node {
         if owned {
             change(self);
         }
-        self.children.iter_mut().for_each(|child| child.change_owned(owned, change));
+        self.children
+            .iter_mut()
+            .for_each(|child| child.change_owned(owned, change));
     }
 
     /// Returns whether any node is so.
@@ -159,7 +177,12 @@ impl Node {
 
     /// Returns the sum of a number over all nodes.
     pub fn sum_of(&self, number: &impl Fn(&Self) -> usize) -> usize {
-        number(self) + self.children.iter().map(|child| child.sum_of(number)).sum::<usize>()
+        number(self)
+            + self
+                .children
+                .iter()
+                .map(|child| child.sum_of(number))
+                .sum::<usize>()
     }
 
     /// Returns the same tree, computed once.
@@ -172,8 +195,13 @@ impl Node {
     /// Returns the paths of the nodes that are so, of which this one's is `path`.
     pub fn paths(&self, path: &str, is: fn(&Self) -> bool) -> Vec<String> {
         let children = self.children.iter().enumerate();
-        let inside = children.flat_map(|(at, child)| child.paths(&format!("{path}.children.{at}"), is));
-        is(self).then(|| path.to_string()).into_iter().chain(inside).collect()
+        let inside =
+            children.flat_map(|(at, child)| child.paths(&format!("{path}.children.{at}"), is));
+        is(self)
+            .then(|| path.to_string())
+            .into_iter()
+            .chain(inside)
+            .collect()
     }
 
     /// Returns whether what it gives depends on a trained parameter, if what it is given does, and what the tree is given.
@@ -184,10 +212,21 @@ impl Node {
         let is_trained = !self.frozen || matches!(self.split, Split::Through { frozen: false, .. });
         let x = input || self.used.on(run) && is_trained || self.captures && captured;
         if self.chain {
-            return self.children.iter().fold(x, |x, child| child.tracks(x, captured, run));
+            return self
+                .children
+                .iter()
+                .fold(x, |x, child| child.tracks(x, captured, run));
         }
-        let mut heard = self.children.iter().filter(|child| !child.unheard).peekable();
-        if heard.peek().is_none() { x } else { heard.any(|child| child.tracks(x, captured, run)) }
+        let mut heard = self
+            .children
+            .iter()
+            .filter(|child| !child.unheard)
+            .peekable();
+        if heard.peek().is_none() {
+            x
+        } else {
+            heard.any(|child| child.tracks(x, captured, run))
+        }
     }
 
     /// Returns smaller trees of the same kind.
@@ -212,10 +251,16 @@ impl Node {
                 all.push(node);
             }
         };
-        add(|node| node.used = Used::Everywhere, self.used != Used::Everywhere);
+        add(
+            |node| node.used = Used::Everywhere,
+            self.used != Used::Everywhere,
+        );
         add(|node| node.left_out.clear(), !self.left_out.is_empty());
         add(|node| node.left_out.truncate(1), self.left_out.len() > 1);
-        add(|node| drop(node.left_out.drain(..1)), self.left_out.len() > 1);
+        add(
+            |node| drop(node.left_out.drain(..1)),
+            self.left_out.len() > 1,
+        );
         add(|node| node.frozen = false, self.frozen);
         add(|node| node.unheard = false, self.unheard);
         add(|node| node.captures = false, self.captures);

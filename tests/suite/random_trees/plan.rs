@@ -1,7 +1,9 @@
 //! [`Plan`]: a tree of modules, how it is sharded, and how ranks use it. No tensors.
 
 use burn::tensor::DType;
-use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, OffloadPolicy, ParamInfo, ReshardAfterForward};
+use burn_dtensor::fsdp::{
+    FullyShard, MixedPrecisionPolicy, OffloadPolicy, ParamInfo, ReshardAfterForward,
+};
 use burn_dtensor::parallel::{self, Style};
 use burn_dtensor::placement::Placement;
 use rand::rngs::StdRng;
@@ -69,9 +71,20 @@ impl Plan {
         let mesh = [&[2][..], &[2], &[3], &[4], &[2, 2]][rng.random_range(0..5)].to_vec();
         let ranks = mesh.iter().product();
         let uneven = rng.random_bool(0.4);
-        let batches = (0..ranks).map(|_| if uneven { rng.random_range(1..=3) } else { 2 }).collect();
-        let few = if mesh == [4] { ReshardAfterForward::Ranks(2) } else { ReshardAfterForward::Always };
-        let reshard = [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Auto, few];
+        let batches = (0..ranks)
+            .map(|_| if uneven { rng.random_range(1..=3) } else { 2 })
+            .collect();
+        let few = if mesh == [4] {
+            ReshardAfterForward::Ranks(2)
+        } else {
+            ReshardAfterForward::Always
+        };
+        let reshard = [
+            ReshardAfterForward::Always,
+            ReshardAfterForward::Never,
+            ReshardAfterForward::Auto,
+            few,
+        ];
         let scoped = rng.random_bool(0.6);
         let mut size = 0;
         let tree = Node::draw(&mut rng, ranks, scoped, 0, &mut size);
@@ -87,9 +100,17 @@ impl Plan {
             true => 2,
             false => 1,
         };
-        let precision = if tensor_parallel == 1 { Precision::draw(&mut rng) } else { Precision::Double };
+        let precision = if tensor_parallel == 1 {
+            Precision::draw(&mut rng)
+        } else {
+            Precision::Double
+        };
         // Of later steps, and of quotients of gradients, half precision has no bound that is of use.
-        let steps = if precision == Precision::Double { rng.random_range(2..=3) } else { 1 };
+        let steps = if precision == Precision::Double {
+            rng.random_range(2..=3)
+        } else {
+            1
+        };
         let mut plan = Self {
             seed,
             reshard: reshard[rng.random_range(0..4)],
@@ -97,7 +118,11 @@ impl Plan {
             checkpointing: rng.random_bool(0.3),
             adam: precision == Precision::Double && rng.random_bool(0.5),
             steps,
-            batches_a_step: if accumulates { rng.random_range(2..=3) } else { 1 },
+            batches_a_step: if accumulates {
+                rng.random_range(2..=3)
+            } else {
+                1
+            },
             waits: Waits::draw(&mut rng, mesh.len() > 1),
             grouped: scoped && rng.random_bool(0.5),
             batches,
@@ -115,8 +140,13 @@ impl Plan {
             exports: false,
             scaling: Scaling::draw(&mut rng, precision),
             precision,
-            models: if rng.random_bool(0.15) { rng.random_range(2..=3) } else { 1 },
-            backwards: [Backwards::Joint, Backwards::InOrder, Backwards::Reversed][rng.random_range(0..3)],
+            models: if rng.random_bool(0.15) {
+                rng.random_range(2..=3)
+            } else {
+                1
+            },
+            backwards: [Backwards::Joint, Backwards::InOrder, Backwards::Reversed]
+                [rng.random_range(0..3)],
             tensor_parallel,
             tree,
             mesh,
@@ -132,10 +162,12 @@ impl Plan {
     /// Draws what some plans' nodes have, and others' have not.
     fn draw_nodes(&mut self, rng: &mut StdRng) {
         if rng.random_bool(0.3) {
-            self.tree.change_all(&mut |node| node.narrow = rng.random_bool(0.4));
+            self.tree
+                .change_all(&mut |node| node.narrow = rng.random_bool(0.4));
         }
         if rng.random_bool(0.3) {
-            self.tree.change_all(&mut |node| node.full = rng.random_bool(0.4));
+            self.tree
+                .change_all(&mut |node| node.full = rng.random_bool(0.4));
         }
         if rng.random_bool(0.3) {
             let batches = self.steps * self.batches_a_step;
@@ -152,11 +184,15 @@ impl Plan {
                     0 => Split::None,
                     1 => Split::Colwise,
                     2 => Split::Rowwise,
-                    _ => Split::Through { features: rng.random_range(1..=4), frozen: rng.random_bool(0.2) },
+                    _ => Split::Through {
+                        features: rng.random_range(1..=4),
+                        frozen: rng.random_bool(0.2),
+                    },
                 };
             });
         }
-        self.tree.change_all(&mut |node| node.kept = rng.random_bool(0.5));
+        self.tree
+            .change_all(&mut |node| node.kept = rng.random_bool(0.5));
     }
 
     /// Draws what the program calls beside forwards, backwards and steps, and which weights a rank leaves unused for once.
@@ -164,15 +200,21 @@ impl Plan {
         self.mode = Mode::draw(rng);
         if rng.random_bool(0.3) {
             let mut draw = || rng.random_bool(0.6);
-            self.evaluated = Times { before_steps: draw(), between_batches: draw(), before_backwards: draw() };
+            self.evaluated = Times {
+                before_steps: draw(),
+                between_batches: draw(),
+                before_backwards: draw(),
+            };
         }
         self.resharded = Times::draw_rarely(rng);
         (self.unshards, self.exports) = (rng.random_bool(0.2), rng.random_bool(0.2));
-        let (ranks, batches, scoped) = (self.ranks(), self.steps * self.batches_a_step, self.scoped);
+        let (ranks, batches, scoped) =
+            (self.ranks(), self.steps * self.batches_a_step, self.scoped);
         if rng.random_bool(0.5) {
             self.tree.change_owned(scoped, &mut |node| {
                 if node.used == Used::Everywhere && rng.random_bool(0.4) {
-                    node.used = Used::NotOnIn(rng.random_range(0..ranks), rng.random_range(0..batches));
+                    node.used =
+                        Used::NotOnIn(rng.random_range(0..ranks), rng.random_range(0..batches));
                 }
             });
         }
@@ -186,7 +228,15 @@ impl Plan {
             return !tree.frozen && tree.used == Used::Everywhere && tree.left_out.is_empty();
         }
         let mut batches = 0..self.steps * self.batches_a_step;
-        batches.all(|batch| (0..self.ranks()).any(|rank| self.is_tracked(Run { model: 0, rank, batch })))
+        batches.all(|batch| {
+            (0..self.ranks()).any(|rank| {
+                self.is_tracked(Run {
+                    model: 0,
+                    rank,
+                    batch,
+                })
+            })
+        })
     }
 
     /// Returns whether a loss depends on a trained parameter, without the units around.
@@ -197,12 +247,19 @@ impl Plan {
 
     /// The first and the last batch of a step.
     pub fn batches_of(&self, step: usize) -> [usize; 2] {
-        [step * self.batches_a_step, (step + 1) * self.batches_a_step - 1]
+        [
+            step * self.batches_a_step,
+            (step + 1) * self.batches_a_step - 1,
+        ]
     }
 
     /// Returns whether one of these times is before this micro-batch.
     pub fn is_before(&self, times: Times, batch: usize) -> bool {
-        if batch.is_multiple_of(self.batches_a_step) { times.before_steps } else { times.between_batches }
+        if batch.is_multiple_of(self.batches_a_step) {
+            times.before_steps
+        } else {
+            times.between_batches
+        }
     }
 
     /// The number of data-parallel ranks.
@@ -217,15 +274,34 @@ impl Plan {
         }
         let group = self.group();
         units.retain(|path| !group.contains(path));
-        let config = FullyShard::new().with_units(units).with_reshard_after_forward(self.reshard);
-        let config = if self.offloaded { config.with_offload(OffloadPolicy::Cpu) } else { config };
-        let config = if group.is_empty() { config } else { config.with_group_unit(group) };
+        let config = FullyShard::new()
+            .with_units(units)
+            .with_reshard_after_forward(self.reshard);
+        let config = if self.offloaded {
+            config.with_offload(OffloadPolicy::Cpu)
+        } else {
+            config
+        };
+        let config = if group.is_empty() {
+            config
+        } else {
+            config.with_group_unit(group)
+        };
         let policy = MixedPrecisionPolicy::new();
-        let policy = if self.precision.computes_in_half() { policy.with_param_dtype(DType::F16) } else { policy };
-        let policy = if self.precision.reduces_in_half() { policy.with_reduce_dtype(DType::F16) } else { policy };
+        let policy = if self.precision.computes_in_half() {
+            policy.with_param_dtype(DType::F16)
+        } else {
+            policy
+        };
+        let policy = if self.precision.reduces_in_half() {
+            policy.with_reduce_dtype(DType::F16)
+        } else {
+            policy
+        };
         let config = config.with_mixed_precision(policy);
         let mut full = self.tree.paths("tree", |node| node.full);
-        full.iter_mut().for_each(|path| path.push_str(".layer.weight"));
+        full.iter_mut()
+            .for_each(|path| path.push_str(".layer.weight"));
         if self.full_table {
             full.push("table.weight".into());
         }
@@ -234,7 +310,8 @@ impl Plan {
         }
         let biases = self.full_biases;
         config.with_shard_placement_fn(move |param: ParamInfo<'_>| {
-            let is_full = biases && param.path.ends_with("bias") || full.iter().any(|path| path == param.path);
+            let is_full = biases && param.path.ends_with("bias")
+                || full.iter().any(|path| path == param.path);
             is_full.then_some(Placement::Replicate)
         })
     }
@@ -243,25 +320,57 @@ impl Plan {
     pub fn styles(&self) -> parallel::Plan {
         let with = |plan: parallel::Plan, is: fn(&Node) -> bool, field: &str, style: Style| {
             let layers = self.tree.paths("tree", is).into_iter();
-            layers.fold(plan, |plan, path| plan.with_style(format!("{path}.{field}"), style))
+            layers.fold(plan, |plan, path| {
+                plan.with_style(format!("{path}.{field}"), style)
+            })
         };
         let is_through = |node: &Node| matches!(node.split, Split::Through { .. });
-        let plan = with(parallel::Plan::new(), |node| node.split == Split::Colwise, "layer", Style::colwise());
-        let plan = with(plan, |node| node.split == Split::Rowwise, "layer", Style::rowwise());
+        let plan = with(
+            parallel::Plan::new(),
+            |node| node.split == Split::Colwise,
+            "layer",
+            Style::colwise(),
+        );
+        let plan = with(
+            plan,
+            |node| node.split == Split::Rowwise,
+            "layer",
+            Style::rowwise(),
+        );
         let plan = with(plan, is_through, "layer", Style::colwise());
         with(plan, is_through, "back", Style::rowwise())
     }
 
     /// The modules that are one unit.
     fn group(&self) -> Vec<String> {
-        let units = self.tree.children.iter().enumerate().filter(|(_, child)| child.unit && child.scoped);
-        let paths: Vec<_> = units.map(|(at, _)| format!("tree.children.{at}")).take(2).collect();
-        if self.grouped && paths.len() == 2 { paths } else { Vec::new() }
+        let units = self
+            .tree
+            .children
+            .iter()
+            .enumerate()
+            .filter(|(_, child)| child.unit && child.scoped);
+        let paths: Vec<_> = units
+            .map(|(at, _)| format!("tree.children.{at}"))
+            .take(2)
+            .collect();
+        if self.grouped && paths.len() == 2 {
+            paths
+        } else {
+            Vec::new()
+        }
     }
 
     /// Smaller plans of the same kind.
     pub fn smaller(&self) -> Vec<Self> {
-        let mut all: Vec<Self> = self.tree.smaller().into_iter().map(|tree| Self { tree, ..self.clone() }).collect();
+        let mut all: Vec<Self> = self
+            .tree
+            .smaller()
+            .into_iter()
+            .map(|tree| Self {
+                tree,
+                ..self.clone()
+            })
+            .collect();
         let mut add = |change: fn(&mut Self), differs: bool| {
             if differs {
                 let mut plan = self.clone();
@@ -271,39 +380,93 @@ impl Plan {
         };
         add(|plan| plan.steps = 1, self.steps > 1);
         add(|plan| plan.steps -= 1, self.steps > 2);
-        add(|plan| plan.kept.fill(Kept::Nothing), self.kept.iter().any(|&kept| kept != Kept::Nothing));
-        add(|plan| plan.kept.fill(Kept::All), self.kept.iter().any(|&kept| kept != Kept::All) && self.keeps());
+        add(
+            |plan| plan.kept.fill(Kept::Nothing),
+            self.kept.iter().any(|&kept| kept != Kept::Nothing),
+        );
+        add(
+            |plan| plan.kept.fill(Kept::All),
+            self.kept.iter().any(|&kept| kept != Kept::All) && self.keeps(),
+        );
         add(|plan| plan.adam = false, self.adam);
         add(|plan| plan.batches_a_step = 1, self.batches_a_step > 1);
         add(|plan| plan.batches_a_step -= 1, self.batches_a_step > 2);
-        add(|plan| plan.waits = Waits::Unreduced, self.waits != Waits::Unreduced);
-        add(|plan| plan.evaluated = Times::NEVER, self.evaluated != Times::NEVER);
-        add(|plan| plan.mode = Mode::Training, self.mode != Mode::Training);
+        add(
+            |plan| plan.waits = Waits::Unreduced,
+            self.waits != Waits::Unreduced,
+        );
+        add(
+            |plan| plan.evaluated = Times::NEVER,
+            self.evaluated != Times::NEVER,
+        );
+        add(
+            |plan| plan.mode = Mode::Training,
+            self.mode != Mode::Training,
+        );
         add(|plan| plan.mode = Mode::Valid, self.mode == Mode::Both);
-        add(|plan| plan.resharded = Times::NEVER, self.resharded != Times::NEVER);
-        add(|plan| plan.resharded.before_steps = false, self.resharded.before_steps);
-        add(|plan| plan.resharded.between_batches = false, self.resharded.between_batches);
-        add(|plan| plan.resharded.before_backwards = false, self.resharded.before_backwards);
+        add(
+            |plan| plan.resharded = Times::NEVER,
+            self.resharded != Times::NEVER,
+        );
+        add(
+            |plan| plan.resharded.before_steps = false,
+            self.resharded.before_steps,
+        );
+        add(
+            |plan| plan.resharded.between_batches = false,
+            self.resharded.between_batches,
+        );
+        add(
+            |plan| plan.resharded.before_backwards = false,
+            self.resharded.before_backwards,
+        );
         add(|plan| plan.unshards = false, self.unshards);
         add(|plan| plan.exports = false, self.exports);
-        add(|plan| plan.evaluated.before_steps = false, self.evaluated.before_steps);
-        add(|plan| plan.evaluated.between_batches = false, self.evaluated.between_batches);
-        add(|plan| plan.evaluated.before_backwards = false, self.evaluated.before_backwards);
+        add(
+            |plan| plan.evaluated.before_steps = false,
+            self.evaluated.before_steps,
+        );
+        add(
+            |plan| plan.evaluated.between_batches = false,
+            self.evaluated.between_batches,
+        );
+        add(
+            |plan| plan.evaluated.before_backwards = false,
+            self.evaluated.before_backwards,
+        );
         add(|plan| plan.tensor_parallel = 1, self.tensor_parallel > 1);
         add(|plan| plan.models -= 1, self.models > 1);
-        add(|plan| plan.backwards = Backwards::Joint, self.backwards != Backwards::Joint);
-        add(|plan| plan.precision = Precision::Double, self.precision != Precision::Double);
-        add(|plan| plan.scaling = Scaling::NONE, self.scaling != Scaling::NONE);
-        add(|plan| plan.scaling.sums_forced = false, self.scaling.sums_forced);
+        add(
+            |plan| plan.backwards = Backwards::Joint,
+            self.backwards != Backwards::Joint,
+        );
+        add(
+            |plan| plan.precision = Precision::Double,
+            self.precision != Precision::Double,
+        );
+        add(
+            |plan| plan.scaling = Scaling::NONE,
+            self.scaling != Scaling::NONE,
+        );
+        add(
+            |plan| plan.scaling.sums_forced = false,
+            self.scaling.sums_forced,
+        );
         add(|plan| plan.grouped = false, self.grouped);
         add(|plan| plan.tied = false, self.tied);
-        add(|plan| plan.given = Used::Everywhere, self.given != Used::Everywhere);
+        add(
+            |plan| plan.given = Used::Everywhere,
+            self.given != Used::Everywhere,
+        );
         add(|plan| plan.full_biases = false, self.full_biases);
         add(|plan| plan.full_table = false, self.full_table);
         add(|plan| plan.offloaded = false, self.offloaded);
         add(|plan| plan.checkpointing = false, self.checkpointing);
         add(|plan| plan.table_unit = false, self.table_unit);
-        add(|plan| plan.batches.fill(2), self.batches.iter().any(|&batch| batch != 2));
+        add(
+            |plan| plan.batches.fill(2),
+            self.batches.iter().any(|&batch| batch != 2),
+        );
         all.retain(Self::is_sound);
         all
     }

@@ -39,19 +39,27 @@ pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
     let mut optimizers: Vec<_> = nets.iter().map(|_| optimizer(plan)).collect();
     nets.iter().try_for_each(|net| scale(plan, net))?;
     if plan.exports {
-        nets.iter().try_for_each(|net| full_model_on(net, 0).map(drop))?;
+        nets.iter()
+            .try_for_each(|net| full_model_on(net, 0).map(drop))?;
     }
     let (mut stepped, mut evaluated) = (Vec::new(), Vec::new());
     for step in 0..plan.steps {
         let [first, last] = plan.batches_of(step);
         let mut sums: Vec<_> = nets.iter().map(|_| GradientsAccumulator::new()).collect();
-        nets.iter().try_for_each(|net| keep(plan, net, plan.kept[step]))?;
+        nets.iter()
+            .try_for_each(|net| keep(plan, net, plan.kept[step]))?;
         if plan.unshards {
-            nets.iter().try_for_each(|net| net.modules(unshard, unshard))?;
+            nets.iter()
+                .try_for_each(|net| net.modules(unshard, unshard))?;
         }
         for batch in first..=last {
-            nets.iter().try_for_each(|net| wait(plan.waits, net, batch == last))?;
-            let run = |model| Run { model, rank: meshes.data_rank(), batch };
+            nets.iter()
+                .try_for_each(|net| wait(plan.waits, net, batch == last))?;
+            let run = |model| Run {
+                model,
+                rank: meshes.data_rank(),
+                batch,
+            };
             let tp = meshes.tensor.as_ref();
             let mut evaluate = || {
                 for valid in plan.mode.forwards() {
@@ -60,7 +68,8 @@ pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
                         false => net.loss(plan, run(model), tp, &device),
                     };
                     let losses = nets.iter().enumerate().map(loss);
-                    evaluated.extend(losses.map(|loss| loss.into_scalar::<f64>() / plan.scaling.loss));
+                    evaluated
+                        .extend(losses.map(|loss| loss.into_scalar::<f64>() / plan.scaling.loss));
                 }
             };
             let reshard = || {
@@ -83,7 +92,11 @@ pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
             if plan.resharded.before_backwards {
                 reshard()?;
             }
-            for ((net, sum), grads) in nets.iter().zip(&mut sums).zip(backward(plan.backwards, &nets, trained)) {
+            for ((net, sum), grads) in
+                nets.iter()
+                    .zip(&mut sums)
+                    .zip(backward(plan.backwards, &nets, trained))
+            {
                 if plan.waits == Waits::Reduced || batch == last {
                     sum.accumulate(net, grads);
                 }
@@ -100,7 +113,11 @@ pub fn sharded(plan: &Plan, start: &[Net], world: &World) -> Result<Trained> {
         let full = on_device(&full_model(net)?, &Device::flex()).cast(DType::F64);
         params.extend(by_path(model, &full));
     }
-    Ok(Trained { params, stepped, evaluated })
+    Ok(Trained {
+        params,
+        stepped,
+        evaluated,
+    })
 }
 
 /// The ranks that share a model: by their data, and by what they compute of it.
@@ -111,13 +128,23 @@ struct Meshes {
 
 impl Meshes {
     fn new(plan: &Plan, world: &World) -> Result<Self> {
-        let names = if plan.mesh.len() == 1 { vec!["shard"] } else { vec!["replicate", "shard"] };
+        let names = if plan.mesh.len() == 1 {
+            vec!["shard"]
+        } else {
+            vec!["replicate", "shard"]
+        };
         if plan.tensor_parallel == 1 {
-            return Ok(Self { data: DeviceMesh::new(world, &plan.mesh, names)?, tensor: None });
+            return Ok(Self {
+                data: DeviceMesh::new(world, &plan.mesh, names)?,
+                tensor: None,
+            });
         }
         let shape = [&plan.mesh[..], &[plan.tensor_parallel]].concat();
         let mesh = DeviceMesh::new(world, &shape, [&names[..], &["tp"]].concat())?;
-        Ok(Self { data: mesh.slice(names)?, tensor: Some(mesh.slice("tp")?) })
+        Ok(Self {
+            data: mesh.slice(names)?,
+            tensor: Some(mesh.slice("tp")?),
+        })
     }
 
     fn distribute(&self, plan: &Plan, net: Net) -> Result<Net> {
@@ -131,13 +158,18 @@ impl Meshes {
     /// This rank's number among those that have data of their own.
     fn data_rank(&self) -> usize {
         let coordinate = self.data.coordinate().expect("a member");
-        coordinate.iter().zip(self.data.shape()).fold(0, |rank, (at, size)| rank * size + at)
+        coordinate
+            .iter()
+            .zip(self.data.shape())
+            .fold(0, |rank, (at, size)| rank * size + at)
     }
 }
 
 /// Returns the values of a model's parameters by path, which begins with the model's number.
 pub fn by_path(model: usize, net: &Net) -> impl Iterator<Item = (String, Vec<f64>)> + use<> {
-    elements(net, None).into_iter().map(move |(path, values)| (format!("{model}.{path}"), values))
+    elements(net, None)
+        .into_iter()
+        .map(move |(path, values)| (format!("{model}.{path}"), values))
 }
 
 /// Returns the gradients of each model.
@@ -146,9 +178,14 @@ fn backward(order: Backwards, nets: &[Net], losses: Vec<Tensor<1>>) -> Vec<Gradi
     let of_one = |(loss, net): (Tensor<1>, &Net)| GradientsParams::from_grads(loss.backward(), net);
     match order {
         Backwards::Joint => {
-            let sum = each.map(|(loss, _)| loss).reduce(|a, b| a + b).expect("a model");
+            let sum = each
+                .map(|(loss, _)| loss)
+                .reduce(|a, b| a + b)
+                .expect("a model");
             let mut grads = sum.backward();
-            nets.iter().map(|net| GradientsParams::from_module(&mut grads, net)).collect()
+            nets.iter()
+                .map(|net| GradientsParams::from_module(&mut grads, net))
+                .collect()
         }
         Backwards::InOrder => each.map(of_one).collect(),
         Backwards::Reversed => {
@@ -173,7 +210,9 @@ fn keep(plan: &Plan, net: &Net, kept: Kept) -> Result<()> {
     FsdpModule::of(net)?.set_reshard_after_backward(kept != Kept::All);
     let some = plan.tree.paths("tree", |node| node.unit && node.kept);
     if kept == Kept::Some && !some.is_empty() {
-        FsdpModule::of(net)?.matching(some)?.set_reshard_after_backward(false);
+        FsdpModule::of(net)?
+            .matching(some)?
+            .set_reshard_after_backward(false);
     }
     Ok(())
 }
@@ -181,7 +220,10 @@ fn keep(plan: &Plan, net: &Net, kept: Kept) -> Result<()> {
 /// Starts to gather a module's unit, if it is a unit of this module alone.
 fn unshard<M: Module>(module: &M) -> Result<()> {
     match burn_dtensor::fsdp::unshard(module) {
-        Ok(_) | Err(Error::Param(ParamError::NotSharded | ParamError::UnshardOnGroupUnit { .. })) => Ok(()),
+        Ok(_)
+        | Err(Error::Param(ParamError::NotSharded | ParamError::UnshardOnGroupUnit { .. })) => {
+            Ok(())
+        }
         Err(error) => Err(error),
     }
 }
@@ -199,16 +241,28 @@ fn wait(waits: Waits, net: &Net, is_last: bool) -> Result<()> {
 
 pub fn device(plan: &Plan, device: &Device) -> Device {
     let device = device.clone().autodiff();
-    if plan.checkpointing { device.gradient_checkpointing() } else { device }
+    if plan.checkpointing {
+        device.gradient_checkpointing()
+    } else {
+        device
+    }
 }
 
 pub fn optimizer(plan: &Plan) -> ModuleOptimizer {
-    if plan.adam { AdamWConfig::new().with_epsilon(1e-5).init() } else { SgdConfig::new().init() }
+    if plan.adam {
+        AdamWConfig::new().with_epsilon(1e-5).init()
+    } else {
+        SgdConfig::new().init()
+    }
 }
 
 /// Returns whether each parameter has a gradient, by path, but for empty shards.
 fn steps(net: &Net, grads: &GradientsParams) -> BTreeMap<String, bool> {
-    let mut visitor = Stepped { grads, path: Vec::new(), stepped: BTreeMap::new() };
+    let mut visitor = Stepped {
+        grads,
+        path: Vec::new(),
+        stepped: BTreeMap::new(),
+    };
     net.visit(&mut visitor);
     visitor.stepped
 }
@@ -230,7 +284,8 @@ impl ModuleVisitor for Stepped<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if param.base().shape().num_elements() > 0 {
-            self.stepped.insert(self.path.join("."), self.grads.get::<D>(param.id).is_some());
+            self.stepped
+                .insert(self.path.join("."), self.grads.get::<D>(param.id).is_some());
         }
     }
 }

@@ -47,45 +47,87 @@ pub type Module = Vec<String>;
 #[test]
 fn modules_use_those_above_them_and_files_form_no_cycle() {
     let tree = Tree::read(&crate::root().join("src"));
-    let top: BTreeSet<&str> = tree.files.keys().filter_map(|module| Some(module.first()?.as_str())).collect();
-    assert_eq!(top, LAYERS.into_iter().flatten().copied().chain([ERROR]).collect(), "every module has its layer");
+    let top: BTreeSet<&str> = tree
+        .files
+        .keys()
+        .filter_map(|module| Some(module.first()?.as_str()))
+        .collect();
+    assert_eq!(
+        top,
+        LAYERS
+            .into_iter()
+            .flatten()
+            .copied()
+            .chain([ERROR])
+            .collect(),
+        "every module has its layer"
+    );
     let layers: BTreeSet<&str> = tree
         .files
         .keys()
         .filter(|module| module[..].first().is_some_and(|top| top == "comm"))
         .filter_map(|module| Some(module.get(1)?.as_str()))
         .collect();
-    assert!(COMM.iter().all(|layer| layers.contains(layer)), "every layer of `comm` exists");
+    assert!(
+        COMM.iter().all(|layer| layers.contains(layer)),
+        "every layer of `comm` exists"
+    );
     assert_eq!(tree.faults(), [""; 0]);
 }
 
 #[test]
 fn a_cycle_and_a_module_that_uses_one_below_it_are_found() {
-    let planted =
-        |sources: &[(&str, &str)]| Tree::new(sources.iter().map(|&(path, text)| (path, text.into()))).faults();
-    assert_eq!(planted(&[("mesh/a.rs", "use crate::comm::b::B;"), ("comm/b.rs", "struct B;")]), [""; 0]);
+    let planted = |sources: &[(&str, &str)]| {
+        Tree::new(sources.iter().map(|&(path, text)| (path, text.into()))).faults()
+    };
+    assert_eq!(
+        planted(&[
+            ("mesh/a.rs", "use crate::comm::b::B;"),
+            ("comm/b.rs", "struct B;")
+        ]),
+        [""; 0]
+    );
     let upward = [
         ("comm/b.rs", "fn f() -> crate::mesh::A { a() }"),
         ("mesh/mod.rs", "mod a; pub use a::A;"),
         ("mesh/a.rs", "#[cfg(test)] mod tests { use crate::nn::C; }"),
     ];
-    assert_eq!(planted(&upward), ["comm/b uses mesh/a, a module that is not above its own"]);
+    assert_eq!(
+        planted(&upward),
+        ["comm/b uses mesh/a, a module that is not above its own"]
+    );
     let layered = |path: &str, text: &str| {
-        let modules = [("comm/mod.rs", ""), ("comm/control/mod.rs", ""), ("comm/data/mod.rs", "")];
+        let modules = [
+            ("comm/mod.rs", ""),
+            ("comm/control/mod.rs", ""),
+            ("comm/data/mod.rs", ""),
+        ];
         planted(&[&modules[..], &[(path, text)]].concat())
     };
     let above = "comm/control/a uses comm/data, a layer above its own";
-    assert_eq!(layered("comm/control/a.rs", "use crate::comm::data::B;"), [above]);
-    assert_eq!(layered("comm/data/a.rs", "use crate::comm::control::B;"), [""; 0]);
+    assert_eq!(
+        layered("comm/control/a.rs", "use crate::comm::data::B;"),
+        [above]
+    );
+    assert_eq!(
+        layered("comm/data/a.rs", "use crate::comm::control::B;"),
+        [""; 0]
+    );
     let cycle = [
-        ("mesh/mod.rs", "mod a; mod b; mod c; use c::C; pub(crate) use {a::A, b::{B, D as E}};"),
+        (
+            "mesh/mod.rs",
+            "mod a; mod b; mod c; use c::C; pub(crate) use {a::A, b::{B, D as E}};",
+        ),
         ("mesh/a.rs", "use super::{B, c};"),
         ("mesh/b.rs", "pub struct B; use super::c::C;"),
         ("mesh/c.rs", "fn f(_: super::A) {}"),
     ];
     assert_eq!(planted(&cycle), ["a cycle: mesh/a, mesh/b, mesh/c"]);
     let open = cycle.map(|(path, text)| (path.replace("mesh", "param"), text));
-    assert_eq!(planted(&open.each_ref().map(|(path, text)| (path.as_str(), *text))), [""; 0]);
+    assert_eq!(
+        planted(&open.each_ref().map(|(path, text)| (path.as_str(), *text))),
+        [""; 0]
+    );
 }
 
 /// The sources of a crate, without modules that only tests have.
@@ -107,22 +149,44 @@ impl Tree {
                 }
             }
         }
-        let name = |path: &Path| path.strip_prefix(root).expect("inside").to_str().expect("a name").to_owned();
-        let sources: Vec<_> =
-            paths.iter().map(|path| (name(path), fs::read_to_string(path).expect("a source"))).collect();
-        Self::new(sources.iter().map(|(path, text)| (path.as_str(), text.clone())))
+        let name = |path: &Path| {
+            path.strip_prefix(root)
+                .expect("inside")
+                .to_str()
+                .expect("a name")
+                .to_owned()
+        };
+        let sources: Vec<_> = paths
+            .iter()
+            .map(|path| (name(path), fs::read_to_string(path).expect("a source")))
+            .collect();
+        Self::new(
+            sources
+                .iter()
+                .map(|(path, text)| (path.as_str(), text.clone())),
+        )
     }
 
     /// Of paths such as `mesh/mod.rs`, and texts.
     pub fn new<'a>(sources: impl IntoIterator<Item = (&'a str, String)>) -> Self {
         let module = |path: &str| -> Module {
             let parts = path.trim_end_matches(".rs").split('/').map(String::from);
-            parts.filter(|part| !["mod", "lib"].contains(&part.as_str())).collect()
+            parts
+                .filter(|part| !["mod", "lib"].contains(&part.as_str()))
+                .collect()
         };
-        let parsed = |(path, text): (&str, String)| (module(path), syn::parse_file(&text).expect("Rust"));
-        let mut tree = Self { files: sources.into_iter().map(parsed).collect() };
-        let tests: Vec<Module> = tree.files.iter().flat_map(|(module, file)| tests(module, file)).collect();
-        tree.files.retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
+        let parsed =
+            |(path, text): (&str, String)| (module(path), syn::parse_file(&text).expect("Rust"));
+        let mut tree = Self {
+            files: sources.into_iter().map(parsed).collect(),
+        };
+        let tests: Vec<Module> = tree
+            .files
+            .iter()
+            .flat_map(|(module, file)| tests(module, file))
+            .collect();
+        tree.files
+            .retain(|module, _| !tests.iter().any(|test| module.starts_with(test)));
         tree
     }
 
@@ -134,22 +198,44 @@ impl Tree {
     /// What is wrong, in words.
     fn faults(&self) -> Vec<String> {
         let uses = self.uses();
-        let place = |module: &Module| LAYERS.iter().position(|layer| layer.contains(&module[0].as_str()));
-        let upward = uses.iter().filter(|(from, to)| from[0] != to[0] && place(from) <= place(to));
-        let upward = upward
-            .map(|(from, to)| format!("{} uses {}, a module that is not above its own", from.join("/"), to.join("/")));
+        let place = |module: &Module| {
+            LAYERS
+                .iter()
+                .position(|layer| layer.contains(&module[0].as_str()))
+        };
+        let upward = uses
+            .iter()
+            .filter(|(from, to)| from[0] != to[0] && place(from) <= place(to));
+        let upward = upward.map(|(from, to)| {
+            format!(
+                "{} uses {}, a module that is not above its own",
+                from.join("/"),
+                to.join("/")
+            )
+        });
         let layer = |module: &Module| match &module[..] {
             [top, name, ..] if top == "comm" => COMM.iter().position(|layer| layer == name),
             _ => None,
         };
-        let above =
-            uses.iter().filter(|(from, to)| layer(from).is_some_and(|from| layer(to).is_some_and(|to| from < to)));
-        let above = above.map(|(from, to)| format!("{} uses {}, a layer above its own", from.join("/"), to.join("/")));
-        let is_open = |(from, to): &(&Module, &Module)| from[0] == to[0] && OPEN.contains(&from[0].as_str());
+        let above = uses.iter().filter(|(from, to)| {
+            layer(from).is_some_and(|from| layer(to).is_some_and(|to| from < to))
+        });
+        let above = above.map(|(from, to)| {
+            format!(
+                "{} uses {}, a layer above its own",
+                from.join("/"),
+                to.join("/")
+            )
+        });
+        let is_open =
+            |(from, to): &(&Module, &Module)| from[0] == to[0] && OPEN.contains(&from[0].as_str());
         let closed = uses.iter().copied().filter(|used| !is_open(used)).collect();
-        let cycles = cycles(&closed)
-            .into_iter()
-            .map(|cycle| format!("a cycle: {}", cycle.into_iter().map(|module| module.join("/")).join(", ")));
+        let cycles = cycles(&closed).into_iter().map(|cycle| {
+            format!(
+                "a cycle: {}",
+                cycle.into_iter().map(|module| module.join("/")).join(", ")
+            )
+        });
         upward.chain(above).chain(cycles).collect()
     }
 
@@ -161,8 +247,12 @@ impl Tree {
             let mut paths = Paths::default();
             paths.visit_file(file);
             for path in paths.0 {
-                let Some(to) = self.definer(from, &path, &exports) else { continue };
-                let error = [from, to].iter().any(|module| module.first().is_some_and(|top| top == ERROR));
+                let Some(to) = self.definer(from, &path, &exports) else {
+                    continue;
+                };
+                let error = [from, to]
+                    .iter()
+                    .any(|module| module.first().is_some_and(|top| top == ERROR));
                 if !error && !to.starts_with(from) && !from.starts_with(to) {
                     uses.insert((from, to));
                 }
@@ -176,7 +266,9 @@ impl Tree {
         let mut exports = BTreeMap::new();
         for (module, file) in &self.files {
             for item in &file.items {
-                let Item::Use(ItemUse { vis, tree, .. }) = item else { continue };
+                let Item::Use(ItemUse { vis, tree, .. }) = item else {
+                    continue;
+                };
                 let mut paths = Vec::new();
                 flatten(tree, &mut Vec::new(), &mut paths);
                 for Used { path, name } in paths {
@@ -198,7 +290,10 @@ impl Tree {
         path: &[String],
         exports: &BTreeMap<(&Module, String), &'a Module>,
     ) -> Option<&'a Module> {
-        let inside = |module: &Module, part: &String| self.files.get_key_value(&[&module[..], from_ref(part)].concat());
+        let inside = |module: &Module, part: &String| {
+            self.files
+                .get_key_value(&[&module[..], from_ref(part)].concat())
+        };
         let (mut at, mut rest) = match path.first()?.as_str() {
             "crate" => (Module::new(), &path[1..]),
             "super" | "self" => (module.clone(), path),
@@ -211,7 +306,10 @@ impl Tree {
             rest = &rest[1..];
         }
         while let Some(part) = rest.first() {
-            let known = self.files.get_key_value(&at).map(|(at, _)| (at, part.clone()));
+            let known = self
+                .files
+                .get_key_value(&at)
+                .map(|(at, _)| (at, part.clone()));
             let handed_on = known.and_then(|key| exports.get(&key));
             // A function that is handed on may be called like a module beside it.
             at = match (handed_on, inside(&at, part)) {
@@ -229,7 +327,9 @@ impl Tree {
 /// The modules inside `module` that only tests have.
 fn tests(module: &Module, file: &File) -> Vec<Module> {
     let only = |item: &Item| match item {
-        Item::Mod(ItemMod { attrs, ident, .. }) if is_test(attrs) => Some([&module[..], &[ident.to_string()]].concat()),
+        Item::Mod(ItemMod { attrs, ident, .. }) if is_test(attrs) => {
+            Some([&module[..], &[ident.to_string()]].concat())
+        }
         _ => None,
     };
     file.items.iter().filter_map(only).collect()
@@ -237,7 +337,10 @@ fn tests(module: &Module, file: &File) -> Vec<Module> {
 
 pub fn is_test(attributes: &[Attribute]) -> bool {
     let is_test = |attribute: &Attribute| {
-        attribute.path().is_ident("cfg") && attribute.parse_args::<syn::Path>().is_ok_and(|cfg| cfg.is_ident("test"))
+        attribute.path().is_ident("cfg")
+            && attribute
+                .parse_args::<syn::Path>()
+                .is_ok_and(|cfg| cfg.is_ident("test"))
     };
     attributes.iter().any(is_test)
 }
@@ -262,8 +365,17 @@ impl Visit<'_> for Paths {
     fn visit_visibility(&mut self, _: &Visibility) {}
 
     fn visit_path(&mut self, path: &syn::Path) {
-        if path.segments.first().is_some_and(|first| first.ident == "crate" || first.ident == "super") {
-            self.0.push(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
+        if path
+            .segments
+            .first()
+            .is_some_and(|first| first.ident == "crate" || first.ident == "super")
+        {
+            self.0.push(
+                path.segments
+                    .iter()
+                    .map(|segment| segment.ident.to_string())
+                    .collect(),
+            );
         }
         visit::visit_path(self, path);
     }
@@ -284,10 +396,22 @@ fn flatten(tree: &UseTree, before: &mut Vec<String>, used: &mut Vec<Used>) {
             flatten(&path.tree, before, used);
             before.pop();
         }
-        UseTree::Name(name) => used.push(Used { path: at(&name.ident), name: name.ident.to_string() }),
-        UseTree::Rename(name) => used.push(Used { path: at(&name.ident), name: name.rename.to_string() }),
-        UseTree::Glob(_) => used.push(Used { path: before.clone(), name: "*".into() }),
-        UseTree::Group(group) => group.items.iter().for_each(|tree| flatten(tree, before, used)),
+        UseTree::Name(name) => used.push(Used {
+            path: at(&name.ident),
+            name: name.ident.to_string(),
+        }),
+        UseTree::Rename(name) => used.push(Used {
+            path: at(&name.ident),
+            name: name.rename.to_string(),
+        }),
+        UseTree::Glob(_) => used.push(Used {
+            path: before.clone(),
+            name: "*".into(),
+        }),
+        UseTree::Group(group) => group
+            .items
+            .iter()
+            .for_each(|tree| flatten(tree, before, used)),
     }
 }
 
@@ -302,10 +426,14 @@ fn cycles<'a>(uses: &BTreeSet<(&'a Module, &'a Module)>) -> BTreeSet<Vec<&'a Mod
         }
         reached
     };
-    let all: BTreeMap<&Module, BTreeSet<&Module>> = used.keys().map(|from| (*from, reached(from))).collect();
+    let all: BTreeMap<&Module, BTreeSet<&Module>> =
+        used.keys().map(|from| (*from, reached(from))).collect();
     let cycle = |(start, reached): (&&'a Module, &BTreeSet<&'a Module>)| -> Vec<&'a Module> {
         let back = |to: &&&Module| all.get(**to).is_some_and(|back| back.contains(*start));
         reached.iter().filter(back).copied().collect()
     };
-    all.iter().map(cycle).filter(|cycle| !cycle.is_empty()).collect()
+    all.iter()
+        .map(cycle)
+        .filter(|cycle| !cycle.is_empty())
+        .collect()
 }

@@ -63,7 +63,12 @@ pub fn of_folder(folder: &Path) -> BTreeMap<String, Size> {
                 _ if path.is_dir() => open.push(path),
                 Some(extension) if extension == "rs" => {
                     let text = fs::read_to_string(&path).expect("a source is text");
-                    sources.push((path.strip_prefix(folder).expect("it lies inside").to_path_buf(), text));
+                    sources.push((
+                        path.strip_prefix(folder)
+                            .expect("it lies inside")
+                            .to_path_buf(),
+                        text,
+                    ));
                 }
                 _ => {}
             }
@@ -74,14 +79,26 @@ pub fn of_folder(folder: &Path) -> BTreeMap<String, Size> {
 
 /// Returns the sizes of sources by the first folder of their paths.
 fn of_sources(sources: impl IntoIterator<Item = (PathBuf, String)>) -> BTreeMap<String, Size> {
-    let counted: Vec<_> = sources.into_iter().map(|(path, text)| (Counted::new(&path, &text), path)).collect();
-    let modules: Vec<&PathBuf> = counted.iter().flat_map(|(counted, _)| &counted.test_modules).collect();
+    let counted: Vec<_> = sources
+        .into_iter()
+        .map(|(path, text)| (Counted::new(&path, &text), path))
+        .collect();
+    let modules: Vec<&PathBuf> = counted
+        .iter()
+        .flat_map(|(counted, _)| &counted.test_modules)
+        .collect();
     let mut sizes: BTreeMap<String, Size> = BTreeMap::new();
     for (counted, path) in &counted {
         let folder = path.parent().and_then(|folder| folder.iter().next());
         let folder = folder.map_or(".".into(), |name| name.to_string_lossy().into_owned());
-        let in_module = modules.iter().any(|module| path.starts_with(module) || path.with_extension("") == **module);
-        let size = if in_module || is_test_file(path) { counted.as_test() } else { counted.size };
+        let in_module = modules
+            .iter()
+            .any(|module| path.starts_with(module) || path.with_extension("") == **module);
+        let size = if in_module || is_test_file(path) {
+            counted.as_test()
+        } else {
+            counted.size
+        };
         let sum = sizes.entry(folder).or_default();
         *sum = *sum + size;
     }
@@ -89,7 +106,10 @@ fn of_sources(sources: impl IntoIterator<Item = (PathBuf, String)>) -> BTreeMap<
 }
 
 fn is_test_file(path: &Path) -> bool {
-    let name = path.file_name().expect("a file has a name").to_string_lossy();
+    let name = path
+        .file_name()
+        .expect("a file has a name")
+        .to_string_lossy();
     name == "tests.rs" || name.ends_with("_tests.rs") || path.iter().any(|part| part == "tests")
 }
 
@@ -102,8 +122,14 @@ struct Counted {
 
 impl Counted {
     fn new(path: &Path, text: &str) -> Self {
-        let file = syn::parse_file(text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        let mut tests = Tests { path, lines: Vec::new(), modules: Vec::new(), thread_locals: 0 };
+        let file =
+            syn::parse_file(text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let mut tests = Tests {
+            path,
+            lines: Vec::new(),
+            modules: Vec::new(),
+            thread_locals: 0,
+        };
         let lines = text.lines().count();
         if only_in_tests(&file.attrs) {
             tests.lines = (1..=lines).collect();
@@ -111,13 +137,26 @@ impl Counted {
             tests.visit_file(&file);
         }
         let test = tests.lines.iter().unique().count();
-        let size = Size { code: lines - test, test, files: 1, test_files: 0, thread_locals: tests.thread_locals };
-        Self { size, test_modules: tests.modules }
+        let size = Size {
+            code: lines - test,
+            test,
+            files: 1,
+            test_files: 0,
+            thread_locals: tests.thread_locals,
+        };
+        Self {
+            size,
+            test_modules: tests.modules,
+        }
     }
 
     /// Returns the size of this file if all of it is a test.
     fn as_test(&self) -> Size {
-        Size { test: self.size.code + self.size.test, test_files: 1, ..Size::default() }
+        Size {
+            test: self.size.code + self.size.test,
+            test_files: 1,
+            ..Size::default()
+        }
     }
 }
 
@@ -135,7 +174,8 @@ impl Tests<'_> {
     fn note(&mut self, attributes: &[Attribute], node: &impl Spanned) -> bool {
         let test = only_in_tests(attributes);
         if test {
-            self.lines.extend(node.span().start().line..=node.span().end().line);
+            self.lines
+                .extend(node.span().start().line..=node.span().end().line);
         }
         test
     }
@@ -145,8 +185,14 @@ impl Tests<'_> {
         if let Some(path) = path_of(&item.attrs) {
             return self.path.with_file_name(path).with_extension("");
         }
-        let is_root = ["mod", "lib"].iter().any(|name| self.path.file_stem().is_some_and(|stem| stem == *name));
-        let folder = if is_root { self.path.parent().expect("a file").into() } else { self.path.with_extension("") };
+        let is_root = ["mod", "lib"]
+            .iter()
+            .any(|name| self.path.file_stem().is_some_and(|stem| stem == *name));
+        let folder = if is_root {
+            self.path.parent().expect("a file").into()
+        } else {
+            self.path.with_extension("")
+        };
         folder.join(item.ident.to_string())
     }
 }
@@ -196,10 +242,16 @@ impl Visit<'_> for Tests<'_> {
     }
 
     fn visit_macro(&mut self, call: &Macro) {
-        if call.path.segments.last().is_some_and(|name| name.ident == "thread_local") {
+        if call
+            .path
+            .segments
+            .last()
+            .is_some_and(|name| name.ident == "thread_local")
+        {
             let statics = call.tokens.clone().into_iter();
-            self.thread_locals +=
-                statics.filter(|token| matches!(token, TokenTree::Ident(word) if word == "static")).count();
+            self.thread_locals += statics
+                .filter(|token| matches!(token, TokenTree::Ident(word) if word == "static"))
+                .count();
         }
     }
 }
@@ -227,14 +279,21 @@ fn only_in_tests(attributes: &[Attribute]) -> bool {
         match condition {
             Meta::Path(path) => path.is_ident("test"),
             Meta::List(list) if list.path.is_ident("all") => {
-                let parts = Punctuated::<Meta, Token![,]>::parse_terminated.parse2(list.tokens.clone());
+                let parts =
+                    Punctuated::<Meta, Token![,]>::parse_terminated.parse2(list.tokens.clone());
                 parts.expect("all holds conditions").iter().any(needs_test)
             }
             _ => false,
         }
     }
-    let cfgs = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
-    cfgs.map(|cfg| cfg.parse_args::<Meta>().expect("a cfg attribute holds one condition")).any(|cfg| needs_test(&cfg))
+    let cfgs = attributes
+        .iter()
+        .filter(|attribute| attribute.path().is_ident("cfg"));
+    cfgs.map(|cfg| {
+        cfg.parse_args::<Meta>()
+            .expect("a cfg attribute holds one condition")
+    })
+    .any(|cfg| needs_test(&cfg))
 }
 
 #[cfg(test)]
@@ -268,30 +327,64 @@ impl A {
     fn two_lines() {}
 }
 ";
-        assert_eq!(size("a.rs", text), Size { code: 11, test: 7, files: 1, ..Size::default() });
+        assert_eq!(
+            size("a.rs", text),
+            Size {
+                code: 11,
+                test: 7,
+                files: 1,
+                ..Size::default()
+            }
+        );
     }
 
     #[test]
     fn thread_locals_count_one_by_one_except_those_of_tests() {
-        let text = "thread_local! {\n    static A: u8 = 1;\n    /// B.\n    pub static B: u8 = 2;\n}
+        let text =
+            "thread_local! {\n    static A: u8 = 1;\n    /// B.\n    pub static B: u8 = 2;\n}
 #[cfg(test)]\nthread_local!(static C: u8 = 3);\nstd::thread_local!(static D: u8 = 4);";
-        assert_eq!(size("a.rs", text), Size { code: 6, test: 2, files: 1, thread_locals: 3, ..Size::default() });
+        assert_eq!(
+            size("a.rs", text),
+            Size {
+                code: 6,
+                test: 2,
+                files: 1,
+                thread_locals: 3,
+                ..Size::default()
+            }
+        );
     }
 
     #[test]
     fn files_of_tests_are_known_by_name_folder_or_declaration() {
-        let test = |lines| Size { test: lines, test_files: 1, ..Size::default() };
+        let test = |lines| Size {
+            test: lines,
+            test_files: 1,
+            ..Size::default()
+        };
         let only = "fn one() {}\nfn two() {}\n";
-        for path in ["tests.rs", "a/tests.rs", "a/board_tests.rs", "a/tests/mod.rs", "tests/a/b.rs"] {
+        for path in [
+            "tests.rs",
+            "a/tests.rs",
+            "a/board_tests.rs",
+            "a/tests/mod.rs",
+            "tests/a/b.rs",
+        ] {
             assert_eq!(size(path, only), test(2), "{path}");
         }
         assert_eq!(size("latest.rs", only).code, 2);
-        assert_eq!(size("a.rs", "#![cfg(test)]\nfn one() {}"), test(2).with_file());
+        assert_eq!(
+            size("a.rs", "#![cfg(test)]\nfn one() {}"),
+            test(2).with_file()
+        );
         let sources = [
             ("a/mod.rs", "#[cfg(test)]\nmod matrix;\nmod b;\n"),
             ("a/matrix.rs", only),
             ("a/matrix/inner.rs", only),
-            ("a/b.rs", "#[cfg(test)]\n#[path = \"special.rs\"]\nmod s;\n#[cfg(test)]\nmod deep;\n"),
+            (
+                "a/b.rs",
+                "#[cfg(test)]\n#[path = \"special.rs\"]\nmod s;\n#[cfg(test)]\nmod deep;\n",
+            ),
             ("a/special.rs", only),
             ("a/b/deep.rs", only),
             ("c/matrix.rs", only),
@@ -299,17 +392,47 @@ impl A {
         ];
         let sizes = of_sources(sources.map(|(path, text)| (path.into(), text.into())));
         let expected = [
-            (".", Size { code: 2, files: 1, ..Size::default() }),
-            ("a", Size { code: 1, test: 2 + 5 + 8, files: 2, test_files: 4, thread_locals: 0 }),
-            ("c", Size { code: 2, files: 1, ..Size::default() }),
+            (
+                ".",
+                Size {
+                    code: 2,
+                    files: 1,
+                    ..Size::default()
+                },
+            ),
+            (
+                "a",
+                Size {
+                    code: 1,
+                    test: 2 + 5 + 8,
+                    files: 2,
+                    test_files: 4,
+                    thread_locals: 0,
+                },
+            ),
+            (
+                "c",
+                Size {
+                    code: 2,
+                    files: 1,
+                    ..Size::default()
+                },
+            ),
         ];
-        assert_eq!(sizes, expected.map(|(name, size)| (name.to_owned(), size)).into());
+        assert_eq!(
+            sizes,
+            expected.map(|(name, size)| (name.to_owned(), size)).into()
+        );
     }
 
     impl Size {
         /// Counts a file that holds tests, but is not known as one by name.
         fn with_file(self) -> Self {
-            Self { files: self.test_files, test_files: 0, ..self }
+            Self {
+                files: self.test_files,
+                test_files: 0,
+                ..self
+            }
         }
     }
 }

@@ -18,16 +18,25 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["gated", program] => {
-            let gated = tests().iter().filter(|test| test.program == program && !test.needs.is_empty());
+            let gated = tests()
+                .iter()
+                .filter(|test| test.program == program && !test.needs.is_empty());
             gated.for_each(|test| println!("{}", test.path));
         }
         ["gated", program, feature] => {
-            let gated = tests().iter().filter(|test| test.program == program && test.needs == [feature]);
+            let gated = tests()
+                .iter()
+                .filter(|test| test.program == program && test.needs == [feature]);
             gated.for_each(|test| println!("{}", test.path));
         }
         ["needs", program, filter] => {
-            let matching = tests().iter().filter(|test| test.program == program && test.path.contains(filter));
-            let Some(needs) = matching.map(|test| test.needs).min_by_key(|needs| needs.len()) else {
+            let matching = tests()
+                .iter()
+                .filter(|test| test.program == program && test.path.contains(filter));
+            let Some(needs) = matching
+                .map(|test| test.needs)
+                .min_by_key(|needs| needs.len())
+            else {
                 eprintln!("no test of {program} matches {filter}");
                 return ExitCode::FAILURE;
             };
@@ -36,7 +45,9 @@ fn main() -> ExitCode {
         ["lines"] => print_sizes("src"),
         ["lines", ref folders @ ..] => folders.iter().for_each(|folder| print_sizes(folder)),
         _ => {
-            eprintln!("usage: tree gated PROGRAM [FEATURE] | tree needs PROGRAM FILTER | tree lines [FOLDER..]");
+            eprintln!(
+                "usage: tree gated PROGRAM [FEATURE] | tree needs PROGRAM FILTER | tree lines [FOLDER..]"
+            );
             return ExitCode::FAILURE;
         }
     }
@@ -46,14 +57,26 @@ fn main() -> ExitCode {
 /// Prints the sizes of the folders in `folder`, and their sum.
 fn print_sizes(folder: &str) {
     let sizes = lines::of_folder(&tree::root().join(folder));
-    println!("{:<40}{:>9}{:>8}{:>7}{:>12}{:>15}", "folder", "non-test", "test", "files", "test files", "thread-locals");
-    for (name, size) in sizes.iter().map(|(name, size)| (format!("{folder}/{name}"), *size)) {
+    println!(
+        "{:<40}{:>9}{:>8}{:>7}{:>12}{:>15}",
+        "folder", "non-test", "test", "files", "test files", "thread-locals"
+    );
+    for (name, size) in sizes
+        .iter()
+        .map(|(name, size)| (format!("{folder}/{name}"), *size))
+    {
         print_size(&name, size);
     }
     print_size(folder, sizes.into_values().sum());
 }
 
 fn print_size(name: &str, size: Size) {
-    let Size { code, test, files, test_files, thread_locals } = size;
+    let Size {
+        code,
+        test,
+        files,
+        test_files,
+        thread_locals,
+    } = size;
     println!("{name:<40}{code:>9}{test:>8}{files:>7}{test_files:>12}{thread_locals:>15}");
 }

@@ -8,16 +8,18 @@ use itertools::Itertools;
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{self, Visit};
 use syn::{
-    Ident, ImplItem, ItemEnum, ItemFn, ItemImpl, ItemMod, ItemStruct, ItemTrait, ItemType, ItemUnion, TraitItem, Type,
-    Visibility,
+    Ident, ImplItem, ItemEnum, ItemFn, ItemImpl, ItemMod, ItemStruct, ItemTrait, ItemType,
+    ItemUnion, TraitItem, Type, Visibility,
 };
 
 use crate::layers::{Tree, is_test};
 use crate::pages;
 
 /// Type names that several modules define, and why: at most 15.
-const SHARED_TYPE_NAMES: [(&str, &str); 1] =
-    [("Sealed", "the idiom for a trait that only this crate implements; no other module names it")];
+const SHARED_TYPE_NAMES: [(&str, &str); 1] = [(
+    "Sealed",
+    "the idiom for a trait that only this crate implements; no other module names it",
+)];
 
 /// Words that neither identifiers nor prose contain, with what to write instead.
 pub const RETIRED_WORDS: [(&str, &str); 16] = [
@@ -52,20 +54,35 @@ const EXCEPTIONS: [&str; 0] = [];
 fn a_type_name_stands_for_one_type() {
     let tree = Tree::read(&crate::root().join("src"));
     assert_eq!(shared(&tree, &SHARED_TYPE_NAMES), [""; 0]);
-    assert_eq!(shared(&Tree::read(&crate::root().join(FLIGHT)), &[]), [""; 0]);
-    assert!(SHARED_TYPE_NAMES.len() <= 15, "{} type names stand for several types", SHARED_TYPE_NAMES.len());
+    assert_eq!(
+        shared(&Tree::read(&crate::root().join(FLIGHT)), &[]),
+        [""; 0]
+    );
+    assert!(
+        SHARED_TYPE_NAMES.len() <= 15,
+        "{} type names stand for several types",
+        SHARED_TYPE_NAMES.len()
+    );
 }
 
 #[test]
 fn retired_names_do_not_come_back() {
     let root = crate::root();
     let mut found = Vec::new();
-    for path in ["src", "crates", "tests", "examples", "benches"].iter().flat_map(|folder| sources(&root.join(folder)))
+    for path in ["src", "crates", "tests", "examples", "benches"]
+        .iter()
+        .flat_map(|folder| sources(&root.join(folder)))
     {
-        let name = path.strip_prefix(&root).expect("inside").display().to_string();
+        let name = path
+            .strip_prefix(&root)
+            .expect("inside")
+            .display()
+            .to_string();
         let faults = retired(&fs::read_to_string(&path).expect("a source"));
         match EXCEPTIONS.contains(&name.as_str()) {
-            true if faults.is_empty() => found.push(format!("{name} contains none: remove it from the exceptions")),
+            true if faults.is_empty() => found.push(format!(
+                "{name} contains none: remove it from the exceptions"
+            )),
             true => {}
             false => found.extend(faults.into_iter().map(|fault| format!("{name}: {fault}"))),
         }
@@ -79,15 +96,37 @@ fn texts_name_members_that_exist() {
     let mut members = members(&Tree::read(&root.join("src")));
     members.extend(self::members(&Tree::read(&root.join(FLIGHT))));
     let mut faults = Vec::new();
-    for path in ["src", "crates"].iter().flat_map(|folder| sources(&root.join(folder))) {
-        let name = path.strip_prefix(&root).expect("inside").display().to_string();
+    for path in ["src", "crates"]
+        .iter()
+        .flat_map(|folder| sources(&root.join(folder)))
+    {
+        let name = path
+            .strip_prefix(&root)
+            .expect("inside")
+            .display()
+            .to_string();
         let mut texts = Vec::new();
-        collect_texts(fs::read_to_string(&path).expect("a source").parse().expect("Rust"), &mut texts);
-        faults.extend(texts.iter().flat_map(|text| gone(text, &members)).map(|fault| format!("{name}: {fault}")));
+        collect_texts(
+            fs::read_to_string(&path)
+                .expect("a source")
+                .parse()
+                .expect("Rust"),
+            &mut texts,
+        );
+        faults.extend(
+            texts
+                .iter()
+                .flat_map(|text| gone(text, &members))
+                .map(|fault| format!("{name}: {fault}")),
+        );
     }
     for page in pages::all(&root) {
         let text = fs::read_to_string(&page).expect("a page");
-        faults.extend(gone(&text, &members).into_iter().map(|fault| format!("{}: {fault}", page.display())));
+        faults.extend(
+            gone(&text, &members)
+                .into_iter()
+                .map(|fault| format!("{}: {fault}", page.display())),
+        );
     }
     assert_eq!(faults, [""; 0]);
 }
@@ -97,23 +136,42 @@ fn a_text_that_names_what_is_gone_is_found() {
     let source = "struct A { private: u8, pub field: u8 } impl A { fn method() {} const C: u8 = 0; } enum E { V } impl Trait for A { fn given() {} }";
     let members = members(&Tree::new([("mesh/a.rs", source.to_owned())]));
     let text = "call `A::method`, `A::given`, `A::field`, `A::C` or `E::V`, not `A::gone`, `A::private` or `E::v`; `Burns::gone` is not this crate's";
-    assert_eq!(gone(text, &members), ["`A::gone`", "`A::private`", "`E::v`"]);
+    assert_eq!(
+        gone(text, &members),
+        ["`A::gone`", "`A::private`", "`E::v`"]
+    );
 }
 
 #[test]
 fn two_types_of_one_name_are_found() {
     let sources = [
         ("mesh/a.rs", "struct State; fn f() { enum Local {} }"),
-        ("mesh/b.rs", "mod inner { type State = u32; } #[cfg(test)] mod tests { struct Local; }"),
-        ("mesh/c.rs", "trait Sealed {} impl Iterator for A { type Item = u32; }"),
-        ("mesh/d.rs", "trait Sealed {} impl Iterator for B { type Item = u32; } enum Local {}"),
+        (
+            "mesh/b.rs",
+            "mod inner { type State = u32; } #[cfg(test)] mod tests { struct Local; }",
+        ),
+        (
+            "mesh/c.rs",
+            "trait Sealed {} impl Iterator for A { type Item = u32; }",
+        ),
+        (
+            "mesh/d.rs",
+            "trait Sealed {} impl Iterator for B { type Item = u32; } enum Local {}",
+        ),
     ];
     let tree = Tree::new(sources.map(|(path, text)| (path, text.to_owned())));
     let sealed = [("Sealed", "an idiom")];
-    assert_eq!(shared(&tree, &sealed), ["Local: mesh/a, mesh/d", "State: mesh/a, mesh/b"]);
+    assert_eq!(
+        shared(&tree, &sealed),
+        ["Local: mesh/a, mesh/d", "State: mesh/a, mesh/b"]
+    );
     assert_eq!(
         shared(&tree, &[("Gone", "")])[1..],
-        ["Sealed: mesh/c, mesh/d", "State: mesh/a, mesh/b", "Gone: one type or none"]
+        [
+            "Sealed: mesh/c, mesh/d",
+            "State: mesh/a, mesh/b",
+            "Gone: one type or none"
+        ]
     );
 }
 
@@ -151,10 +209,14 @@ fn shared(tree: &Tree, allowed: &[(&str, &str)]) -> Vec<String> {
     }
     let is_shared = |name: &str| modules.get(name).is_some_and(|modules| modules.len() > 1);
     let is_allowed = |name: &str| allowed.iter().any(|(allowed, _)| *allowed == name);
-    let faults = modules.iter().filter(|(name, _)| is_shared(name) && !is_allowed(name));
+    let faults = modules
+        .iter()
+        .filter(|(name, _)| is_shared(name) && !is_allowed(name));
     let faults = faults.map(|(name, modules)| format!("{name}: {}", modules.iter().join(", ")));
     let in_vain = allowed.iter().filter(|(name, _)| !is_shared(name));
-    faults.chain(in_vain.map(|(name, _)| format!("{name}: one type or none"))).collect()
+    faults
+        .chain(in_vain.map(|(name, _)| format!("{name}: one type or none")))
+        .collect()
 }
 
 /// Returns the identifiers of a source that contain retired words or are retired names, once each.
@@ -163,11 +225,16 @@ fn retired(text: &str) -> Vec<String> {
     collect(text.parse().expect("Rust"), &mut idents);
     let fault = |ident: String| {
         let words = words(&ident);
-        let word = RETIRED_WORDS.iter().find(|(word, _)| words.iter().any(|found| found == word));
+        let word = RETIRED_WORDS
+            .iter()
+            .find(|(word, _)| words.iter().any(|found| found == word));
         if let Some((word, instead)) = word {
             return Some(format!("{ident}: write {instead} for `{word}`"));
         }
-        RETIRED_NAMES.lines().any(|name| name == ident).then(|| format!("{ident}: retired"))
+        RETIRED_NAMES
+            .lines()
+            .any(|name| name == ident)
+            .then(|| format!("{ident}: retired"))
     };
     idents.into_iter().unique().filter_map(fault).collect()
 }
@@ -180,7 +247,9 @@ fn members(tree: &Tree) -> BTreeMap<String, BTreeSet<String>> {
         members.visit_file(file);
         types.visit_file(file);
     }
-    members.0.retain(|name, _| !["DTensor", "Lora", "Tensor"].contains(&name.as_str()) && types.0.contains(name));
+    members.0.retain(|name, _| {
+        !["DTensor", "Lora", "Tensor"].contains(&name.as_str()) && types.0.contains(name)
+    });
     members.0
 }
 
@@ -205,7 +274,10 @@ fn words(ident: &str) -> Vec<String> {
             words.push(String::new());
         }
         if letter != '_' {
-            words.last_mut().expect("one to begin with").extend(letter.to_lowercase());
+            words
+                .last_mut()
+                .expect("one to begin with")
+                .extend(letter.to_lowercase());
         }
         before = letter;
     }
@@ -230,7 +302,11 @@ fn collect_texts(tokens: TokenStream, texts: &mut Vec<String>) {
             TokenTree::Group(group) if group.to_string().starts_with("[doc") => {}
             TokenTree::Group(group) => collect_texts(group.stream(), texts),
             TokenTree::Literal(literal) => {
-                texts.extend(syn::parse_str::<syn::LitStr>(&literal.to_string()).ok().map(|text| text.value()));
+                texts.extend(
+                    syn::parse_str::<syn::LitStr>(&literal.to_string())
+                        .ok()
+                        .map(|text| text.value()),
+                );
             }
             TokenTree::Punct(_) | TokenTree::Ident(_) => {}
         }
@@ -239,10 +315,21 @@ fn collect_texts(tokens: TokenStream, texts: &mut Vec<String>) {
 
 /// The Rust files below `folder`, without build outputs.
 pub fn sources(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("a folder of sources").map(|entry| entry.expect("an entry").path());
+    let entries = fs::read_dir(folder)
+        .expect("a folder of sources")
+        .map(|entry| entry.expect("an entry").path());
     let (folders, files): (Vec<_>, Vec<_>) = entries.sorted().partition(|path| path.is_dir());
-    let below = folders.iter().filter(|folder| !folder.ends_with("target")).flat_map(|folder| sources(folder));
-    below.chain(files.into_iter().filter(|file| file.extension().is_some_and(|extension| extension == "rs"))).collect()
+    let below = folders
+        .iter()
+        .filter(|folder| !folder.ends_with("target"))
+        .flat_map(|folder| sources(folder));
+    below
+        .chain(
+            files
+                .into_iter()
+                .filter(|file| file.extension().is_some_and(|extension| extension == "rs")),
+        )
+        .collect()
 }
 
 /// Names of the types that a file defines outside tests.
@@ -313,7 +400,10 @@ impl Visit<'_> for Members {
     }
 
     fn visit_item_enum(&mut self, item: &ItemEnum) {
-        self.add(&item.ident, item.variants.iter().map(|variant| &variant.ident));
+        self.add(
+            &item.ident,
+            item.variants.iter().map(|variant| &variant.ident),
+        );
     }
 
     fn visit_item_trait(&mut self, item: &ItemTrait) {
@@ -329,8 +419,12 @@ impl Visit<'_> for Members {
     }
 
     fn visit_item_impl(&mut self, item: &ItemImpl) {
-        let Type::Path(path) = &*item.self_ty else { return };
-        let Some(owner) = path.path.segments.last() else { return };
+        let Type::Path(path) = &*item.self_ty else {
+            return;
+        };
+        let Some(owner) = path.path.segments.last() else {
+            return;
+        };
         self.add(
             &owner.ident,
             item.items.iter().filter_map(|item| match item {

@@ -9,23 +9,37 @@ use itertools::Itertools;
 /// Returns the README, the other pages of the root, and the pages of the book.
 pub fn all(root: &Path) -> Vec<PathBuf> {
     let of_root = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(|name| root.join(name));
-    of_root.into_iter().chain(below(&root.join("docs"))).collect()
+    of_root
+        .into_iter()
+        .chain(below(&root.join("docs")))
+        .collect()
 }
 
 /// The pages below a folder.
 fn below(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).expect("a folder of pages").map(|entry| entry.expect("an entry").path());
+    let entries = fs::read_dir(folder)
+        .expect("a folder of pages")
+        .map(|entry| entry.expect("an entry").path());
     let (folders, files): (Vec<_>, Vec<_>) = entries.sorted().partition(|path| path.is_dir());
-    let pages = files.into_iter().filter(|file| file.extension().is_some_and(|extension| extension == "md"));
-    pages.chain(folders.iter().flat_map(|folder| below(folder))).collect()
+    let pages = files
+        .into_iter()
+        .filter(|file| file.extension().is_some_and(|extension| extension == "md"));
+    pages
+        .chain(folders.iter().flat_map(|folder| below(folder)))
+        .collect()
 }
 
 #[test]
 fn every_page_is_in_the_summary() {
     let docs = crate::root().join("docs");
     let summary = fs::read_to_string(docs.join("SUMMARY.md")).expect("a summary");
-    let listed: BTreeSet<PathBuf> = links(&summary).into_iter().map(|link| docs.join(link)).collect();
-    let pages = below(&docs).into_iter().filter(|page| !page.ends_with("SUMMARY.md"));
+    let listed: BTreeSet<PathBuf> = links(&summary)
+        .into_iter()
+        .map(|link| docs.join(link))
+        .collect();
+    let pages = below(&docs)
+        .into_iter()
+        .filter(|page| !page.ends_with("SUMMARY.md"));
     assert_eq!(pages.collect::<BTreeSet<_>>(), listed);
 }
 
@@ -33,12 +47,16 @@ fn every_page_is_in_the_summary() {
 fn every_page_with_rust_is_run() {
     let root = crate::root();
     let library = fs::read_to_string(root.join("src/lib.rs")).expect("the library");
-    let has_rust = |page: &PathBuf| fs::read_to_string(page).is_ok_and(|text| text.contains("```rust"));
+    let has_rust =
+        |page: &PathBuf| fs::read_to_string(page).is_ok_and(|text| text.contains("```rust"));
     let is_run = |page: &PathBuf| {
         let name = page.strip_prefix(&root).expect("inside").display();
         library.contains(&format!("include_str!(\"../{name}\")"))
     };
-    let missing: Vec<_> = all(&root).into_iter().filter(|page| has_rust(page) && !is_run(page)).collect();
+    let missing: Vec<_> = all(&root)
+        .into_iter()
+        .filter(|page| has_rust(page) && !is_run(page))
+        .collect();
     assert_eq!(missing, [""; 0].map(PathBuf::from));
 }
 
@@ -48,9 +66,15 @@ fn relative_links_lead_somewhere() {
     for page in all(&crate::root()) {
         let text = fs::read_to_string(&page).expect("a page");
         let folder = page.parent().expect("a file is in a folder");
-        let is_broken =
-            |link: &String| !link.contains("://") && !link.starts_with('#') && !target(folder, link).exists();
-        broken.extend(links(&text).into_iter().filter(is_broken).map(|link| format!("{}: {link}", page.display())));
+        let is_broken = |link: &String| {
+            !link.contains("://") && !link.starts_with('#') && !target(folder, link).exists()
+        };
+        broken.extend(
+            links(&text)
+                .into_iter()
+                .filter(is_broken)
+                .map(|link| format!("{}: {link}", page.display())),
+        );
     }
     assert_eq!(broken, [""; 0]);
 }
@@ -81,7 +105,12 @@ fn links(text: &str) -> Vec<String> {
             found.push(target.to_owned());
         }
         let plain: String = line.split('`').step_by(2).collect();
-        found.extend(plain.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())));
+        found.extend(
+            plain
+                .split("](")
+                .skip(1)
+                .filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())),
+        );
     }
     found
 }

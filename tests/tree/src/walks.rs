@@ -4,14 +4,18 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use syn::visit::{self, Visit};
-use syn::{Ident, ImplItemFn, ItemEnum, ItemFn, ItemMacro, ItemMod, ItemStruct, ItemTrait, TraitItemFn};
+use syn::{
+    Ident, ImplItemFn, ItemEnum, ItemFn, ItemMacro, ItemMod, ItemStruct, ItemTrait, TraitItemFn,
+};
 
 /// The page of the book that describes the walks.
 const PAGE: &str = "docs/architecture.md";
 
 /// Walks, by their headings, with the largest number of functions that each may have.
-const WALKS: [(&str, usize); 2] =
-    [("### From `unit` to the posted all-gather", 20), ("### From `PostBackward` to the posted reduce-scatter", 20)];
+const WALKS: [(&str, usize); 2] = [
+    ("### From `unit` to the posted all-gather", 20),
+    ("### From `PostBackward` to the posted reduce-scatter", 20),
+];
 
 #[test]
 fn the_architecture_page_names_what_its_files_define() {
@@ -21,9 +25,11 @@ fn the_architecture_page_names_what_its_files_define() {
     let missing: Vec<_> = named(&page)
         .into_iter()
         .filter(|(name, file)| {
-            let defined = known
-                .entry(file.clone())
-                .or_insert_with(|| fs::read_to_string(root.join(file)).map(|text| defined(&text)).unwrap_or_default());
+            let defined = known.entry(file.clone()).or_insert_with(|| {
+                fs::read_to_string(root.join(file))
+                    .map(|text| defined(&text))
+                    .unwrap_or_default()
+            });
             !defined.contains(name)
         })
         .collect();
@@ -53,10 +59,14 @@ fn functions_of_the_tables_exist_and_are_as_many_as_the_text_says() {
     let page = fs::read_to_string(root.join(PAGE)).expect("the page");
     let missing: Vec<_> = rows(&page)
         .into_iter()
-        .filter(|(name, file)| !fs::read_to_string(root.join(file)).is_ok_and(|text| defined(&text).contains(name)))
+        .filter(|(name, file)| {
+            !fs::read_to_string(root.join(file)).is_ok_and(|text| defined(&text).contains(name))
+        })
         .collect();
     assert_eq!(missing, [], "`name` | `file` is not defined there");
-    let (_, walk) = page.split_once("## An all-gather in five steps").expect("a section");
+    let (_, walk) = page
+        .split_once("## An all-gather in five steps")
+        .expect("a section");
     let (threads, wgpu) = walk.split_once("### On wgpu").expect("a section");
     let (wgpu, processes) = wgpu.split_once("### Between processes").expect("a section");
     let processes = processes.split("\n## ").next().expect("a section");
@@ -70,7 +80,10 @@ fn functions_of_the_tables_exist_and_are_as_many_as_the_text_says() {
     ] {
         let own = rows(section);
         let count = own.len() + rows(before).len();
-        assert!(own.len() > 10 && section.contains(&text.replace("{}", &count.to_string())), "{count} functions");
+        assert!(
+            own.len() > 10 && section.contains(&text.replace("{}", &count.to_string())),
+            "{count} functions"
+        );
     }
 }
 
@@ -78,9 +91,15 @@ fn functions_of_the_tables_exist_and_are_as_many_as_the_text_says() {
 fn a_name_that_its_file_does_not_define_is_found() {
     let page = "### Walk\n\n1. `a` (`x.rs`) does\n   more, as `B::c` (see `d`); `a -> b` (`x.rs`).\n2. `B::c` (`y/z.rs`)\n\n### Next\n\n1. `e` (`x.rs`)\n";
     let names = |names: &[(&str, &str)]| -> Vec<(String, String)> {
-        names.iter().map(|(name, file)| (name.to_string(), file.to_string())).collect()
+        names
+            .iter()
+            .map(|(name, file)| (name.to_string(), file.to_string()))
+            .collect()
     };
-    assert_eq!(named(page), names(&[("a", "x.rs"), ("B::c", "y/z.rs"), ("e", "x.rs")]));
+    assert_eq!(
+        named(page),
+        names(&[("a", "x.rs"), ("B::c", "y/z.rs"), ("e", "x.rs")])
+    );
     assert_eq!(steps(page, "### Walk").len(), 2);
     let text = "struct B; impl B { fn c() {} } trait D { fn f(); } mod m { fn a() {} } macro_rules! n { () => {} } impl D for B { fn f() {} }";
     let defined = defined(text);
@@ -93,7 +112,10 @@ fn a_name_that_its_file_does_not_define_is_found() {
 /// Returns the functions of a page's tables, each with its file: `` | `name` | `file.rs` | ``.
 fn rows(page: &str) -> Vec<(String, String)> {
     let row = |line: &str| {
-        let (name, file) = line.strip_prefix("| `")?.strip_suffix("` |")?.split_once("` | `")?;
+        let (name, file) = line
+            .strip_prefix("| `")?
+            .strip_suffix("` |")?
+            .split_once("` | `")?;
         (file.ends_with(".rs") && !file.contains('`')).then(|| (name.into(), file.into()))
     };
     page.lines().filter_map(row).collect()
@@ -101,15 +123,21 @@ fn rows(page: &str) -> Vec<(String, String)> {
 
 /// Returns the numbered items below a heading, up to the next one.
 fn steps(page: &str, heading: &str) -> Vec<String> {
-    let Some((_, below)) = page.split_once(&format!("{heading}\n")) else { return Vec::new() };
+    let Some((_, below)) = page.split_once(&format!("{heading}\n")) else {
+        return Vec::new();
+    };
     let below = below.split("\n#").next().expect("a first part");
     let mut steps: Vec<String> = Vec::new();
     for line in below.lines() {
         match line.split_once(". ") {
-            Some((number, _)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Some((number, _))
+                if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) =>
+            {
                 steps.push(line.into())
             }
-            _ if line.starts_with("   ") => steps.last_mut().into_iter().for_each(|step| *step += line),
+            _ if line.starts_with("   ") => {
+                steps.last_mut().into_iter().for_each(|step| *step += line)
+            }
             _ => {}
         }
     }
@@ -120,12 +148,22 @@ fn steps(page: &str, heading: &str) -> Vec<String> {
 fn named(page: &str) -> Vec<(String, String)> {
     let page = page.split_whitespace().collect::<Vec<_>>().join(" ");
     let parts: Vec<&str> = page.split('`').collect();
-    let is_name = |text: &str| text.chars().all(|letter| letter.is_alphanumeric() || "_:".contains(letter));
-    let is_named = |at: &usize| {
-        is_name(parts[*at]) && parts[at + 1] == " (" && parts[at + 2].ends_with(".rs") && parts[at + 3].starts_with(')')
+    let is_name = |text: &str| {
+        text.chars()
+            .all(|letter| letter.is_alphanumeric() || "_:".contains(letter))
     };
-    let places = (1..parts.len().saturating_sub(3)).step_by(2).filter(is_named);
-    places.map(|at| (parts[at].into(), parts[at + 2].into())).collect()
+    let is_named = |at: &usize| {
+        is_name(parts[*at])
+            && parts[at + 1] == " ("
+            && parts[at + 2].ends_with(".rs")
+            && parts[at + 3].starts_with(')')
+    };
+    let places = (1..parts.len().saturating_sub(3))
+        .step_by(2)
+        .filter(is_named);
+    places
+        .map(|at| (parts[at].into(), parts[at + 2].into()))
+        .collect()
 }
 
 /// Returns the functions, methods, types, traits and macros that a file defines. A method has the name of its type.
@@ -144,7 +182,13 @@ struct Items {
 
 impl Items {
     fn add(&mut self, name: &Ident) {
-        self.names.push(self.around.iter().map(|around| format!("{around}::")).collect::<String>() + &name.to_string());
+        self.names.push(
+            self.around
+                .iter()
+                .map(|around| format!("{around}::"))
+                .collect::<String>()
+                + &name.to_string(),
+        );
     }
 
     fn inside(&mut self, around: Option<String>, visit: impl FnOnce(&mut Self)) {
@@ -177,12 +221,18 @@ impl<'a> Visit<'a> for Items {
 
     fn visit_item_trait(&mut self, item: &'a ItemTrait) {
         self.add(&item.ident);
-        self.inside(Some(item.ident.to_string()), |items| visit::visit_item_trait(items, item));
+        self.inside(Some(item.ident.to_string()), |items| {
+            visit::visit_item_trait(items, item)
+        });
     }
 
     fn visit_item_impl(&mut self, item: &'a syn::ItemImpl) {
         let of = match &*item.self_ty {
-            syn::Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
+            syn::Type::Path(path) => path
+                .path
+                .segments
+                .last()
+                .map(|segment| segment.ident.to_string()),
             _ => None,
         };
         self.inside(of, |items| visit::visit_item_impl(items, item));

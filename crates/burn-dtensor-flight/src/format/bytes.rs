@@ -14,7 +14,11 @@ pub(super) fn pack(bytes: &[u8]) -> impl Iterator<Item = u64> + '_ {
 
 /// Returns the first `count` bytes of words.
 pub(super) fn unpack(words: &[u64], count: usize) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).take(count).collect()
+    words
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .take(count)
+        .collect()
 }
 
 /// Returns the longest prefix of a text that has at most `most` bytes and ends between characters.
@@ -31,7 +35,10 @@ pub(super) struct FixedBuf<const N: usize> {
 
 impl<const N: usize> FixedBuf<N> {
     pub fn new() -> Self {
-        Self { bytes: [0; N], used: 0 }
+        Self {
+            bytes: [0; N],
+            used: 0,
+        }
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -45,7 +52,9 @@ impl<const N: usize> FixedBuf<N> {
 
     /// Appends bytes. Returns false, and appends nothing, if the capacity is too small.
     pub fn push(&mut self, bytes: &[u8]) -> bool {
-        let Some(buffer) = self.bytes[self.used..].get_mut(..bytes.len()) else { return false };
+        let Some(buffer) = self.bytes[self.used..].get_mut(..bytes.len()) else {
+            return false;
+        };
         buffer.copy_from_slice(bytes);
         self.used += bytes.len();
         true
@@ -98,8 +107,14 @@ mod tests {
 
     #[test]
     fn texts_are_truncated_between_characters() {
-        assert_eq!([truncate("äöü", 4), truncate("äöü", 3), truncate("ab", 9)], ["äö", "ä", "ab"]);
+        assert_eq!(
+            [truncate("äöü", 4), truncate("äöü", 3), truncate("ab", 9)],
+            ["äö", "ä", "ab"]
+        );
         let words: Vec<_> = pack(b"flight recorder").collect();
-        assert_eq!((words.len(), unpack(&words, 15)), (2, b"flight recorder".to_vec()));
+        assert_eq!(
+            (words.len(), unpack(&words, 15)),
+            (2, b"flight recorder".to_vec())
+        );
     }
 }

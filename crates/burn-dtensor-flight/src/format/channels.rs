@@ -54,9 +54,11 @@ fn text(name: &str, ranks: &[usize]) -> Option<FixedBuf<MOST>> {
         [first, second, ..] => second.checked_sub(*first),
         _ => None,
     };
-    let apart = apart.filter(|apart| *apart > 0 && ranks.windows(2).all(|two| two[0] + apart == two[1]));
+    let apart =
+        apart.filter(|apart| *apart > 0 && ranks.windows(2).all(|two| two[0] + apart == two[1]));
     let mut fits = text.push_number(name.len() as u64) && text.push(name.as_bytes());
-    fits = fits && text.push_number(ranks.len() as u64) && text.push_number(apart.unwrap_or(0) as u64);
+    fits =
+        fits && text.push_number(ranks.len() as u64) && text.push_number(apart.unwrap_or(0) as u64);
     let said = if apart.is_some() { &ranks[..1] } else { ranks };
     fits = fits && said.iter().all(|rank| text.push_number(*rank as u64));
     fits.then_some(text)
@@ -81,7 +83,10 @@ pub(super) fn read(mut words: &[u64]) -> Vec<GroupRecord> {
         let mut text = &text[..];
         let length = take_number(&mut text)? as usize;
         let name = String::from_utf8_lossy(text.split_off(..length)?).into_owned();
-        let (count, apart) = (take_number(&mut text)? as usize, take_number(&mut text)? as usize);
+        let (count, apart) = (
+            take_number(&mut text)? as usize,
+            take_number(&mut text)? as usize,
+        );
         let mut rank = || Some(take_number(&mut text)? as usize);
         let ranks = if apart > 0 {
             let first = rank()?;
@@ -89,7 +94,11 @@ pub(super) fn read(mut words: &[u64]) -> Vec<GroupRecord> {
         } else {
             (0..count).map(|_| rank()).collect::<Option<_>>()?
         };
-        Some(GroupRecord { name, ranks, posted })
+        Some(GroupRecord {
+            name,
+            ranks,
+            posted,
+        })
     })
     .collect()
 }
@@ -101,8 +110,13 @@ mod tests {
     #[test]
     fn channels_come_back_one_behind_the_other() {
         let words: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
-        let groups: [(&str, &[usize]); 5] =
-            [("", &[0, 1, 2]), ("reduced", &[5]), ("", &[3, 0, 300]), ("a", &[0, 4, 8, 12]), ("down", &[2, 1, 0])];
+        let groups: [(&str, &[usize]); 5] = [
+            ("", &[0, 1, 2]),
+            ("reduced", &[5]),
+            ("", &[3, 0, 300]),
+            ("a", &[0, 4, 8, 12]),
+            ("down", &[2, 1, 0]),
+        ];
         let mut used = 0;
         for (at, (name, ranks)) in groups.into_iter().enumerate() {
             let begin = used;
@@ -110,16 +124,40 @@ mod tests {
             count(&words[begin..], at as u64 * 3);
         }
         assert_eq!(write(&words[60..], "does not fit", &[1]), None);
-        let read =
-            |used: usize| read(&words[..used].iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>());
+        let read = |used: usize| {
+            read(
+                &words[..used]
+                    .iter()
+                    .map(|word| word.load(Ordering::Relaxed))
+                    .collect::<Vec<_>>(),
+            )
+        };
         let found = read(used);
         assert_eq!(found.len(), groups.len());
-        for (at, (GroupRecord { name, ranks, posted }, group)) in found.iter().zip(groups).enumerate() {
-            assert_eq!(((name.as_str(), &ranks[..]), *posted), (group, at as u64 * 3));
+        for (
+            at,
+            (
+                GroupRecord {
+                    name,
+                    ranks,
+                    posted,
+                },
+                group,
+            ),
+        ) in found.iter().zip(groups).enumerate()
+        {
+            assert_eq!(
+                ((name.as_str(), &ranks[..]), *posted),
+                (group, at as u64 * 3)
+            );
         }
         assert_eq!(read(used - 1).len(), 4, "an incomplete channel is not read");
         words[HEAD].fetch_xor(1 << 9, Ordering::Relaxed);
-        assert_eq!(read(used).len(), 0, "a channel with a wrong checksum is not read");
+        assert_eq!(
+            read(used).len(),
+            0,
+            "a channel with a wrong checksum is not read"
+        );
     }
 
     #[test]
@@ -127,7 +165,12 @@ mod tests {
         let ranks: Vec<usize> = (0..4096).collect();
         let words: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(0)).collect();
         assert!(write(&words, "", &ranks).is_some());
-        let read = read(&words.into_iter().map(AtomicU64::into_inner).collect::<Vec<_>>());
+        let read = read(
+            &words
+                .into_iter()
+                .map(AtomicU64::into_inner)
+                .collect::<Vec<_>>(),
+        );
         assert_eq!(read[0].ranks, ranks);
     }
 }

@@ -19,7 +19,9 @@ impl StableHasher {
 impl Hasher for StableHasher {
     fn write(&mut self, bytes: &[u8]) {
         let (words, rest) = bytes.as_chunks::<8>();
-        words.iter().for_each(|word| self.write_u64(u64::from_le_bytes(*word)));
+        words
+            .iter()
+            .for_each(|word| self.write_u64(u64::from_le_bytes(*word)));
         if !rest.is_empty() {
             let mut last = [0; 8];
             last[..rest.len()].copy_from_slice(rest);
@@ -38,7 +40,9 @@ impl Hasher for StableHasher {
     fn write_u64(&mut self, word: u64) {
         // The multiplier of FxHash: odd, with irregular bits.
         const TIMES: u64 = 0xf135_7aea_2e62_a9c5;
-        self.0 = (self.0.rotate_left(23) ^ word).wrapping_add(1).wrapping_mul(TIMES);
+        self.0 = (self.0.rotate_left(23) ^ word)
+            .wrapping_add(1)
+            .wrapping_mul(TIMES);
     }
 
     /// Returns a nonzero hash, because 0 is the checksum of memory that was never written.

@@ -37,11 +37,25 @@ impl Identity {
     pub fn here(size: usize, launch: LaunchId) -> Self {
         let pid = std::process::id();
         let process_start = process_state::process_start(pid).unwrap_or(0);
-        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let started = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let age = process_state::age(process_start);
-        let process_started = age.and_then(|age| started.checked_sub(age)).unwrap_or_default();
-        let [process_started, started] = [process_started, started].map(|time| time.as_nanos() as u64);
-        Self { rank: 0, size, launch, pid, process_start, process_started, started, host: process_state::host() }
+        let process_started = age
+            .and_then(|age| started.checked_sub(age))
+            .unwrap_or_default();
+        let [process_started, started] =
+            [process_started, started].map(|time| time.as_nanos() as u64);
+        Self {
+            rank: 0,
+            size,
+            launch,
+            pid,
+            process_start,
+            process_started,
+            started,
+            host: process_state::host(),
+        }
     }
 
     /// Writes the identity and its checksum to the header.
@@ -62,7 +76,10 @@ impl Identity {
             host.len() as u64,
         ];
         let mut fixed = [0; FIXED];
-        fixed.iter_mut().zip(numbers.into_iter().chain(pack(host.as_bytes()))).for_each(|(to, word)| *to = word);
+        fixed
+            .iter_mut()
+            .zip(numbers.into_iter().chain(pack(host.as_bytes())))
+            .for_each(|(to, word)| *to = word);
         for (at, word) in fixed.into_iter().enumerate() {
             words[at].store(word, Ordering::Relaxed);
         }
@@ -75,11 +92,40 @@ impl Identity {
         if check != StableHasher::of(fixed.iter().copied()) {
             return None;
         }
-        let &[_, _, rank, size, number, shrunk, process, pid, process_start, process_started, started, length] =
-            fixed.first_chunk()?;
-        let launch = LaunchId { number, shrunk, process: process.checked_sub(1) };
+        let &[
+            _,
+            _,
+            rank,
+            size,
+            number,
+            shrunk,
+            process,
+            pid,
+            process_start,
+            process_started,
+            started,
+            length,
+        ] = fixed.first_chunk()?;
+        let launch = LaunchId {
+            number,
+            shrunk,
+            process: process.checked_sub(1),
+        };
         let host = unpack(&fixed[FIXED + 1 - HOST..], length as usize);
-        let (rank, size, host) = (rank as usize, size as usize, String::from_utf8_lossy(&host).into_owned());
-        Some(Self { rank, size, launch, pid: pid as u32, process_start, process_started, started, host })
+        let (rank, size, host) = (
+            rank as usize,
+            size as usize,
+            String::from_utf8_lossy(&host).into_owned(),
+        );
+        Some(Self {
+            rank,
+            size,
+            launch,
+            pid: pid as u32,
+            process_start,
+            process_started,
+            started,
+            host,
+        })
     }
 }

@@ -97,7 +97,11 @@ impl<'a> RecorderMemory<'a> {
     /// # Panics
     /// If there are fewer.
     pub fn new(words: &'a [AtomicU64]) -> Self {
-        assert!(words.len() >= WORDS, "a recorder needs {WORDS} words, but got {}", words.len());
+        assert!(
+            words.len() >= WORDS,
+            "a recorder needs {WORDS} words, but got {}",
+            words.len()
+        );
         Self(words)
     }
 
@@ -110,7 +114,11 @@ impl<'a> RecorderMemory<'a> {
     /// `None` if the capacity is too small.
     pub fn add_channel(self, name: &str, ranks: &[usize]) -> Option<usize> {
         let used = self.0[CHANNELS_USED].load(Ordering::Relaxed) as usize;
-        let taken = channels::write(&self.0[CHANNELS + used..CHANNELS + CHANNEL_WORDS], name, ranks)?;
+        let taken = channels::write(
+            &self.0[CHANNELS + used..CHANNELS + CHANNEL_WORDS],
+            name,
+            ranks,
+        )?;
         self.0[CHANNELS_USED].store((used + taken) as u64, Ordering::Release);
         Some(CHANNELS + used)
     }
@@ -129,7 +137,13 @@ impl<'a> RecorderMemory<'a> {
         tensors: impl Iterator<Item = Option<(&'b [usize], ElementType)>>,
     ) -> u64 {
         let index = self.0[POSTED].fetch_add(1, Ordering::Relaxed);
-        record::write(self.record(index), index, after.as_nanos() as u64, call, tensors);
+        record::write(
+            self.record(index),
+            index,
+            after.as_nanos() as u64,
+            call,
+            tensors,
+        );
         index
     }
 
@@ -140,12 +154,22 @@ impl<'a> RecorderMemory<'a> {
 
     /// Records that the rank began to wait for the operation, `after` it was posted.
     pub fn waited(self, index: u64, after: Duration) {
-        record::mark(self.record(index), index, Mark::Waited, after.as_nanos() as u64);
+        record::mark(
+            self.record(index),
+            index,
+            Mark::Waited,
+            after.as_nanos() as u64,
+        );
     }
 
     /// Records that the operation ended, `after` it was posted. Only the first call has an effect.
     pub fn over(self, index: u64, after: Duration, over: OpOutcome) {
-        record::mark(self.record(index), index, Mark::Ended, after.as_nanos() as u64);
+        record::mark(
+            self.record(index),
+            index,
+            Mark::Ended,
+            after.as_nanos() as u64,
+        );
         record::mark(self.record(index), index, Mark::How, over.value());
     }
 
@@ -157,7 +181,10 @@ impl<'a> RecorderMemory<'a> {
     /// Returns a copy of the memory, as a file holds it, without the records that were never written.
     pub fn copy(self) -> Vec<u64> {
         let used = (self.0[POSTED].load(Ordering::Acquire) as usize).min(OPERATIONS);
-        self.0[..RECORDS + used * RECORD_WORDS].iter().map(|word| word.load(Ordering::Acquire)).collect()
+        self.0[..RECORDS + used * RECORD_WORDS]
+            .iter()
+            .map(|word| word.load(Ordering::Acquire))
+            .collect()
     }
 
     fn record(self, index: u64) -> &'a [AtomicU64] {
@@ -172,7 +199,8 @@ fn record_at(index: u64) -> usize {
 
 /// Returns true if a file has the extension of flight files.
 pub(crate) fn is_flight_file(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "flight")
+    path.extension()
+        .is_some_and(|extension| extension == "flight")
 }
 
 /// Reason why bytes are not a rank's memory that this version can read.
@@ -216,15 +244,23 @@ pub(crate) struct Decoded {
 /// Decodes the memory of a recorder.
 pub(crate) fn decode(words: &[u64]) -> Result<Decoded, DecodeError> {
     match *words {
-        [MAGIC, found, ..] if ![0, VERSION].contains(&found) => return Err(DecodeError::Version { found }),
+        [MAGIC, found, ..] if ![0, VERSION].contains(&found) => {
+            return Err(DecodeError::Version { found });
+        }
         // The checksum is written last.
         _ if words.get(CHECK) == Some(&0) => return Err(DecodeError::NotBegun),
         [MAGIC, ..] => {}
         _ => return Err(DecodeError::NotFlight),
     }
-    let identity = Identity::read(words).filter(|_| words.len() >= RECORDS).ok_or(DecodeError::Header)?;
+    let identity = Identity::read(words)
+        .filter(|_| words.len() >= RECORDS)
+        .ok_or(DecodeError::Header)?;
     let used = (words[CHANNELS_USED] as usize).min(CHANNEL_WORDS);
-    let records = words[RECORDS..].as_chunks::<RECORD_WORDS>().0.iter().take(OPERATIONS);
+    let records = words[RECORDS..]
+        .as_chunks::<RECORD_WORDS>()
+        .0
+        .iter()
+        .take(OPERATIONS);
     Ok(Decoded {
         identity,
         exit: ProgramExit::read(&words[END..END + END_WORDS]),

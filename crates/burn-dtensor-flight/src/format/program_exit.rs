@@ -60,12 +60,17 @@ impl ProgramExit {
         let text = truncate(&self.text, TEXT);
         let failure = self.failure.as_ref();
         let first = failure.map_or("", |failure| truncate(&failure.text, TEXT));
-        let flag = |is: fn(&FirstFailure) -> bool, bit: u32| u64::from(failure.is_some_and(is)) << bit;
+        let flag =
+            |is: fn(&FirstFailure) -> bool, bit: u32| u64::from(failure.is_some_and(is)) << bit;
         let flags = flag(|failure| failure.is_own, 8) | flag(|failure| failure.is_difference, 9);
         let kind = self.how as u64 | flags | (text.len() as u64) << 16 | (first.len() as u64) << 32;
         let rank = failure.map_or(0, |failure| failure.rank as u64 + 1);
         let head = [kind, self.at.as_nanos() as u64, rank];
-        let all = || head.into_iter().chain(pack(text.as_bytes())).chain(pack(first.as_bytes()));
+        let all = || {
+            head.into_iter()
+                .chain(pack(text.as_bytes()))
+                .chain(pack(first.as_bytes()))
+        };
         for (word, value) in words[1..].iter().zip(all()) {
             word.store(value, Ordering::Relaxed);
         }
@@ -75,21 +80,35 @@ impl ProgramExit {
     /// Reads the end of the program. Returns `None` if the program is running, or the end was being written.
     pub(super) fn read(words: &[u64]) -> Option<Self> {
         let &[check, kind, at, rank] = words.first_chunk()?;
-        let (text, first) = ((kind >> 16 & 0xffff) as usize, (kind >> 32 & 0xffff) as usize);
+        let (text, first) = (
+            (kind >> 16 & 0xffff) as usize,
+            (kind >> 32 & 0xffff) as usize,
+        );
         let used = HEAD + text.div_ceil(8) + first.div_ceil(8);
         if check != StableHasher::of(words.get(1..used)?.iter().copied()) {
             return None;
         }
-        let read = |words: &[u64], count| String::from_utf8_lossy(&unpack(words, count)).into_owned();
+        let read =
+            |words: &[u64], count| String::from_utf8_lossy(&unpack(words, count)).into_owned();
         let failure = rank.checked_sub(1).map(|rank| FirstFailure {
             rank: rank as usize,
             is_own: kind >> 8 & 1 == 1,
             is_difference: kind >> 9 & 1 == 1,
             text: read(&words[HEAD + text.div_ceil(8)..], first),
         });
-        let how =
-            *[ExitKind::Returned, ExitKind::Failed, ExitKind::Panicked, ExitKind::Exited].get(kind as usize & 0xff)?;
-        Some(Self { how, at: Duration::from_nanos(at), text: read(&words[HEAD..], text), failure })
+        let how = *[
+            ExitKind::Returned,
+            ExitKind::Failed,
+            ExitKind::Panicked,
+            ExitKind::Exited,
+        ]
+        .get(kind as usize & 0xff)?;
+        Some(Self {
+            how,
+            at: Duration::from_nanos(at),
+            text: read(&words[HEAD..], text),
+            failure,
+        })
     }
 }
 
@@ -99,17 +118,40 @@ mod tests {
 
     #[test]
     fn an_ending_comes_back_or_not_at_all() {
-        let failure = FirstFailure { rank: 7, is_own: false, is_difference: true, text: "é".repeat(2000) };
+        let failure = FirstFailure {
+            rank: 7,
+            is_own: false,
+            is_difference: true,
+            text: "é".repeat(2000),
+        };
         let at = Duration::from_nanos(12_345);
-        let ending = ProgramExit { how: ExitKind::Panicked, at, text: "boom".into(), failure: Some(failure) };
+        let ending = ProgramExit {
+            how: ExitKind::Panicked,
+            at,
+            text: "boom".into(),
+            failure: Some(failure),
+        };
         let words: Vec<AtomicU64> = (0..END_WORDS).map(|_| AtomicU64::new(0)).collect();
-        let read = || ProgramExit::read(&words.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>());
+        let read = || {
+            ProgramExit::read(
+                &words
+                    .iter()
+                    .map(|word| word.load(Ordering::Relaxed))
+                    .collect::<Vec<_>>(),
+            )
+        };
         assert_eq!(read(), None);
         ending.write(&words);
         let found = read().unwrap();
-        assert_eq!((found.how, found.at, &*found.text), (ExitKind::Panicked, at, "boom"));
+        assert_eq!(
+            (found.how, found.at, &*found.text),
+            (ExitKind::Panicked, at, "boom")
+        );
         let first = found.failure.unwrap();
-        assert_eq!((first.rank, first.is_own, first.is_difference), (7, false, true));
+        assert_eq!(
+            (first.rank, first.is_own, first.is_difference),
+            (7, false, true)
+        );
         assert_eq!(first.text, "é".repeat(TEXT / 2));
         words[3].store(9, Ordering::Relaxed);
         assert_eq!(read(), None, "torn");

@@ -182,8 +182,19 @@ pub(super) fn write<'a>(
     call: &PostedCall<'_>,
     tensors: impl Iterator<Item = Option<(&'a [usize], ElementType)>>,
 ) {
-    let PostedCall { channel, seq, op, phase, bytes, label: full, reduction, root, peer, is_of_pairs, agreement } =
-        *call;
+    let PostedCall {
+        channel,
+        seq,
+        op,
+        phase,
+        bytes,
+        label: full,
+        reduction,
+        root,
+        peer,
+        is_of_pairs,
+        agreement,
+    } = *call;
     let mut text = FixedBuf::<TEXT_BYTES>::new();
     let label = truncate(full, LABEL);
     text.push(label.as_bytes());
@@ -193,7 +204,8 @@ pub(super) fn write<'a>(
     let rank = |rank: Option<usize>| rank.map_or(NO_RANK, |rank| rank as u32);
     // A message has a peer and a collective a root; the operation determines which of them this is.
     let (partner, tag) = peer.map_or((rank(root), 0), |peer| (rank(peer.rank), peer.tag));
-    let lengths = label.len() | (text.bytes().len() << 8) | (usize::from(label.len() == full.len()) << 16);
+    let lengths =
+        label.len() | (text.bytes().len() << 8) | (usize::from(label.len() == full.len()) << 16);
     let call: [u64; CALL_WORDS] = [
         posted,
         bytes,
@@ -208,9 +220,17 @@ pub(super) fn write<'a>(
     words[0].store(place - 1, Ordering::Relaxed);
     fence(Ordering::Release);
     words[1].store(check, Ordering::Relaxed);
-    let behind = pack(text.bytes()).enumerate().map(|(at, word)| (TEXT + at, word));
+    let behind = pack(text.bytes())
+        .enumerate()
+        .map(|(at, word)| (TEXT + at, word));
     let marks = (MARKS..TEXT).map(|at| (at, tag_of(index)));
-    for (at, word) in call.into_iter().enumerate().map(|(at, word)| (CALL + at, word)).chain(marks).chain(behind) {
+    for (at, word) in call
+        .into_iter()
+        .enumerate()
+        .map(|(at, word)| (CALL + at, word))
+        .chain(marks)
+        .chain(behind)
+    {
         words[at].store(word, Ordering::Relaxed);
     }
     words[0].store(place, Ordering::Release);
@@ -230,7 +250,12 @@ pub(super) fn mark(words: &[AtomicU64], index: u64, mark: Mark, value: u64) {
     let value = value.saturating_add(1).min((1 << VALUE_BITS) - 1);
     let none = tag_of(index);
     // If the exchange fails, the mark keeps its earlier value.
-    let _ = words[MARKS + mark as usize].compare_exchange(none, none | value, Ordering::Relaxed, Ordering::Relaxed);
+    let _ = words[MARKS + mark as usize].compare_exchange(
+        none,
+        none | value,
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    );
 }
 
 impl OpOutcome {
@@ -269,8 +294,11 @@ impl OpOutcome {
 /// Decodes the operation in a record. Returns `None` if there is none, or if it was being written.
 pub(crate) fn read(words: &[u64]) -> Option<FlightRecord> {
     let place = words[0];
-    let index = (place / 2).checked_sub(1).filter(|_| place.is_multiple_of(2))?;
-    let &[posted, bytes, seq, kinds, partners, agreement, lengths] = words[CALL..].first_chunk::<CALL_WORDS>()?;
+    let index = (place / 2)
+        .checked_sub(1)
+        .filter(|_| place.is_multiple_of(2))?;
+    let &[posted, bytes, seq, kinds, partners, agreement, lengths] =
+        words[CALL..].first_chunk::<CALL_WORDS>()?;
     let (label_bytes, text_bytes) = (lengths as usize & 0xff, lengths as usize >> 8 & 0xff);
     if text_bytes > TEXT_BYTES || label_bytes > text_bytes {
         return None;
@@ -288,7 +316,9 @@ pub(crate) fn read(words: &[u64]) -> Option<FlightRecord> {
     let marked = |mark: Mark| {
         let word = words[MARKS + mark as usize];
         let of_this = word >> VALUE_BITS == tag_of(index) >> VALUE_BITS;
-        (word & ((1 << VALUE_BITS) - 1)).checked_sub(1).filter(|_| of_this)
+        (word & ((1 << VALUE_BITS) - 1))
+            .checked_sub(1)
+            .filter(|_| of_this)
     };
     Some(FlightRecord {
         index,
@@ -298,9 +328,14 @@ pub(crate) fn read(words: &[u64]) -> Option<FlightRecord> {
         channel: (kinds >> 32) as u32,
         op,
         phase: *Phase::ALL.get(kinds as usize >> 8 & 0xff)?,
-        reduction: (kinds as usize >> 16 & 0xff).checked_sub(1).and_then(|number| Reduction::ALL.get(number).copied()),
+        reduction: (kinds as usize >> 16 & 0xff)
+            .checked_sub(1)
+            .and_then(|number| Reduction::ALL.get(number).copied()),
         root: partner.filter(|_| !op.is_message()),
-        peer: op.is_message().then_some(Peer { rank: partner, tag: partners as u32 }),
+        peer: op.is_message().then_some(Peer {
+            rank: partner,
+            tag: partners as u32,
+        }),
         agreement,
         label: String::from_utf8_lossy(label).into_owned(),
         is_label_complete: lengths >> 16 & 1 == 1,

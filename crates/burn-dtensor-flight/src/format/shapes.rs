@@ -54,7 +54,8 @@ pub enum ElementType {
 
 /// Burn's names of the element types; their encoding is the index.
 const NAMES: [&str; 16] = [
-    NONE, "f64", "f32", "flex32", "f16", "bf16", "i64", "i32", "i16", "i8", "u64", "u32", "u16", "u8", "bool", "qfloat",
+    NONE, "f64", "f32", "flex32", "f16", "bf16", "i64", "i32", "i16", "i8", "u64", "u32", "u16",
+    "u8", "bool", "qfloat",
 ];
 
 impl ElementType {
@@ -90,8 +91,13 @@ pub(super) fn push<'a, const N: usize>(
 pub(super) fn read(mut bytes: &[u8]) -> Vec<Tensor> {
     std::iter::from_fn(|| {
         let (dtype, dims) = (bytes.split_off_first()?, bytes.split_off_first()?);
-        let shape = (0..*dims).map(|_| Some(take_number(&mut bytes)? as usize)).collect::<Option<_>>()?;
-        Some(Tensor { shape, dtype: NAMES.get(usize::from(*dtype))? })
+        let shape = (0..*dims)
+            .map(|_| Some(take_number(&mut bytes)? as usize))
+            .collect::<Option<_>>()?;
+        Some(Tensor {
+            shape,
+            dtype: NAMES.get(usize::from(*dtype))?,
+        })
     })
     .collect()
 }

@@ -20,7 +20,10 @@ pub(super) struct Replay {
 
 impl Replay {
     pub fn new(start: Disk) -> Self {
-        Self { durable: start, pending: Vec::new() }
+        Self {
+            durable: start,
+            pending: Vec::new(),
+        }
     }
 
     pub fn step(&mut self, step: &Step, description: &str) {
@@ -28,7 +31,9 @@ impl Replay {
             Step::Change(change) => self.pending.push((change.clone(), description.into())),
             Step::Sync(inode) => {
                 let is_synced = |(change, _): &mut (Change, String)| change.is_synced_with(*inode);
-                self.pending.extract_if(.., is_synced).for_each(|(change, _)| self.durable.apply(&change));
+                self.pending
+                    .extract_if(.., is_synced)
+                    .for_each(|(change, _)| self.durable.apply(&change));
             }
             Step::Mark(_) => {}
         }
@@ -48,20 +53,37 @@ enum Fate {
 fn combinations(pending: &[(Change, String)]) -> Vec<Vec<Fate>> {
     let count = pending.len();
     let fates = |is_done: &dyn Fn(usize) -> bool| -> Vec<Fate> {
-        (0..count).map(|at| if is_done(at) { Fate::Done } else { Fate::Lost }).collect()
+        (0..count)
+            .map(|at| if is_done(at) { Fate::Done } else { Fate::Lost })
+            .collect()
     };
     let mut all = if count <= EXHAUSTIVE {
-        (0..1_usize << count).map(|done| fates(&|at| done >> at & 1 == 1)).collect()
+        (0..1_usize << count)
+            .map(|done| fates(&|at| done >> at & 1 == 1))
+            .collect()
     } else {
-        let of_one = |one: usize| [fates(&|at| at == one), fates(&|at| at != one), fates(&|at| at < one)];
+        let of_one = |one: usize| {
+            [
+                fates(&|at| at == one),
+                fates(&|at| at != one),
+                fates(&|at| at < one),
+            ]
+        };
         let mut some: Vec<Vec<Fate>> = (0..count).flat_map(of_one).collect();
         some.push(fates(&|_| true));
         some
     };
     for (torn, (change, _)) in pending.iter().enumerate() {
-        let Change::Write { bytes, .. } = change else { continue };
+        let Change::Write { bytes, .. } = change else {
+            continue;
+        };
         let (half, most) = (bytes.len() / 2, bytes.len() - 1);
-        for fate in [Fate::Torn(half, false), Fate::Torn(most, false), Fate::Torn(0, true), Fate::Torn(half, true)] {
+        for fate in [
+            Fate::Torn(half, false),
+            Fate::Torn(most, false),
+            Fate::Torn(0, true),
+            Fate::Torn(half, true),
+        ] {
             for mut others in [fates(&|_| false), fates(&|_| true), fates(&|at| at < torn)] {
                 others[torn] = fate;
                 all.push(others);
@@ -146,16 +168,31 @@ impl Crashes {
     }
 
     fn crash(&self, disk: Disk, fates: &[Fate]) -> Crash {
-        let steps = self.log[..self.next].iter().filter(|(step, _)| !matches!(step, Step::Mark(_)));
-        let (step, last) = steps.fold((0, "the beginning"), |(count, _), (_, description)| (count + 1, description));
-        let pending = self.replay.pending.iter().zip(fates).map(|((_, description), fate)| match fate {
-            Fate::Lost => format!("lost: {description}"),
-            Fate::Done => format!("done: {description}"),
-            Fate::Torn(bytes, false) => format!("done to byte {bytes}: {description}"),
-            Fate::Torn(bytes, true) => format!("done to byte {bytes}, then zeros: {description}"),
+        let steps = self.log[..self.next]
+            .iter()
+            .filter(|(step, _)| !matches!(step, Step::Mark(_)));
+        let (step, last) = steps.fold((0, "the beginning"), |(count, _), (_, description)| {
+            (count + 1, description)
         });
+        let pending = self
+            .replay
+            .pending
+            .iter()
+            .zip(fates)
+            .map(|((_, description), fate)| match fate {
+                Fate::Lost => format!("lost: {description}"),
+                Fate::Done => format!("done: {description}"),
+                Fate::Torn(bytes, false) => format!("done to byte {bytes}: {description}"),
+                Fate::Torn(bytes, true) => {
+                    format!("done to byte {bytes}, then zeros: {description}")
+                }
+            });
         let description = format!("after step {step}, {last}: [{}]", pending.format("; "));
-        Crash { description, marks: self.marks.clone(), left: Recorder::of(disk) }
+        Crash {
+            description,
+            marks: self.marks.clone(),
+            left: Recorder::of(disk),
+        }
     }
 }
 

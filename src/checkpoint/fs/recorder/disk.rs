@@ -74,15 +74,20 @@ impl Disk {
     }
 
     pub fn find(&self, path: &Path) -> io::Result<Inode> {
-        names(path)?
-            .into_iter()
-            .try_fold(0, |inode, name| self.folder(inode)?.get(name).copied().ok_or_else(|| ErrorKind::NotFound.into()))
+        names(path)?.into_iter().try_fold(0, |inode, name| {
+            self.folder(inode)?
+                .get(name)
+                .copied()
+                .ok_or_else(|| ErrorKind::NotFound.into())
+        })
     }
 
     /// Returns the folder that holds the path's entry, and its name.
     pub fn place(&self, path: &Path) -> io::Result<(Inode, String)> {
         let names = names(path)?;
-        let Some((name, _)) = names.split_last() else { return Err(ErrorKind::InvalidInput.into()) };
+        let Some((name, _)) = names.split_last() else {
+            return Err(ErrorKind::InvalidInput.into());
+        };
         let folder = self.find(parent(path))?;
         self.folder(folder)?;
         Ok((folder, (*name).into()))
@@ -90,16 +95,33 @@ impl Disk {
 
     pub fn apply(&mut self, change: &Change) {
         match change {
-            Change::Write { file, at, bytes: written } => {
-                let Node::File(contents) = &mut self.nodes[*file] else { unreachable!("writes are to files") };
+            Change::Write {
+                file,
+                at,
+                bytes: written,
+            } => {
+                let Node::File(contents) = &mut self.nodes[*file] else {
+                    unreachable!("writes are to files")
+                };
                 let mut bytes = contents.bytes.clone();
                 bytes.resize(bytes.len().max(at + written.len()), 0);
                 bytes[*at..at + written.len()].copy_from_slice(written);
-                *contents = Arc::new(HashedBytes { bytes, hash: OnceLock::new() });
+                *contents = Arc::new(HashedBytes {
+                    bytes,
+                    hash: OnceLock::new(),
+                });
             }
-            Change::Link { folder, name, inode } => drop(self.folder_mut(*folder).insert(name.clone(), *inode)),
+            Change::Link {
+                folder,
+                name,
+                inode,
+            } => drop(self.folder_mut(*folder).insert(name.clone(), *inode)),
             Change::Unlink { folder, name } => drop(self.folder_mut(*folder).remove(name)),
-            Change::Rename { from: (folder, name), to: (other, new), inode } => {
+            Change::Rename {
+                from: (folder, name),
+                to: (other, new),
+                inode,
+            } => {
                 let entries = self.folder_mut(*folder);
                 if entries.get(name) == Some(inode) {
                     entries.remove(name);
@@ -114,7 +136,12 @@ impl Disk {
         let (mut found, mut open) = (Vec::new(), vec![(String::new(), folder)]);
         while let Some((path, inode)) = open.pop() {
             if let Node::Folder(entries) = &self.nodes[inode] {
-                open.extend(entries.iter().rev().map(|(name, inode)| (format!("{path}/{name}"), *inode)));
+                open.extend(
+                    entries
+                        .iter()
+                        .rev()
+                        .map(|(name, inode)| (format!("{path}/{name}"), *inode)),
+                );
             }
             found.push((path, inode));
         }
@@ -138,7 +165,9 @@ impl Disk {
 fn names(path: &Path) -> io::Result<Vec<&str>> {
     let name = |component| match component {
         Component::RootDir | Component::CurDir => None,
-        Component::Normal(name) => Some(name.to_str().ok_or_else(|| ErrorKind::InvalidInput.into())),
+        Component::Normal(name) => {
+            Some(name.to_str().ok_or_else(|| ErrorKind::InvalidInput.into()))
+        }
         Component::ParentDir | Component::Prefix(_) => Some(Err(ErrorKind::InvalidInput.into())),
     };
     path.components().filter_map(name).collect()
@@ -147,10 +176,25 @@ fn names(path: &Path) -> io::Result<Vec<&str>> {
 /// A change that is lost in a crash unless it was synced.
 #[derive(Clone)]
 pub(super) enum Change {
-    Write { file: Inode, at: usize, bytes: Arc<[u8]> },
-    Link { folder: Inode, name: String, inode: Inode },
-    Unlink { folder: Inode, name: String },
-    Rename { from: (Inode, String), to: (Inode, String), inode: Inode },
+    Write {
+        file: Inode,
+        at: usize,
+        bytes: Arc<[u8]>,
+    },
+    Link {
+        folder: Inode,
+        name: String,
+        inode: Inode,
+    },
+    Unlink {
+        folder: Inode,
+        name: String,
+    },
+    Rename {
+        from: (Inode, String),
+        to: (Inode, String),
+        inode: Inode,
+    },
 }
 
 impl Change {
@@ -165,9 +209,15 @@ impl Change {
 
     /// Returns a write of which a part is done: `done` bytes, and zeros in place of the others if the file has its length.
     pub fn torn(&self, done: usize, zeros: bool) -> Self {
-        let Self::Write { file, at, bytes } = self else { unreachable!("only writes are torn") };
+        let Self::Write { file, at, bytes } = self else {
+            unreachable!("only writes are torn")
+        };
         let mut torn = bytes[..done].to_vec();
         torn.resize(if zeros { bytes.len() } else { done }, 0);
-        Self::Write { file: *file, at: *at, bytes: torn.into() }
+        Self::Write {
+            file: *file,
+            at: *at,
+            bytes: torn.into(),
+        }
     }
 }

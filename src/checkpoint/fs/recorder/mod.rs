@@ -124,23 +124,43 @@ impl Recording {
         let inode = self.now.nodes.len();
         self.start.nodes.push(node.clone());
         self.now.nodes.push(node);
-        self.change(Change::Link { folder, name, inode }, format!("create {}", path.display()));
+        self.change(
+            Change::Link {
+                folder,
+                name,
+                inode,
+            },
+            format!("create {}", path.display()),
+        );
         Ok(inode)
     }
 
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
-        let (from_place, to_place, inode) = (self.now.place(from)?, self.now.place(to)?, self.now.find(from)?);
+        let (from_place, to_place, inode) = (
+            self.now.place(from)?,
+            self.now.place(to)?,
+            self.now.find(from)?,
+        );
         if let Ok(replaced) = self.now.find(to) {
             match (&self.now.nodes[inode], &self.now.nodes[replaced]) {
                 (Node::File(_), Node::File(_)) => {}
                 (Node::File(_), Node::Folder(_)) => return Err(ErrorKind::IsADirectory.into()),
                 (Node::Folder(_), Node::File(_)) => return Err(ErrorKind::NotADirectory.into()),
                 (Node::Folder(_), Node::Folder(entries)) if entries.is_empty() => {}
-                (Node::Folder(_), Node::Folder(_)) => return Err(ErrorKind::DirectoryNotEmpty.into()),
+                (Node::Folder(_), Node::Folder(_)) => {
+                    return Err(ErrorKind::DirectoryNotEmpty.into());
+                }
             }
         }
         let description = format!("rename {} to {}", from.display(), to.display());
-        self.change(Change::Rename { from: from_place, to: to_place, inode }, description);
+        self.change(
+            Change::Rename {
+                from: from_place,
+                to: to_place,
+                inode,
+            },
+            description,
+        );
         Ok(())
     }
 
@@ -149,16 +169,24 @@ impl Recording {
         match &self.now.nodes[self.now.find(path)?] {
             Node::File(_) if is_folder => return Err(ErrorKind::NotADirectory.into()),
             Node::Folder(_) if !is_folder => return Err(ErrorKind::IsADirectory.into()),
-            Node::Folder(entries) if !entries.is_empty() => return Err(ErrorKind::DirectoryNotEmpty.into()),
+            Node::Folder(entries) if !entries.is_empty() => {
+                return Err(ErrorKind::DirectoryNotEmpty.into());
+            }
             Node::File(_) | Node::Folder(_) => {}
         }
-        self.change(Change::Unlink { folder, name }, format!("remove {}", path.display()));
+        self.change(
+            Change::Unlink { folder, name },
+            format!("remove {}", path.display()),
+        );
         Ok(())
     }
 
     fn sync(&mut self, inode: Inode, path: &str) {
         let index = self.syncs.iter().filter(|sync| sync.path == path).count();
-        let sync = SyncCall { path: path.into(), index };
+        let sync = SyncCall {
+            path: path.into(),
+            index,
+        };
         if self.skipped.as_ref() != Some(&sync) {
             self.log.push((Step::Sync(inode), format!("sync {path}")));
         }
@@ -178,19 +206,35 @@ pub(crate) struct Recorder {
 impl Recorder {
     /// Returns an empty file system.
     pub(crate) fn new() -> Self {
-        Self::of(Disk { nodes: vec![Node::folder()] })
+        Self::of(Disk {
+            nodes: vec![Node::folder()],
+        })
     }
 
     fn of(disk: Disk) -> Self {
         let (start, now) = (disk.clone(), disk);
         let (log, syncs) = (Vec::new(), Vec::new());
-        let recording = Recording { start, now, log, syncs, skipped: None, calls: 0, fault: None };
-        Self { recording: Arc::new(Mutex::new(recording)), schedule: None }
+        let recording = Recording {
+            start,
+            now,
+            log,
+            syncs,
+            skipped: None,
+            calls: 0,
+            fault: None,
+        };
+        Self {
+            recording: Arc::new(Mutex::new(recording)),
+            schedule: None,
+        }
     }
 
     /// Returns the same file system for a rank, whose calls follow the schedule.
     pub(crate) fn scheduled(&self, rank: usize, schedule: &Arc<Schedule>) -> Self {
-        Self { recording: self.recording.clone(), schedule: Some((rank, schedule.clone())) }
+        Self {
+            recording: self.recording.clone(),
+            schedule: Some((rank, schedule.clone())),
+        }
     }
 
     /// Returns another file system with the present contents, all of them durable.
@@ -202,7 +246,10 @@ impl Recorder {
     pub(crate) fn lose_pending(&self) -> Self {
         let recording = self.recording.lock();
         let mut replay = Replay::new(recording.start.clone());
-        recording.log.iter().for_each(|(step, description)| replay.step(step, description));
+        recording
+            .log
+            .iter()
+            .for_each(|(step, description)| replay.step(step, description));
         Self::of(replay.durable)
     }
 
@@ -214,7 +261,10 @@ impl Recorder {
 
     /// Notes in the log that the program has come so far. [`Crash::marks`] has the texts of those before the crash.
     pub(crate) fn mark(&self, text: impl Into<String>) {
-        self.recording.lock().log.push((Step::Mark(text.into()), String::new()));
+        self.recording
+            .lock()
+            .log
+            .push((Step::Mark(text.into()), String::new()));
     }
 
     /// Plans an error.
@@ -244,7 +294,12 @@ impl Recorder {
 
     /// Returns the number of changes and syncs that were recorded.
     pub(crate) fn steps(&self) -> usize {
-        self.recording.lock().log.iter().filter(|(step, _)| !matches!(step, Step::Mark(_))).count()
+        self.recording
+            .lock()
+            .log
+            .iter()
+            .filter(|(step, _)| !matches!(step, Step::Mark(_)))
+            .count()
     }
 
     /// Returns the file systems that a loss of power may leave, before the first recorded step and after each step.
@@ -266,7 +321,12 @@ impl Recorder {
     }
 
     /// Does a call on a path.
-    fn on<T>(&self, call: Call, path: &Path, body: impl FnOnce(&mut Recording) -> io::Result<T>) -> io::Result<T> {
+    fn on<T>(
+        &self,
+        call: Call,
+        path: &Path,
+        body: impl FnOnce(&mut Recording) -> io::Result<T>,
+    ) -> io::Result<T> {
         let done = self.in_turn(|recording| recording.call(call).and_then(|()| body(recording)));
         done.map_err(|error| named(error, path.display()))
     }
@@ -290,19 +350,29 @@ impl Debug for Recorder {
 
 impl FileSystem for Recorder {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        self.on(Call::Writes, dir, |recording| recording.create(dir, Node::folder()).map(drop))
+        self.on(Call::Writes, dir, |recording| {
+            recording.create(dir, Node::folder()).map(drop)
+        })
     }
 
     fn is_dir(&self, path: &Path, _: Links) -> io::Result<bool> {
-        self.on(Call::Reads, path, |recording| match recording.now.find(path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-            found => Ok(matches!(recording.now.nodes[found?], Node::Folder(_))),
+        self.on(Call::Reads, path, |recording| {
+            match recording.now.find(path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+                found => Ok(matches!(recording.now.nodes[found?], Node::Folder(_))),
+            }
         })
     }
 
     fn create(&self, file: &Path) -> io::Result<Box<dyn WriteFile>> {
-        let inode = self.on(Call::Writes, file, |recording| recording.create(file, Node::file()))?;
-        Ok(Box::new(OpenFile { recorder: self.clone(), path: file.display().to_string(), inode }))
+        let inode = self.on(Call::Writes, file, |recording| {
+            recording.create(file, Node::file())
+        })?;
+        Ok(Box::new(OpenFile {
+            recorder: self.clone(),
+            path: file.display().to_string(),
+            inode,
+        }))
     }
 
     fn open(&self, file: &Path, _: Links) -> io::Result<Arc<dyn ReadFile>> {
@@ -313,7 +383,11 @@ impl FileSystem for Recorder {
                 Node::Folder(_) => Err(ErrorKind::InvalidInput.into()),
             }
         })?;
-        Ok(Arc::new(OpenFile { recorder: self.clone(), path: file.display().to_string(), inode }))
+        Ok(Arc::new(OpenFile {
+            recorder: self.clone(),
+            path: file.display().to_string(),
+            inode,
+        }))
     }
 
     fn identity(&self, dir: &Path) -> PathBuf {
@@ -326,7 +400,12 @@ impl FileSystem for Recorder {
             let now = &recording.now;
             let is_dir = |inode: Inode| matches!(now.nodes[inode], Node::Folder(_));
             let entries = now.folder(now.find(dir)?)?.iter();
-            Ok(entries.map(|(name, inode)| Entry { name: name.clone(), is_dir: is_dir(*inode) }).collect())
+            Ok(entries
+                .map(|(name, inode)| Entry {
+                    name: name.clone(),
+                    is_dir: is_dir(*inode),
+                })
+                .collect())
         })
     }
 
@@ -336,7 +415,9 @@ impl FileSystem for Recorder {
     }
 
     fn remove_file(&self, file: &Path) -> io::Result<()> {
-        self.on(Call::Changes, file, |recording| recording.remove(file, false))
+        self.on(Call::Changes, file, |recording| {
+            recording.remove(file, false)
+        })
     }
 
     fn remove_dir(&self, dir: &Path) -> io::Result<()> {
@@ -364,11 +445,22 @@ impl WriteFile for OpenFile {
     fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
         let written = self.recorder.in_turn(|recording| {
             let called = recording.call(Call::Writes);
-            let bytes = if called.is_ok() { bytes } else { &bytes[..bytes.len() / 2] };
+            let bytes = if called.is_ok() {
+                bytes
+            } else {
+                &bytes[..bytes.len() / 2]
+            };
             let at = recording.now.file(self.inode).len();
             if !bytes.is_empty() {
                 let description = format!("write {} bytes at {at} of {}", bytes.len(), self.path);
-                recording.change(Change::Write { file: self.inode, at, bytes: bytes.into() }, description);
+                recording.change(
+                    Change::Write {
+                        file: self.inode,
+                        at,
+                        bytes: bytes.into(),
+                    },
+                    description,
+                );
             }
             called
         });
@@ -376,10 +468,11 @@ impl WriteFile for OpenFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
-        self.recorder.on(Call::Writes, Path::new(&self.path), |recording| {
-            recording.sync(self.inode, &self.path);
-            Ok(())
-        })
+        self.recorder
+            .on(Call::Writes, Path::new(&self.path), |recording| {
+                recording.sync(self.inode, &self.path);
+                Ok(())
+            })
     }
 }
 
@@ -390,11 +483,12 @@ impl ReadFile for OpenFile {
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.recorder.on(Call::Reads, Path::new(&self.path), |recording| {
-            let bytes = recording.now.file(self.inode);
-            let range = offset as usize..offset as usize + buffer.len();
-            buffer.copy_from_slice(bytes.get(range).ok_or(ErrorKind::UnexpectedEof)?);
-            Ok(())
-        })
+        self.recorder
+            .on(Call::Reads, Path::new(&self.path), |recording| {
+                let bytes = recording.now.file(self.inode);
+                let range = offset as usize..offset as usize + buffer.len();
+                buffer.copy_from_slice(bytes.get(range).ok_or(ErrorKind::UnexpectedEof)?);
+                Ok(())
+            })
     }
 }

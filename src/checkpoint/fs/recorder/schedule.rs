@@ -34,8 +34,15 @@ impl Turns {
 impl Schedule {
     /// Creates a schedule in which threads behind training make no calls.
     pub(crate) fn new(ranks: usize) -> Arc<Self> {
-        let turns = Turns { allowed: vec![0; ranks], made: vec![Vec::new(); ranks], interruption: None };
-        Arc::new(Self { turns: Mutex::new(turns), changed: Condvar::new() })
+        let turns = Turns {
+            allowed: vec![0; ranks],
+            made: vec![Vec::new(); ranks],
+            interruption: None,
+        };
+        Arc::new(Self {
+            turns: Mutex::new(turns),
+            changed: Condvar::new(),
+        })
     }
 
     /// Lets the threads of a rank make calls until they have made that many.
@@ -58,7 +65,10 @@ impl Schedule {
 
     /// Returns the numbers of calls that the threads of a rank have made, one after the other.
     pub(crate) fn made_by_threads(&self, rank: usize) -> Vec<usize> {
-        self.turns.lock().made[rank].iter().map(|(_, calls)| *calls).collect()
+        self.turns.lock().made[rank]
+            .iter()
+            .map(|(_, calls)| *calls)
+            .collect()
     }
 
     /// After that many calls of rank 0's training, the threads behind training make calls until each rank's have made as
@@ -80,11 +90,17 @@ impl Schedule {
         }
         let mut turns = self.turns.lock();
         let waits = |turns: &mut Turns| turns.made(rank) >= turns.allowed[rank];
-        let late = self.changed.wait_while_for(&mut turns, waits, DEADLINE).timed_out();
+        let late = self
+            .changed
+            .wait_while_for(&mut turns, waits, DEADLINE)
+            .timed_out();
         assert!(!late, "the threads of rank {rank} may make no more calls");
         let done = call();
         let this = thread::current().id();
-        match turns.made[rank].iter_mut().find(|(thread, _)| *thread == this) {
+        match turns.made[rank]
+            .iter_mut()
+            .find(|(thread, _)| *thread == this)
+        {
             Some((_, calls)) => *calls += 1,
             None => turns.made[rank].push((this, 1)),
         }
@@ -95,7 +111,9 @@ impl Schedule {
     /// Interrupts the training if it is time.
     fn before_call(&self, rank: usize) {
         let mut turns = self.turns.lock();
-        let Some((after, calls)) = turns.interruption.take_if(|_| rank == 0) else { return };
+        let Some((after, calls)) = turns.interruption.take_if(|_| rank == 0) else {
+            return;
+        };
         if after > 0 {
             turns.interruption = Some((after - 1, calls));
             return;
@@ -104,13 +122,21 @@ impl Schedule {
             turns.allowed[rank] = turns.allowed[rank].max(calls);
             self.changed.notify_all();
             let waits = |turns: &mut Turns| turns.made(rank) < calls;
-            let late = self.changed.wait_while_for(&mut turns, waits, DEADLINE).timed_out();
-            assert!(!late, "the threads of rank {rank} have not made {calls} calls");
+            let late = self
+                .changed
+                .wait_while_for(&mut turns, waits, DEADLINE)
+                .timed_out();
+            assert!(
+                !late,
+                "the threads of rank {rank} have not made {calls} calls"
+            );
         }
     }
 }
 
 /// Returns true on a thread that an asynchronous save has started.
 fn is_behind_training() -> bool {
-    thread::current().name().is_some_and(|name| name.starts_with("checkpoint "))
+    thread::current()
+        .name()
+        .is_some_and(|name| name.starts_with("checkpoint "))
 }

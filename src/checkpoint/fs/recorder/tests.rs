@@ -7,7 +7,9 @@ use std::path::Path;
 use itertools::Itertools;
 
 use super::{Crash, Fault, Recorder, SyncCall};
-use crate::checkpoint::fs::{FileSystem, Links, MANIFEST, WriteFile, read_all, remove_dir_all, write_atomically};
+use crate::checkpoint::fs::{
+    FileSystem, Links, MANIFEST, WriteFile, read_all, remove_dir_all, write_atomically,
+};
 
 fn path(path: &str) -> &Path {
     Path::new(path)
@@ -27,7 +29,11 @@ fn contents(fs: &dyn FileSystem, dir: &Path) -> String {
             return format!("{}({})", entry.name, contents(fs, &inner));
         }
         let bytes = read_all(fs, &inner, Links::Refuse, 100).unwrap();
-        format!("{}={}", entry.name, String::from_utf8(bytes).unwrap().replace('\0', "0"))
+        format!(
+            "{}={}",
+            entry.name,
+            String::from_utf8(bytes).unwrap().replace('\0', "0")
+        )
     });
     entries.collect_vec().join(" ")
 }
@@ -43,8 +49,14 @@ fn with_old() -> Recorder {
 fn outcomes(fs: &Recorder, protocol: impl FnOnce(&Recorder)) -> [BTreeSet<String>; 2] {
     protocol(fs);
     fs.mark("returned");
-    let (before, after): (Vec<Crash>, Vec<Crash>) = fs.crashes().partition(|crash| crash.marks.is_empty());
-    [before, after].map(|crashes| crashes.iter().map(|crash| contents(&crash.left, path("/"))).collect())
+    let (before, after): (Vec<Crash>, Vec<Crash>) =
+        fs.crashes().partition(|crash| crash.marks.is_empty());
+    [before, after].map(|crashes| {
+        crashes
+            .iter()
+            .map(|crash| contents(&crash.left, path("/")))
+            .collect()
+    })
 }
 
 fn set<const N: usize>(texts: [&str; N]) -> BTreeSet<String> {
@@ -57,18 +69,31 @@ fn a_write_is_lost_torn_or_zero_until_its_sync() {
         let _open = create(fs, "/f", "1234");
         fs.sync_dir(path("/")).unwrap();
     });
-    assert_eq!(after, set(["f=", "f=12", "f=123", "f=0000", "f=1200", "f=1234"]));
+    assert_eq!(
+        after,
+        set(["f=", "f=12", "f=123", "f=0000", "f=1200", "f=1234"])
+    );
     let [before, after] = outcomes(&Recorder::new(), |fs| {
         create(fs, "/f", "1234").sync().unwrap();
     });
-    assert_eq!(after, set(["", "f=1234"]), "a file's sync does not keep its entry");
-    assert!(before.contains("f=1200") && before.contains(""), "{before:?}");
+    assert_eq!(
+        after,
+        set(["", "f=1234"]),
+        "a file's sync does not keep its entry"
+    );
+    assert!(
+        before.contains("f=1200") && before.contains(""),
+        "{before:?}"
+    );
     let [_, after] = outcomes(&Recorder::new(), |fs| {
         let mut open = create(fs, "/f", "12");
         open.write_all(b"34").unwrap();
         fs.sync_dir(path("/")).unwrap();
     });
-    assert!(after.is_superset(&set(["f=", "f=12", "f=0034", "f=1234", "f=123", "f=1234"])), "{after:?}");
+    assert!(
+        after.is_superset(&set(["f=", "f=12", "f=0034", "f=1234", "f=123", "f=1234"])),
+        "{after:?}"
+    );
 }
 
 #[test]
@@ -85,9 +110,18 @@ fn replacing_a_file_takes_a_sync_of_the_file_and_of_the_folder() {
             }
         })
     };
-    let file = |state: &String| state.split(' ').find(|file| file.starts_with("f=")).unwrap().to_owned();
+    let file = |state: &String| {
+        state
+            .split(' ')
+            .find(|file| file.starts_with("f="))
+            .unwrap()
+            .to_owned()
+    };
     let [before, after] = replace(true, true);
-    assert_eq!(before.iter().map(file).collect::<BTreeSet<_>>(), set(["f=old", "f=new"]));
+    assert_eq!(
+        before.iter().map(file).collect::<BTreeSet<_>>(),
+        set(["f=old", "f=new"])
+    );
     assert_eq!(after, set(["f=new"]));
     let [_, after] = replace(true, false);
     assert_eq!(after, set(["f=old", "f=old t=new", "f=new"]));
@@ -98,7 +132,10 @@ fn replacing_a_file_takes_a_sync_of_the_file_and_of_the_folder() {
         fs.sync_dir(path("/")).unwrap();
         write_atomically(fs, path("/f"), b"new").unwrap();
     });
-    assert!(before.contains("f=new f.tmp="), "a rename is durable before what made the file that it renames");
+    assert!(
+        before.contains("f=new f.tmp="),
+        "a rename is durable before what made the file that it renames"
+    );
 }
 
 #[test]
@@ -109,25 +146,41 @@ fn entries_are_durable_by_the_sync_of_their_own_folder() {
         create(fs, "/d/b", "2").sync().unwrap();
         fs.sync_dir(path("/d")).unwrap();
     });
-    assert_eq!(after, set(["", "d(a=1 b=2)"]), "the folder's own entry is its parent's");
+    assert_eq!(
+        after,
+        set(["", "d(a=1 b=2)"]),
+        "the folder's own entry is its parent's"
+    );
     let [_, after] = outcomes(&Recorder::new(), |fs| {
         fs.create_dir(path("/d")).unwrap();
         create(fs, "/d/a", "1").sync().unwrap();
         create(fs, "/d/b", "2").sync().unwrap();
         fs.sync_dir(path("/")).unwrap();
     });
-    assert_eq!(after, set(["d()", "d(a=1)", "d(b=2)", "d(a=1 b=2)"]), "in any combination");
+    assert_eq!(
+        after,
+        set(["d()", "d(a=1)", "d(b=2)", "d(a=1 b=2)"]),
+        "in any combination"
+    );
     let [_, after] = outcomes(&with_old(), |fs| {
         fs.create_dir(path("/d")).unwrap();
         fs.sync_dir(path("/")).unwrap();
         fs.rename(path("/f"), path("/d/f")).unwrap();
     });
-    assert_eq!(after, set(["d() f=old", "d(f=old)"]), "a rename is all or nothing");
+    assert_eq!(
+        after,
+        set(["d() f=old", "d(f=old)"]),
+        "a rename is all or nothing"
+    );
     let [_, after] = outcomes(&with_old(), |fs| {
         fs.remove_file(path("/f")).unwrap();
         create(fs, "/f", "new").sync().unwrap();
     });
-    assert_eq!(after, set(["f=old", "", "f=new"]), "a removal is lost as well");
+    assert_eq!(
+        after,
+        set(["f=old", "", "f=new"]),
+        "a removal is lost as well"
+    );
     let [_, after] = outcomes(&with_old(), |fs| {
         fs.remove_file(path("/f")).unwrap();
         fs.sync_dir(path("/")).unwrap();
@@ -141,7 +194,10 @@ fn left_of_files(count: usize) -> (BTreeSet<String>, usize) {
     let fs = Recorder::new();
     (0..count).for_each(|file| create(&fs, &format!("/{file}"), "").sync().unwrap());
     let mut crashes = fs.crashes();
-    let left = crashes.by_ref().map(|crash| contents(&crash.left, path("/"))).collect();
+    let left = crashes
+        .by_ref()
+        .map(|crash| contents(&crash.left, path("/")))
+        .collect();
     (left, crashes.tried())
 }
 
@@ -150,7 +206,14 @@ fn all_combinations_of_a_few_changes_and_some_of_many() {
     let files = |files: &[usize]| files.iter().map(|file| format!("{file}=")).join(" ");
     let (left, tried) = left_of_files(4);
     assert_eq!(left, (0..4).powerset().map(|some| files(&some)).collect());
-    assert_eq!(tried, [1, 2, 4, 8, 16].into_iter().flat_map(|of_step| [of_step; 2]).sum::<usize>() - 1);
+    assert_eq!(
+        tried,
+        [1, 2, 4, 8, 16]
+            .into_iter()
+            .flat_map(|of_step| [of_step; 2])
+            .sum::<usize>()
+            - 1
+    );
     let (left, tried) = left_of_files(10);
     for one in 0..10 {
         assert!(left.contains(&files(&[one])) && left.contains(&files(&(0..one).collect_vec())));
@@ -202,7 +265,10 @@ fn a_checkpoint_that_is_removed_in_part_has_no_manifest() {
     let protocol = |fs: &Recorder| remove_dir_all(fs, path("/run/step-1")).unwrap();
     let is_right = |crash: &Crash| {
         let dir = path("/run/step-1");
-        let names = crash.left.list(dir).map(|entries| entries.into_iter().map(|entry| entry.name).collect_vec());
+        let names = crash
+            .left
+            .list(dir)
+            .map(|entries| entries.into_iter().map(|entry| entry.name).collect_vec());
         let names = names.unwrap_or_default();
         names.iter().any(|name| name == "data") || names.iter().all(|name| name != MANIFEST)
     };
@@ -212,7 +278,11 @@ fn a_checkpoint_that_is_removed_in_part_has_no_manifest() {
     let mut killed = 0;
     loop {
         let fs = start.durable_copy();
-        fs.fail(Fault { call: killed, kind: ErrorKind::Other, lasting: true });
+        fs.fail(Fault {
+            call: killed,
+            kind: ErrorKind::Other,
+            lasting: true,
+        });
         let removed = remove_dir_all(&fs, path("/run/step-1"));
         fs.heal();
         if removed.is_ok() {
@@ -221,7 +291,10 @@ fn a_checkpoint_that_is_removed_in_part_has_no_manifest() {
         if fs.is_dir(path("/run/step-1"), Links::Refuse).unwrap() {
             protocol(&fs);
         }
-        assert!(fs.crashes().all(|crash| is_right(&crash)), "killed at call {killed}");
+        assert!(
+            fs.crashes().all(|crash| is_right(&crash)),
+            "killed at call {killed}"
+        );
         killed += 1;
     }
     assert_eq!(killed, 6, "calls");
@@ -233,16 +306,28 @@ fn a_created_folder_is_durable_even_if_another_process_created_it() {
         fs.create_dir_all(path("/a/b/c")).unwrap();
         fs.mark("returned");
     };
-    let is_right = |crash: &Crash| crash.marks.is_empty() || crash.left.is_dir(path("/a/b/c"), Links::Refuse).unwrap();
-    assert_eq!(unneeded_syncs(&Recorder::new(), protocol, is_right), [].into());
+    let is_right = |crash: &Crash| {
+        crash.marks.is_empty() || crash.left.is_dir(path("/a/b/c"), Links::Refuse).unwrap()
+    };
+    assert_eq!(
+        unneeded_syncs(&Recorder::new(), protocol, is_right),
+        [].into()
+    );
     let mut killed = 0;
     loop {
         let fs = Recorder::new();
-        fs.fail(Fault { call: killed, kind: ErrorKind::Other, lasting: true });
+        fs.fail(Fault {
+            call: killed,
+            kind: ErrorKind::Other,
+            lasting: true,
+        });
         let created = fs.create_dir_all(path("/a/b/c"));
         fs.heal();
         protocol(&fs);
-        assert!(fs.crashes().all(|crash| is_right(&crash)), "killed at call {killed}");
+        assert!(
+            fs.crashes().all(|crash| is_right(&crash)),
+            "killed at call {killed}"
+        );
         if created.is_ok() {
             break;
         }
@@ -254,32 +339,58 @@ fn a_created_folder_is_durable_even_if_another_process_created_it() {
 #[test]
 fn a_write_that_fails_may_have_written_some_bytes() {
     let fs = Recorder::new();
-    fs.fail(Fault { call: 1, kind: ErrorKind::StorageFull, lasting: false });
+    fs.fail(Fault {
+        call: 1,
+        kind: ErrorKind::StorageFull,
+        lasting: false,
+    });
     let mut open = fs.create(path("/f")).unwrap();
     let error = open.write_all(b"1234").unwrap_err();
-    assert_eq!((error.kind(), error.to_string()), (ErrorKind::StorageFull, "`/f`: no storage space".into()));
+    assert_eq!(
+        (error.kind(), error.to_string()),
+        (ErrorKind::StorageFull, "`/f`: no storage space".into())
+    );
     open.write_all(b"5").unwrap();
     assert_eq!(contents(&fs, path("/")), "f=125");
-    fs.fail(Fault { call: 0, kind: ErrorKind::StorageFull, lasting: true });
+    fs.fail(Fault {
+        call: 0,
+        kind: ErrorKind::StorageFull,
+        lasting: true,
+    });
     assert!([(); 2].iter().all(|()| open.sync().is_err()) && fs.heal());
 }
 
 #[test]
 fn errors_at_every_call() {
-    for kind in [ErrorKind::StorageFull, ErrorKind::ReadOnlyFilesystem, ErrorKind::Other] {
+    for kind in [
+        ErrorKind::StorageFull,
+        ErrorKind::ReadOnlyFilesystem,
+        ErrorKind::Other,
+    ] {
         for (call, lasting) in (0..).cartesian_product([false, true]) {
             let fs = with_old();
-            fs.fail(Fault { call, kind, lasting });
+            fs.fail(Fault {
+                call,
+                kind,
+                lasting,
+            });
             let written: io::Result<()> = write_atomically(&fs, path("/f"), b"new");
             let is_met = !fs.heal() || written.is_err();
-            assert_eq!(written.as_ref().err().map(io::Error::kind), is_met.then_some(kind), "call {call}");
+            assert_eq!(
+                written.as_ref().err().map(io::Error::kind),
+                is_met.then_some(kind),
+                "call {call}"
+            );
             if !is_met {
                 assert!(call >= 3, "{kind}: {call} calls");
                 break;
             }
             let left = contents(&fs, path("/"));
             let is_clean = ["f=old", "f=new"].contains(&left.as_str());
-            assert!(is_clean || lasting && kind != ErrorKind::StorageFull, "call {call}: {left}");
+            assert!(
+                is_clean || lasting && kind != ErrorKind::StorageFull,
+                "call {call}: {left}"
+            );
             write_atomically(&fs, path("/f"), b"again").unwrap();
             assert_eq!(contents(&fs.lose_pending(), path("/")), "f=again");
         }

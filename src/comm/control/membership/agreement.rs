@@ -60,9 +60,18 @@ impl MembershipAgreement {
     pub fn new(processes: impl IntoIterator<Item = Range<usize>>, here: usize) -> Self {
         let ranges: Vec<_> = processes.into_iter().collect();
         let (size, count) = (ranges.iter().map(Range::len).sum(), ranges.len());
-        let process = |ranks| Process { ranks, lost: false, missed: vec![false; count] };
+        let process = |ranks| Process {
+            ranks,
+            lost: false,
+            missed: vec![false; count],
+        };
         let processes = ranges.into_iter().map(process).collect();
-        Self { here, standing: vec![MemberState::Open; size], processes, roster: None }
+        Self {
+            here,
+            standing: vec![MemberState::Open; size],
+            processes,
+            roster: None,
+        }
     }
 
     /// Returns the surviving ranks, once they are decided.
@@ -106,13 +115,19 @@ impl MembershipAgreement {
     ///
     /// # Errors
     /// An invalid message.
-    pub fn hear(&mut self, from: usize, notice: MembershipMessage) -> Result<Option<MembershipMessage>, String> {
+    pub fn hear(
+        &mut self,
+        from: usize,
+        notice: MembershipMessage,
+    ) -> Result<Option<MembershipMessage>, String> {
         let is_known = |rank: &usize| *rank < self.standing.len();
         if self.processes[from].lost {
             return Ok(None);
         }
         match notice {
-            MembershipMessage::Came { rank } if self.processes[from].ranks.contains(&rank) => self.came(rank),
+            MembershipMessage::Came { rank } if self.processes[from].ranks.contains(&rank) => {
+                self.came(rank)
+            }
             MembershipMessage::Gone { ranks } if ranks.iter().all(is_known) => {
                 ranks.into_iter().for_each(|rank| self.gone(rank))
             }
@@ -135,18 +150,30 @@ impl MembershipAgreement {
     /// Decides the roster, if this process decides and all necessary messages have arrived. Returns the message for
     /// all other processes.
     pub fn decide(&mut self) -> Option<MembershipMessage> {
-        let members = || self.processes.iter().enumerate().filter(|(_, process)| !process.ranks.is_empty());
+        let members = || {
+            self.processes
+                .iter()
+                .enumerate()
+                .filter(|(_, process)| !process.ranks.is_empty())
+        };
         let left = || members().filter(|(_, process)| !process.lost);
         let decides = left().next().is_some_and(|(first, _)| first == self.here);
         if !decides || self.roster.is_some() || self.standing.contains(&MemberState::Open) {
             return None;
         }
-        let has_missed =
-            |process: &Process| members().filter(|(_, other)| other.lost).all(|(lost, _)| process.missed[lost]);
+        let has_missed = |process: &Process| {
+            members()
+                .filter(|(_, other)| other.lost)
+                .all(|(lost, _)| process.missed[lost])
+        };
         if !left().all(|(_, process)| has_missed(process)) {
             return None;
         }
-        let came = self.standing.iter().enumerate().filter(|(_, standing)| **standing == MemberState::Came);
+        let came = self
+            .standing
+            .iter()
+            .enumerate()
+            .filter(|(_, standing)| **standing == MemberState::Came);
         let ranks: Vec<_> = came.map(|(rank, _)| rank).collect();
         if ranks.is_empty() {
             return None;

@@ -17,7 +17,9 @@ fn came(rank: usize) -> MembershipMessage {
 }
 
 fn roster(ranks: &[usize]) -> MembershipMessage {
-    MembershipMessage::Roster { ranks: ranks.to_vec() }
+    MembershipMessage::Roster {
+        ranks: ranks.to_vec(),
+    }
 }
 
 #[test]
@@ -62,7 +64,10 @@ fn the_first_process_decides_and_any_could() {
             }
         }
     }
-    assert_eq!(all.each_mut().map(MembershipAgreement::decide), [Some(roster(&[0, 1, 2, 4, 5])), None, None]);
+    assert_eq!(
+        all.each_mut().map(MembershipAgreement::decide),
+        [Some(roster(&[0, 1, 2, 4, 5])), None, None]
+    );
 }
 
 /// Invariants 2 and 4.
@@ -70,7 +75,11 @@ fn the_first_process_decides_and_any_could() {
 fn a_roster_is_passed_on_once() {
     let [_, mut second, _] = three();
     assert_eq!(second.hear(0, roster(&[0, 2])), Ok(Some(roster(&[0, 2]))));
-    assert_eq!(second.hear(2, roster(&[0, 2, 4])), Ok(None), "the first roster is the only one");
+    assert_eq!(
+        second.hear(2, roster(&[0, 2, 4])),
+        Ok(None),
+        "the first roster is the only one"
+    );
     assert_eq!(second.roster().unwrap()[..], [0, 2]);
 }
 
@@ -86,8 +95,15 @@ fn who_decides_for_a_lost_process_waits_until_all_have_missed_it() {
     }
     assert_eq!(second.decide(), None, "process 0 decides");
     assert!(second.lost(0) && !second.lost(0));
-    assert_eq!(second.decide(), None, "process 2 may use a roster of process 0");
-    assert_eq!(second.hear(2, MembershipMessage::Missed { process: 0 }), Ok(None));
+    assert_eq!(
+        second.decide(),
+        None,
+        "process 2 may use a roster of process 0"
+    );
+    assert_eq!(
+        second.hear(2, MembershipMessage::Missed { process: 0 }),
+        Ok(None)
+    );
     assert_eq!(second.decide(), Some(roster(&[2, 3, 4, 5])));
 }
 
@@ -98,10 +114,16 @@ fn a_roster_that_one_has_heard_of_counts_for_all() {
     let [_, mut second, _] = three();
     second.came(2);
     second.gone(3);
-    assert_eq!([second.hear(2, came(4)), second.hear(2, came(5))], [Ok(None), Ok(None)]);
+    assert_eq!(
+        [second.hear(2, came(4)), second.hear(2, came(5))],
+        [Ok(None), Ok(None)]
+    );
     second.lost(0);
     assert!(second.hear(2, roster(&[0, 2, 4, 5])).unwrap().is_some());
-    assert_eq!(second.hear(2, MembershipMessage::Missed { process: 0 }), Ok(None));
+    assert_eq!(
+        second.hear(2, MembershipMessage::Missed { process: 0 }),
+        Ok(None)
+    );
     assert_eq!(second.decide(), None);
     assert_eq!(second.roster().unwrap()[..], [0, 2, 4, 5]);
 }
@@ -112,10 +134,16 @@ fn no_rank_waits_for_a_process_without_ranks() {
     let mut second = MembershipAgreement::new([0..0, 0..1, 1..2, 2..2], 1);
     second.came(0);
     second.gone(1);
-    assert_eq!(second.decide(), Some(roster(&[0])), "process 0 has no ranks");
+    assert_eq!(
+        second.decide(),
+        Some(roster(&[0])),
+        "process 0 has no ranks"
+    );
     let mut third = MembershipAgreement::new([0..0, 0..1, 1..2, 2..2], 2);
     third.came(1);
-    [0, 1].into_iter().for_each(|process| assert!(third.lost(process)));
+    [0, 1]
+        .into_iter()
+        .for_each(|process| assert!(third.lost(process)));
     assert_eq!(third.decide(), Some(roster(&[1])));
 }
 

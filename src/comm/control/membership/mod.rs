@@ -53,7 +53,11 @@ impl Membership {
     }
 
     /// Creates the agreement of processes with these ranks. `here` is the index of this process.
-    pub fn of_processes(ranks: &[Range<usize>], here: usize, peers: Arc<dyn MembershipPeers>) -> Self {
+    pub fn of_processes(
+        ranks: &[Range<usize>],
+        here: usize,
+        peers: Arc<dyn MembershipPeers>,
+    ) -> Self {
         Self::new(ranks.iter().cloned(), here, Some(peers))
     }
 
@@ -63,7 +67,12 @@ impl Membership {
         peers: Option<Arc<dyn MembershipPeers>>,
     ) -> Self {
         let agreement = Mutex::new(MembershipAgreement::new(processes, here));
-        Self { agreement, changed: Condvar::new(), next: OnceLock::new(), peers }
+        Self {
+            agreement,
+            changed: Condvar::new(),
+            next: OnceLock::new(),
+            peers,
+        }
     }
 
     /// Returns the surviving ranks, once they are decided.
@@ -89,7 +98,9 @@ impl Membership {
             agreement.came(rank);
             Some(MembershipMessage::Came { rank })
         });
-        let roster = self.await_roster(deadline).filter(|ranks| ranks.contains(&rank));
+        let roster = self
+            .await_roster(deadline)
+            .filter(|ranks| ranks.contains(&rank));
         roster.ok_or(CommError::ExcludedFromShrink { rank })
     }
 
@@ -103,7 +114,11 @@ impl Membership {
 
     /// Records that `process` is lost.
     pub fn lost(&self, process: usize) {
-        self.change(|agreement| agreement.lost(process).then_some(MembershipMessage::Missed { process }));
+        self.change(|agreement| {
+            agreement
+                .lost(process)
+                .then_some(MembershipMessage::Missed { process })
+        });
     }
 
     /// Handles a message of process `from`.
@@ -111,7 +126,11 @@ impl Membership {
     /// # Errors
     /// An invalid message.
     pub fn hear(&self, from: usize, message: MembershipMessage) -> Result<(), String> {
-        let left_behind = if let MembershipMessage::Gone { ranks } = &message { ranks.clone() } else { Vec::new() };
+        let left_behind = if let MembershipMessage::Gone { ranks } = &message {
+            ranks.clone()
+        } else {
+            Vec::new()
+        };
         let mut heard = Ok(());
         self.change(|agreement| {
             agreement.hear(from, message).unwrap_or_else(|problem| {
@@ -133,7 +152,10 @@ impl Membership {
         // Under the lock, so that no local rank uses the roster before it is sent, and all messages are sent in
         // order.
         if let Some(peers) = &self.peers {
-            messages.iter().flatten().for_each(|message| peers.notify(message));
+            messages
+                .iter()
+                .flatten()
+                .for_each(|message| peers.notify(message));
         }
         drop(agreement);
         self.changed.notify_all();
@@ -149,7 +171,9 @@ impl Membership {
         self.change(|agreement| {
             ranks = agreement.open();
             ranks.iter().for_each(|rank| agreement.gone(*rank));
-            Some(MembershipMessage::Gone { ranks: ranks.clone() })
+            Some(MembershipMessage::Gone {
+                ranks: ranks.clone(),
+            })
         });
         self.leave_behind(&ranks);
         self.await_roster_until(Instant::now() + deadline.min(LONGEST))
@@ -164,6 +188,8 @@ impl Membership {
     }
 
     fn leave_behind(&self, ranks: &[usize]) {
-        self.peers.iter().for_each(|peers| peers.leave_behind(ranks));
+        self.peers
+            .iter()
+            .for_each(|peers| peers.leave_behind(ranks));
     }
 }

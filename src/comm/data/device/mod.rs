@@ -50,7 +50,8 @@ impl CoalescedCopies {
     ) -> (Option<Self>, Contribution) {
         let fused = Self::new(&contribution.tensors, plan, member);
         let now = fused.as_ref().filter(|_| !deferred);
-        contribution.flat = now.and_then(|fused| fused.pack(CopySide::PackParts(fused.member), &contribution.tensors));
+        contribution.flat = now
+            .and_then(|fused| fused.pack(CopySide::PackParts(fused.member), &contribution.tensors));
         (fused, contribution)
     }
 
@@ -62,28 +63,56 @@ impl CoalescedCopies {
         member: &GroupMember,
     ) -> (Option<Self>, Contribution) {
         let fused = Self::new(&contribution.tensors, plan, member);
-        let fused = fused.filter(|fused| reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype));
-        contribution.flat = fused.as_ref().and_then(|fused| fused.pack(CopySide::PackFull, &contribution.tensors));
+        let fused = fused.filter(|fused| {
+            reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype)
+        });
+        contribution.flat = fused
+            .as_ref()
+            .and_then(|fused| fused.pack(CopySide::PackFull, &contribution.tensors));
         (fused, contribution)
     }
 
     /// Returns the copies for at least two float tensors of one dtype on one Cube device; `None` for other lists.
-    fn new(tensors: &[DispatchTensor], plan: &CollectivePlan, member: &GroupMember) -> Option<Self> {
+    fn new(
+        tensors: &[DispatchTensor],
+        plan: &CollectivePlan,
+        member: &GroupMember,
+    ) -> Option<Self> {
         let [first, _, ..] = tensors else { return None };
-        let CubeTensor { device, dtype, client, .. } = primitive(first)?;
+        let CubeTensor {
+            device,
+            dtype,
+            client,
+            ..
+        } = primitive(first)?;
         let same = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;
-        let all_same = tensors.iter().all(|tensor| primitive(tensor).is_some_and(same));
+        let all_same = tensors
+            .iter()
+            .all(|tensor| primitive(tensor).is_some_and(same));
         if !all_same || !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
             return None;
         }
         let tensors = plan.sharded_tensors().map(|(_, tensor)| tensor).collect();
-        let layout = FlatLayout::new(member.group.size(), tensors, alignment(client) / dtype.size());
+        let layout = FlatLayout::new(
+            member.group.size(),
+            tensors,
+            alignment(client) / dtype.size(),
+        );
         let (device, dtype, ledger) = (device.clone(), *dtype, member.ledger.clone());
-        Some(Self { layout, device, dtype, member: member.group.rank(), ledger })
+        Some(Self {
+            layout,
+            device,
+            dtype,
+            member: member.group.rank(),
+            ledger,
+        })
     }
 
     fn pack(&self, side: CopySide, tensors: &[DispatchTensor]) -> Option<CubeTensor> {
-        let sources: Vec<_> = tensors.iter().map(|tensor| primitive(tensor).cloned()).collect::<Option<_>>()?;
+        let sources: Vec<_> = tensors
+            .iter()
+            .map(|tensor| primitive(tensor).cloned())
+            .collect::<Option<_>>()?;
         Some(self.run(side, &sources)?.remove(0))
     }
 
@@ -99,25 +128,48 @@ impl CoalescedCopies {
 
     /// Returns the shards of all ranks, if they are on this device.
     fn parts(&self, contributions: &[Contribution]) -> Option<Vec<CubeTensor>> {
-        let parts = contributions.iter().flat_map(|contribution| &contribution.tensors);
-        let part = |part| primitive(part).filter(|part| part.device == self.device).cloned();
+        let parts = contributions
+            .iter()
+            .flat_map(|contribution| &contribution.tensors);
+        let part = |part| {
+            primitive(part)
+                .filter(|part| part.device == self.device)
+                .cloned()
+        };
         parts.map(part).collect()
     }
 
     /// Returns this rank's shards of a reduce-scatter, if every rank has contributed its rows.
-    pub fn reduced(&self, contributions: &[Contribution], op: ReduceOp) -> Option<Vec<DispatchTensor>> {
+    pub fn reduced(
+        &self,
+        contributions: &[Contribution],
+        op: ReduceOp,
+    ) -> Option<Vec<DispatchTensor>> {
         let flats = self.flats(contributions)?;
         let bytes = self.layout.row() * self.dtype.size();
         let row = reduce::reduce_row(&flats, self.member, op);
         let parts = self.layout.parts_in_row(self.member);
-        let copied: usize = parts.iter().map(|(_, shape)| shape.num_elements() * self.dtype.size()).sum();
+        let copied: usize = parts
+            .iter()
+            .map(|(_, shape)| shape.num_elements() * self.dtype.size())
+            .sum();
         self.count(usize::from(bytes > 0), copied, bytes - copied);
-        Some(parts.into_iter().map(|(offset, shape)| wrap(reduce::view_of(&row, offset, shape))).collect())
+        Some(
+            parts
+                .into_iter()
+                .map(|(offset, shape)| wrap(reduce::view_of(&row, offset, shape)))
+                .collect(),
+        )
     }
 
     /// Returns the flat buffers of all ranks, if all exist and are on this device.
     fn flats(&self, contributions: &[Contribution]) -> Option<Vec<CubeTensor>> {
-        let flat = |contribution: &Contribution| contribution.flat.clone().filter(|flat| flat.device == self.device);
+        let flat = |contribution: &Contribution| {
+            contribution
+                .flat
+                .clone()
+                .filter(|flat| flat.device == self.device)
+        };
         contributions.iter().map(flat).collect()
     }
 
@@ -129,6 +181,10 @@ impl CoalescedCopies {
 
     fn count(&self, launches: usize, bytes: usize, padding: usize) {
         let [launches, bytes, padding] = [launches, bytes, padding].map(|count| count as u64);
-        self.ledger.copied_by(PackStats { launches, bytes, padding });
+        self.ledger.copied_by(PackStats {
+            launches,
+            bytes,
+            padding,
+        });
     }
 }

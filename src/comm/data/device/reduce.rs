@@ -26,7 +26,12 @@ pub(super) fn is_possible(client: &Client, ranks: usize, dtype: DType) -> bool {
 /// The rows are reduced in the same fixed binary tree as in all reductions: neighbours first, and an odd row moves
 /// up. f16 and bf16 accumulate in f32 and are rounded once.
 pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp) -> CubeTensor {
-    let CubeTensor { client, device, dtype, .. } = &flats[0];
+    let CubeTensor {
+        client,
+        device,
+        dtype,
+        ..
+    } = &flats[0];
     let row = flats[0].meta.num_elements() / flats.len();
     let block = BlockLayout::new(client, &[Shape::new([row])], *dtype);
     let result = block.allocate(client, device).tensors.remove(0);
@@ -35,8 +40,13 @@ pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp) -> Cub
     }
     let lanes = vector_lanes(client, dtype.size());
     let size = row * dtype.size();
-    let own = |flat: &CubeTensor| vectors(&view(&flat.handle, rank * size, size), lanes * dtype.size());
-    let sum = if *dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let own =
+        |flat: &CubeTensor| vectors(&view(&flat.handle, rank * size, size), lanes * dtype.size());
+    let sum = if *dtype == DType::F64 {
+        DType::F64
+    } else {
+        DType::F32
+    };
     let count = row.div_ceil(lanes);
     let cube = CubeDim::new(client, count);
     let types = [*dtype, sum].map(dtype_to_storage_type);
@@ -61,7 +71,13 @@ pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp) -> Cub
 pub(super) fn view_of(row: &CubeTensor, offset: usize, shape: Shape) -> CubeTensor {
     let size = row.dtype.size();
     let handle = view(&row.handle, offset * size, shape.num_elements() * size);
-    CubeTensor::new_contiguous(row.client.clone(), row.device.clone(), shape, handle, row.dtype)
+    CubeTensor::new_contiguous(
+        row.client.clone(),
+        row.device.clone(),
+        shape,
+        handle,
+        row.dtype,
+    )
 }
 
 #[cube(launch_unchecked)]
@@ -96,7 +112,13 @@ fn node<E: Numeric, A: Float, N: Size>(
     } else {
         let half = comptime!(count.next_power_of_two() / 2);
         let left = node::<E, A, N>(rows, at, first, half, op);
-        let right = node::<E, A, N>(rows, at, comptime!(first + half), comptime!(count - half), op);
+        let right = node::<E, A, N>(
+            rows,
+            at,
+            comptime!(first + half),
+            comptime!(count - half),
+            op,
+        );
         if comptime!(matches!(op, ReduceOp::Sum | ReduceOp::Avg)) {
             left + right
         } else if comptime!(op == ReduceOp::Product) {

@@ -9,7 +9,13 @@ use crate::comm::backend;
 use crate::comm::backend::ranges::slice;
 use crate::memory::gpu::gpu;
 
-const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+const OPS: [ReduceOp; 5] = [
+    ReduceOp::Sum,
+    ReduceOp::Avg,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Product,
+];
 
 /// Returns flat buffers of `ranks` ranks, each with one row per rank.
 fn flats(ranks: usize, row: usize, dtype: DType) -> Vec<DispatchTensor> {
@@ -21,13 +27,26 @@ fn flats(ranks: usize, row: usize, dtype: DType) -> Vec<DispatchTensor> {
 }
 
 fn bits(tensor: DispatchTensor) -> Vec<u32> {
-    Tensor::<1>::from_dispatch(tensor).into_data().iter::<f32>().map(f32::to_bits).collect()
+    Tensor::<1>::from_dispatch(tensor)
+        .into_data()
+        .iter::<f32>()
+        .map(f32::to_bits)
+        .collect()
 }
 
 fn dtypes() -> Vec<DType> {
-    let Some(CubeTensor { client, .. }) = primitive(&flats(1, 1, DType::F32)[0]).cloned() else { unreachable!() };
-    let has = |dtype: &DType| client.properties().supports_type(dtype_to_storage_type(*dtype));
-    [DType::F32, DType::F16, DType::BF16].into_iter().filter(has).collect()
+    let Some(CubeTensor { client, .. }) = primitive(&flats(1, 1, DType::F32)[0]).cloned() else {
+        unreachable!()
+    };
+    let has = |dtype: &DType| {
+        client
+            .properties()
+            .supports_type(dtype_to_storage_type(*dtype))
+    };
+    [DType::F32, DType::F16, DType::BF16]
+        .into_iter()
+        .filter(has)
+        .collect()
 }
 
 #[test]
@@ -35,12 +54,19 @@ fn reduces_like_burns_operations() {
     for (dtype, ranks) in dtypes().into_iter().cartesian_product([2, 3, 4, 5, 7]) {
         let (row, rank) = (128 * ranks, ranks - 1 - ranks / 3);
         let flats = flats(ranks, row, dtype);
-        let primitives = flats.iter().map(|flat| primitive(flat).unwrap().clone()).collect_vec();
+        let primitives = flats
+            .iter()
+            .map(|flat| primitive(flat).unwrap().clone())
+            .collect_vec();
         for op in OPS {
             let ranges = slice(&[ranks * row], 0, rank * row..(rank + 1) * row);
             let expected = backend::reduce(&flats.iter().collect_vec(), &ranges, op, &gpu());
             let found = wrap(reduce::reduce_row(&primitives, rank, op));
-            assert_eq!(bits(found), bits(expected), "{dtype:?} {ranks} ranks {op:?}");
+            assert_eq!(
+                bits(found),
+                bits(expected),
+                "{dtype:?} {ranks} ranks {op:?}"
+            );
         }
     }
 }
@@ -60,14 +86,20 @@ fn nan_and_infinities_are_reduced_as_on_the_cpu() {
         };
         let flat = |of: usize| {
             let values = (0..ranks * row).map(|at| value(of, at % row)).collect_vec();
-            Tensor::<1>::from_floats(&values[..], &gpu()).cast(dtype).into_dispatch()
+            Tensor::<1>::from_floats(&values[..], &gpu())
+                .cast(dtype)
+                .into_dispatch()
         };
         let flats = (0..ranks).map(flat).collect_vec();
-        let primitives = flats.iter().map(|flat| primitive(flat).unwrap().clone()).collect_vec();
+        let primitives = flats
+            .iter()
+            .map(|flat| primitive(flat).unwrap().clone())
+            .collect_vec();
         let ranges = slice(&[ranks * row], 0, rank * row..(rank + 1) * row);
-        for (op, best) in
-            [(ReduceOp::Min, f32::min as fn(f32, f32) -> f32), (ReduceOp::Max, f32::max as fn(f32, f32) -> f32)]
-        {
+        for (op, best) in [
+            (ReduceOp::Min, f32::min as fn(f32, f32) -> f32),
+            (ReduceOp::Max, f32::max as fn(f32, f32) -> f32),
+        ] {
             let expected = (0..row).map(|at| {
                 let values = (0..ranks).map(|of| value(of, at)).collect_vec();
                 let nan = values.iter().any(|value| value.is_nan());
@@ -76,12 +108,19 @@ fn nan_and_infinities_are_reduced_as_on_the_cpu() {
             let expected = expected.collect_vec();
             let found = |tensor: DispatchTensor| {
                 let values = Tensor::<1>::from_dispatch(tensor).into_data();
-                values.iter::<f32>().map(|value| Some(value).filter(|value| !value.is_nan())).collect_vec()
+                values
+                    .iter::<f32>()
+                    .map(|value| Some(value).filter(|value| !value.is_nan()))
+                    .collect_vec()
             };
             let kernel = wrap(reduce::reduce_row(&primitives, rank, op));
             assert_eq!(found(kernel), expected, "{dtype:?} {ranks} ranks {op:?}");
             let generic = backend::reduce(&flats.iter().collect_vec(), &ranges, op, &gpu());
-            assert_eq!(found(generic), expected, "burn's operations, {dtype:?} {ranks} ranks {op:?}");
+            assert_eq!(
+                found(generic),
+                expected,
+                "burn's operations, {dtype:?} {ranks} ranks {op:?}"
+            );
         }
     }
 }

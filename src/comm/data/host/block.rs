@@ -32,10 +32,18 @@ impl RunBlock {
         let strides = strides(shape);
         let is_full = |dim: usize| ranges[dim] == (0..shape[dim]);
         // The last dimension of which the block does not have all indices. From there on, elements are adjacent.
-        let split = (0..shape.len()).rev().find(|dim| !is_full(*dim)).unwrap_or(0);
+        let split = (0..shape.len())
+            .rev()
+            .find(|dim| !is_full(*dim))
+            .unwrap_or(0);
         let run = ranges[split..].iter().map(Range::len).product();
-        let start = ranges.get(split).map_or(0, |range| range.start * strides[split]);
-        Self { offsets: Offsets::new(&ranges[..split], &strides[..split], start), run }
+        let start = ranges
+            .get(split)
+            .map_or(0, |range| range.start * strides[split]);
+        Self {
+            offsets: Offsets::new(&ranges[..split], &strides[..split], start),
+            run,
+        }
     }
 
     /// Returns the number of elements.
@@ -60,9 +68,21 @@ pub(super) struct Offsets {
 
 impl Offsets {
     fn new(ranges: &[Range<usize>], strides: &[usize], start: usize) -> Self {
-        let starts = ranges.iter().zip(strides).map(|(range, stride)| range.start * stride).sum::<usize>();
-        let dims = ranges.iter().zip(strides).map(|(range, stride)| (range.len(), *stride, 0)).collect();
-        Self { dims, next: start + starts, left: ranges.iter().map(Range::len).product() }
+        let starts = ranges
+            .iter()
+            .zip(strides)
+            .map(|(range, stride)| range.start * stride)
+            .sum::<usize>();
+        let dims = ranges
+            .iter()
+            .zip(strides)
+            .map(|(range, stride)| (range.len(), *stride, 0))
+            .collect();
+        Self {
+            dims,
+            next: start + starts,
+            left: ranges.iter().map(Range::len).product(),
+        }
     }
 }
 
@@ -101,13 +121,17 @@ mod tests {
     fn expected(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
         let strides = strides(shape);
         let all = 0..shape.iter().product::<usize>();
-        let inside = |i: &usize| (0..shape.len()).all(|d| ranges[d].contains(&(i / strides[d] % shape[d])));
+        let inside =
+            |i: &usize| (0..shape.len()).all(|d| ranges[d].contains(&(i / strides[d] % shape[d])));
         all.filter(inside).collect()
     }
 
     fn walked(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
         let block = RunBlock::new(shape, ranges);
-        block.offsets().flat_map(|offset| offset..offset + block.run).collect()
+        block
+            .offsets()
+            .flat_map(|offset| offset..offset + block.run)
+            .collect()
     }
 
     #[test]
@@ -118,7 +142,11 @@ mod tests {
             for b in shardings(3) {
                 for c in shardings(4) {
                     let ranges = [a.clone(), b.clone(), c];
-                    assert_eq!(walked(&shape, &ranges), expected(&shape, &ranges), "{ranges:?}");
+                    assert_eq!(
+                        walked(&shape, &ranges),
+                        expected(&shape, &ranges),
+                        "{ranges:?}"
+                    );
                 }
             }
         }

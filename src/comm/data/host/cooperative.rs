@@ -104,11 +104,19 @@ struct WeakTensor {
 
 impl WeakTensor {
     fn of(tensor: &FlexTensor) -> Self {
-        Self { data: Arc::downgrade(&tensor.data_arc()), layout: tensor.layout().clone(), dtype: tensor.dtype() }
+        Self {
+            data: Arc::downgrade(&tensor.data_arc()),
+            layout: tensor.layout().clone(),
+            dtype: tensor.dtype(),
+        }
     }
 
     fn get(&self) -> Option<FlexTensor> {
-        Some(FlexTensor::from_arc(self.data.upgrade()?, self.layout.clone(), self.dtype))
+        Some(FlexTensor::from_arc(
+            self.data.upgrade()?,
+            self.layout.clone(),
+            self.dtype,
+        ))
     }
 }
 
@@ -120,7 +128,10 @@ impl<C> Making<C> {
 
 impl<C> Default for CooperativeResult<C> {
     fn default() -> Self {
-        Self { state: Mutex::new(BuildState::Open), changed: Condvar::default() }
+        Self {
+            state: Mutex::new(BuildState::Open),
+            changed: Condvar::default(),
+        }
     }
 }
 
@@ -129,7 +140,11 @@ impl<C: Send + Sync> CooperativeResult<C> {
     ///
     /// # Safety
     /// All jobs with which this is called have the same results.
-    pub unsafe fn get(&self, job: &impl PartitionedJob<Partition = C>, owner: Owner) -> Vec<FlexTensor> {
+    pub unsafe fn get(
+        &self,
+        job: &impl PartitionedJob<Partition = C>,
+        owner: Owner,
+    ) -> Vec<FlexTensor> {
         loop {
             let making = match self.find(job, &owner) {
                 Ok(made) => return made,
@@ -146,10 +161,12 @@ impl<C: Send + Sync> CooperativeResult<C> {
             let work = || unsafe { self.work(&making, job, keep_made) };
             match rayon::current_num_threads() {
                 // Only threads of a rank's pool may wait for jobs of that pool.
-                threads if threads > 1 && rayon::current_thread_index().is_some() => rayon::in_place_scope(|scope| {
-                    (1..threads).for_each(|_| scope.spawn(|_| work()));
-                    work();
-                }),
+                threads if threads > 1 && rayon::current_thread_index().is_some() => {
+                    rayon::in_place_scope(|scope| {
+                        (1..threads).for_each(|_| scope.spawn(|_| work()));
+                        work();
+                    })
+                }
                 _ => work(),
             }
             // The other threads complete their tasks, or one of them fails.
@@ -186,10 +203,20 @@ impl<C: Send + Sync> CooperativeResult<C> {
             let failing = Failing { of: self, making };
             // SAFETY: the task was taken once, and the caller guarantees the rest; no rank has the results before all
             // tasks are complete.
-            unsafe { job.make(&making.partition, index, making.to.get().expect("set by `find`")) };
+            unsafe {
+                job.make(
+                    &making.partition,
+                    index,
+                    making.to.get().expect("set by `find`"),
+                )
+            };
             // The output of all tasks is visible to the thread that completes the last one.
             if making.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-                let targets = making.targets.lock().take().expect("the last task is completed once");
+                let targets = making
+                    .targets
+                    .lock()
+                    .take()
+                    .expect("the last task is completed once");
                 // SAFETY: all tasks are complete.
                 let made = unsafe { job.finish(targets) };
                 keep(&made);
@@ -204,7 +231,11 @@ impl<C: Send + Sync> CooperativeResult<C> {
 
     /// Returns the results if they exist; otherwise the results that are being built, which this call begins if
     /// necessary.
-    fn find(&self, job: &impl PartitionedJob<Partition = C>, owner: &Owner) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
+    fn find(
+        &self,
+        job: &impl PartitionedJob<Partition = C>,
+        owner: &Owner,
+    ) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
         // If some of several tensors are still alive, these may be their last handles, which are dropped outside
         // the lock.
         let found: Vec<Option<FlexTensor>>;
@@ -236,7 +267,9 @@ impl<C: Send + Sync> CooperativeResult<C> {
         });
         // Only now the targets have their final addresses.
         let to = making.targets.lock().as_mut().map(OutputBuffers::ptrs);
-        making.to.get_or_init(|| to.expect("the targets are kept until the result is complete"));
+        making
+            .to
+            .get_or_init(|| to.expect("the targets are kept until the result is complete"));
         *state = BuildState::Making(making.clone());
         Err(making)
     }
@@ -298,12 +331,20 @@ impl SharedResultCache {
     /// Creates a cache, with the memory pool of the cache `before`, if there is one.
     pub fn new(spin: SpinPolicy, before: Option<&Self>) -> Self {
         let home = before.map(|before| before.home.clone()).unwrap_or_default();
-        Self { spin, home, latest: Mutex::default() }
+        Self {
+            spin,
+            home,
+            latest: Mutex::default(),
+        }
     }
 
     /// Makes `cached` the latest of its group, and evicts the results of an earlier one before new memory is
     /// allocated. Returns false if there is a later one, so that nothing may be cached in `cached`.
-    fn make_room(&self, OpHandle { group, seq, .. }: OpHandle, cached: &Arc<CachedResults>) -> bool {
+    fn make_room(
+        &self,
+        OpHandle { group, seq, .. }: OpHandle,
+        cached: &Arc<CachedResults>,
+    ) -> bool {
         let mut latest = self.latest.lock();
         if latest.get(&group).is_some_and(|(later, _)| *later > seq) {
             return false;

@@ -35,10 +35,19 @@ impl GatherCopyPlan {
     /// creates them.
     pub fn new(plan: &CollectivePlan, ranks: usize) -> Self {
         let joint = |dtype: DType| {
-            let tensors = plan.sharded_tensors().enumerate().filter(|(_, (of, _))| *of == dtype);
-            let (indices, tensors): (Vec<_>, _) = tensors.map(|(index, (_, tensor))| (index, tensor)).unzip();
+            let tensors = plan
+                .sharded_tensors()
+                .enumerate()
+                .filter(|(_, (of, _))| *of == dtype);
+            let (indices, tensors): (Vec<_>, _) =
+                tensors.map(|(index, (_, tensor))| (index, tensor)).unzip();
             let copies = FlatLayout::new(ranks, tensors, 1).join_parts();
-            Joint { dtype, indices: indices.into(), bytes: copies.copied() * dtype.size(), copies }
+            Joint {
+                dtype,
+                indices: indices.into(),
+                bytes: copies.copied() * dtype.size(),
+                copies,
+            }
         };
         Self(plan.dtypes().unique().map(joint).collect())
     }
@@ -46,27 +55,50 @@ impl GatherCopyPlan {
     /// Returns the sources of the copies: `parts` are the shards by rank and tensor.
     pub fn sources(&self, parts: &[Vec<&FlexTensor>]) -> GatherSources {
         let of_joint = |joint: &Joint| {
-            let of_dtype = parts.iter().flat_map(|parts| joint.indices.iter().map(|index| parts[*index]));
+            let of_dtype = parts
+                .iter()
+                .flat_map(|parts| joint.indices.iter().map(|index| parts[*index]));
             (Sources::of(of_dtype), CooperativeResult::default())
         };
-        GatherSources { ranks: parts.len(), joints: self.0.iter().map(of_joint).collect() }
+        GatherSources {
+            ranks: parts.len(),
+            joints: self.0.iter().map(of_joint).collect(),
+        }
     }
 
     /// Returns the full tensors. Large ones are built by all local ranks together and shared, if they have an
     /// `owner`.
-    pub fn full_tensors(&self, gathered: &GatherSources, owner: Option<Owner>) -> Vec<DispatchTensor> {
-        let mut full_tensors = Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
+    pub fn full_tensors(
+        &self,
+        gathered: &GatherSources,
+        owner: Option<Owner>,
+    ) -> Vec<DispatchTensor> {
+        let mut full_tensors =
+            Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
         for (joint, (sources, together)) in self.0.iter().zip(&gathered.joints) {
             let ranks = gathered.ranks;
-            let of_joint = match owner.filter(|_| joint.bytes * ranks >= HostTuning::get().shared_bytes) {
-                // SAFETY: all ranks have the shards of the same collective, and the copies of the same plan.
-                Some(owner) => unsafe { together.get(&Join { joint, sources, ranks }, owner) },
-                None => run(&joint.copies, sources),
-            };
+            let of_joint =
+                match owner.filter(|_| joint.bytes * ranks >= HostTuning::get().shared_bytes) {
+                    // SAFETY: all ranks have the shards of the same collective, and the copies of the same plan.
+                    Some(owner) => unsafe {
+                        together.get(
+                            &Join {
+                                joint,
+                                sources,
+                                ranks,
+                            },
+                            owner,
+                        )
+                    },
+                    None => run(&joint.copies, sources),
+                };
             full_tensors.extend(joint.indices.iter().zip(of_joint));
         }
         full_tensors.sort_unstable_by_key(|(index, _)| **index);
-        full_tensors.into_iter().map(|(_, full)| wrap(full)).collect()
+        full_tensors
+            .into_iter()
+            .map(|(_, full)| wrap(full))
+            .collect()
     }
 }
 
@@ -90,7 +122,12 @@ unsafe impl PartitionedJob for Join<'_> {
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, CopyTasks, usize) {
         let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
-        let blocks = CopyTasks::new(copies, self.sources, size, self.ranks * HostTuning::get().tasks_per_worker);
+        let blocks = CopyTasks::new(
+            copies,
+            self.sources,
+            size,
+            self.ranks * HostTuning::get().tasks_per_worker,
+        );
         let count = blocks.count();
         (OutputBuffers::of(Some(home), copies, size), blocks, count)
     }
@@ -102,7 +139,11 @@ unsafe impl PartitionedJob for Join<'_> {
 
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
         // SAFETY: the caller guarantees it.
-        unsafe { targets.finish(self.joint.copies.targets(), self.joint.dtype).collect() }
+        unsafe {
+            targets
+                .finish(self.joint.copies.targets(), self.joint.dtype)
+                .collect()
+        }
     }
 }
 
@@ -110,7 +151,10 @@ unsafe impl PartitionedJob for Join<'_> {
 ///
 /// All sources have the same dtype, and the same shape except for `dim`. There is at least one.
 pub(crate) fn concat(sources: &[(&FlexTensor, Ranges)], dim: usize) -> DispatchTensor {
-    let blocks = sources.iter().map(|(tensor, ranges)| (tensor.layout().shape().clone(), &ranges[..])).collect_vec();
+    let blocks = sources
+        .iter()
+        .map(|(tensor, ranges)| (tensor.layout().shape().clone(), &ranges[..]))
+        .collect_vec();
     let tensors = Sources::of(sources.iter().map(|(tensor, _)| *tensor));
     let mut copy = run(&CopyPlan::concat(&blocks, dim), &tensors);
     wrap(copy.pop().expect("one target"))

@@ -69,7 +69,10 @@ pub(super) trait Element: bytemuck::Pod + Send + Sync {
     /// `None`.
     #[inline(always)]
     fn widen_all<'a>(source: &'a [Self], scratch: &mut [Self::Sum]) -> Option<&'a [Self::Sum]> {
-        scratch.iter_mut().zip(source).for_each(|(wide, narrow)| *wide = narrow.widen());
+        scratch
+            .iter_mut()
+            .zip(source)
+            .for_each(|(wide, narrow)| *wide = narrow.widen());
         None
     }
 
@@ -94,7 +97,12 @@ pub(super) trait Element: bytemuck::Pod + Send + Sync {
         combine: impl Fn(Self::Sum, Self::Sum) -> Self::Sum,
         out: &mut [MaybeUninit<Self>],
     ) {
-        put(out, left.iter().zip(right).map(|(left, right)| Self::narrow(combine(*left, *right))));
+        put(
+            out,
+            left.iter()
+                .zip(right)
+                .map(|(left, right)| Self::narrow(combine(*left, *right))),
+        );
     }
 
     /// Like [`write`](Self::write), directly from two sources, for a reduction over two ranks.
@@ -105,7 +113,12 @@ pub(super) trait Element: bytemuck::Pod + Send + Sync {
         combine: impl Fn(Self::Sum, Self::Sum) -> Self::Sum,
         out: &mut [MaybeUninit<Self>],
     ) {
-        put(out, left.iter().zip(right).map(|(left, right)| Self::narrow(combine(left.widen(), right.widen()))));
+        put(
+            out,
+            left.iter()
+                .zip(right)
+                .map(|(left, right)| Self::narrow(combine(left.widen(), right.widen()))),
+        );
     }
 }
 
@@ -198,15 +211,26 @@ impl Element for f16 {
         for (right, sums) in right.chunks(LANES).zip(sums.chunks_mut(LANES)) {
             let b = &mut b[..right.len()];
             right.convert_to_f32_slice(b);
-            sums.iter_mut().zip(b).for_each(|(sum, b)| *sum = combine(*sum, *b));
+            sums.iter_mut()
+                .zip(b)
+                .for_each(|(sum, b)| *sum = combine(*sum, *b));
         }
     }
 
     #[inline(always)]
-    fn write(left: &[f32], right: &[f32], combine: impl Fn(f32, f32) -> f32, out: &mut [MaybeUninit<Self>]) {
+    fn write(
+        left: &[f32],
+        right: &[f32],
+        combine: impl Fn(f32, f32) -> f32,
+        out: &mut [MaybeUninit<Self>],
+    ) {
         let mut sums = [0.0; LANES];
         let mut rounded = [Self::ZERO; LANES];
-        for ((left, right), out) in left.chunks(LANES).zip(right.chunks(LANES)).zip(out.chunks_mut(LANES)) {
+        for ((left, right), out) in left
+            .chunks(LANES)
+            .zip(right.chunks(LANES))
+            .zip(out.chunks_mut(LANES))
+        {
             for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
                 *sum = combine(*left, *right);
             }
@@ -217,9 +241,18 @@ impl Element for f16 {
     }
 
     #[inline(always)]
-    fn write_pair(left: &[Self], right: &[Self], combine: impl Fn(f32, f32) -> f32, out: &mut [MaybeUninit<Self>]) {
+    fn write_pair(
+        left: &[Self],
+        right: &[Self],
+        combine: impl Fn(f32, f32) -> f32,
+        out: &mut [MaybeUninit<Self>],
+    ) {
         let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
-        for ((left, right), out) in left.chunks(LANES).zip(right.chunks(LANES)).zip(out.chunks_mut(LANES)) {
+        for ((left, right), out) in left
+            .chunks(LANES)
+            .zip(right.chunks(LANES))
+            .zip(out.chunks_mut(LANES))
+        {
             let (a, b) = (&mut a[..left.len()], &mut b[..left.len()]);
             left.convert_to_f32_slice(a);
             right.convert_to_f32_slice(b);
@@ -241,10 +274,14 @@ mod tests {
     #[test]
     fn bf16_rounds_as_half_does() {
         let near = |bits: u32| [bits.wrapping_sub(1), bits, bits.wrapping_add(1)];
-        let edges =
-            (0..=u16::MAX).flat_map(|high| [0u32, 0x7fff, 0x8000, 0x8001].map(|low| ((high as u32) << 16) | low));
+        let edges = (0..=u16::MAX)
+            .flat_map(|high| [0u32, 0x7fff, 0x8000, 0x8001].map(|low| ((high as u32) << 16) | low));
         for value in edges.flat_map(near).map(f32::from_bits) {
-            assert_eq!(bf16::narrow(value).to_bits(), bf16::from_f32(value).to_bits(), "{value:e}");
+            assert_eq!(
+                bf16::narrow(value).to_bits(),
+                bf16::from_f32(value).to_bits(),
+                "{value:e}"
+            );
         }
     }
 }

@@ -15,7 +15,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use burn::backend::flex::FlexTensor;
-use burn::backend::{BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, Flex};
+use burn::backend::{
+    BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, Flex,
+};
 use smallvec::SmallVec;
 
 use crate::comm::control::match_table::OpHandle;
@@ -52,7 +54,13 @@ impl CollectiveCache {
         keep: ResultRetention,
         waited: &'a Cell<Duration>,
     ) -> Owner<'a> {
-        Owner { cache, op, cached: self.cached.get_or_init(Arc::default), keep, waited }
+        Owner {
+            cache,
+            op,
+            cached: self.cached.get_or_init(Arc::default),
+            keep,
+            waited,
+        }
     }
 
     /// Returns the shards that an all-gather joins, by rank and tensor; `None` if they are not all Flex tensors.
@@ -70,7 +78,9 @@ impl CollectiveCache {
         (index, count): (usize, usize),
         terms: impl FnOnce() -> Option<SmallVec<[&'a FlexTensor; 8]>>,
     ) -> Option<&ReduceOperands> {
-        let all = offered(&self.terms, || (0..count).map(|_| OnceLock::new()).collect());
+        let all = offered(&self.terms, || {
+            (0..count).map(|_| OnceLock::new()).collect()
+        });
         offered(&all[index], || Some(ReduceOperands::new(&terms()?))).as_ref()
     }
 }
@@ -79,7 +89,9 @@ impl CollectiveCache {
 /// so that peers can read it as a slice.
 pub(super) fn settle(tensor: DispatchTensor) -> DispatchTensor {
     match primitive(&tensor) {
-        Some(flex) if !flex.is_contiguous() || !memory::is_lasting(flex) => wrap(memory::copied(flex)),
+        Some(flex) if !flex.is_contiguous() || !memory::is_lasting(flex) => {
+            wrap(memory::copied(flex))
+        }
         _ => tensor,
     }
 }
@@ -90,7 +102,11 @@ pub(super) fn is_alone(tensor: &DispatchTensor) -> bool {
 }
 
 /// Returns a view of `range` along `dim` of a Flex tensor, if its elements are adjacent.
-pub(super) fn adjacent(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> Option<DispatchTensor> {
+pub(super) fn adjacent(
+    tensor: &DispatchTensor,
+    dim: usize,
+    range: Range<usize>,
+) -> Option<DispatchTensor> {
     let part = primitive(tensor)?.narrow(dim, range.start, range.len());
     part.is_contiguous().then(|| wrap(part))
 }
@@ -105,5 +121,8 @@ fn wrap(tensor: FlexTensor) -> DispatchTensor {
     } else {
         BackendTensor::Int(tensor)
     };
-    DispatchTensor { kind: DispatchTensorKind::Flex(tensor), autodiff: DispatchAutodiffContext::Disabled }
+    DispatchTensor {
+        kind: DispatchTensorKind::Flex(tensor),
+        autodiff: DispatchAutodiffContext::Disabled,
+    }
 }

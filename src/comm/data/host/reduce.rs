@@ -38,7 +38,11 @@ impl ReduceOperands {
 
     pub fn new(terms: &[&FlexTensor]) -> Self {
         let shape = terms[0].layout().shape().clone();
-        Self { terms: Sources::of(terms.iter().copied()), shape, full: CooperativeResult::default() }
+        Self {
+            terms: Sources::of(terms.iter().copied()),
+            shape,
+            full: CooperativeResult::default(),
+        }
     }
 
     /// Returns the reduction of the block `ranges`.
@@ -50,10 +54,21 @@ impl ReduceOperands {
     /// has an `owner`.
     pub fn reduce_full(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
         let (terms, elements) = (&self.terms, self.shape.num_elements());
-        match owner.filter(|_| elements * dtype_of(terms).size() * terms.len() >= HostTuning::get().shared_bytes) {
+        match owner.filter(|_| {
+            elements * dtype_of(terms).size() * terms.len() >= HostTuning::get().shared_bytes
+        }) {
             Some(owner) => {
                 // SAFETY: all ranks have the operands of the same collective, and agree on the operation.
-                let mut complete = unsafe { self.full.get(&ReduceJob { terms, shape: &self.shape, op }, owner) };
+                let mut complete = unsafe {
+                    self.full.get(
+                        &ReduceJob {
+                            terms,
+                            shape: &self.shape,
+                            op,
+                        },
+                        owner,
+                    )
+                };
                 wrap(complete.pop().expect("a reduction has one result"))
             }
             None => self.reduce(&full(&self.shape[..]), op),
@@ -79,10 +94,19 @@ unsafe impl PartitionedJob for ReduceJob<'_> {
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, ReduceSlices, usize) {
         let size = dtype_of(self.terms).size();
         let bytes = self.shape.num_elements() * size;
-        let HostTuning { task_bytes, task_output_bytes, tasks_per_worker, .. } = *HostTuning::get();
+        let HostTuning {
+            task_bytes,
+            task_output_bytes,
+            tasks_per_worker,
+            ..
+        } = *HostTuning::get();
         let worth = (bytes * self.terms.len() / task_bytes).min(bytes / task_output_bytes);
         let count = worth.clamp(1, self.terms.len() * tasks_per_worker);
-        (OutputBuffers::new(Some(home), [self.shape], size), ReduceSlices(count), count)
+        (
+            OutputBuffers::new(Some(home), [self.shape], size),
+            ReduceSlices(count),
+            count,
+        )
     }
 
     unsafe fn make(&self, slices: &ReduceSlices, index: usize, to: &OutputPtrs) {
@@ -103,7 +127,10 @@ unsafe impl PartitionedJob for ReduceJob<'_> {
 fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: ReduceOp) -> FlexTensor {
     let block = RunBlock::new(&shape[..], ranges);
     let mut sizes = shape.clone();
-    ranges.iter().enumerate().for_each(|(dim, range)| sizes[dim] = range.len());
+    ranges
+        .iter()
+        .enumerate()
+        .for_each(|(dim, range)| sizes[dim] = range.len());
     let dtype = dtype_of(sources);
     let mut targets = OutputBuffers::new(None, [&sizes], dtype.size());
     let out = targets.ptrs().start(0);
@@ -150,7 +177,9 @@ unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut 
         DType::U16 => by_op::<u16>,
         // Bool is stored as 0 and 1: its minimum and product are `and`, its maximum is `or`.
         DType::U8 | DType::Bool(_) => by_op::<u8>,
-        DType::QFloat(_) => unreachable!("quantized tensors are rejected when a collective is posted"),
+        DType::QFloat(_) => {
+            unreachable!("quantized tensors are rejected when a collective is posted")
+        }
     };
     // SAFETY: the caller guarantees it.
     unsafe { typed(sources, op, block, out) }
@@ -164,7 +193,12 @@ unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, o
     /// Like [`reduced`], but compiled for AVX2, whose registers are twice as long as those of the x86-64 baseline.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
-    fn by_avx2<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &mut [MaybeUninit<E>]) {
+    fn by_avx2<E: Element>(
+        sources: &Sources,
+        op: ReduceOp,
+        block: &RunBlock,
+        out: &mut [MaybeUninit<E>],
+    ) {
         reduced(sources, op, block, out);
     }
     // SAFETY: the caller guarantees it.
@@ -179,10 +213,18 @@ unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, o
 
 /// Reduces the block with the operation `op`. Writes all of `out`.
 #[inline(always)]
-fn reduced<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: &mut [MaybeUninit<E>]) {
+fn reduced<E: Element>(
+    sources: &Sources,
+    op: ReduceOp,
+    block: &RunBlock,
+    out: &mut [MaybeUninit<E>],
+) {
     let slices: SmallVec<[&[E]; 8]> = sources.elements().collect();
     let count = slices.len();
-    let strips = Strips { sources: &slices, block };
+    let strips = Strips {
+        sources: &slices,
+        block,
+    };
     match op {
         ReduceOp::Sum => strips.reduce(out, ReduceElement::plus, |sum| sum),
         ReduceOp::Avg => strips.reduce(out, ReduceElement::plus, |sum: E::Sum| sum.over(count)),
@@ -214,14 +256,21 @@ impl<E: Element> Strips<'_, E> {
         let mut tree = Tree::new(sources.len(), combine, finish);
         if block.run < HostTuning::get().reduced_run && block.offsets().len() > 1 {
             let together = |source: &&[E]| -> Vec<E> {
-                block.offsets().flat_map(|offset| &source[offset..offset + block.run]).copied().collect()
+                block
+                    .offsets()
+                    .flat_map(|offset| &source[offset..offset + block.run])
+                    .copied()
+                    .collect()
             };
             let together: Vec<Vec<E>> = sources.iter().map(together).collect();
             let sources: Vec<&[E]> = together.iter().map(Vec::as_slice).collect();
             tree.reduce(&sources, 0..out.len(), out);
         } else if !out.is_empty() {
             // There are as many runs as chunks, and the tree writes all of each chunk.
-            let runs = block.offsets().map(|offset| offset..offset + block.run).zip(out.chunks_exact_mut(block.run));
+            let runs = block
+                .offsets()
+                .map(|offset| offset..offset + block.run)
+                .zip(out.chunks_exact_mut(block.run));
             for (run, out) in runs {
                 tree.reduce(sources, run, out);
             }
@@ -258,29 +307,62 @@ impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C,
     fn new(ranks: usize, combine: C, finish: F) -> Self {
         // Two sources are combined directly into the result. With more sources, the number of stored partial
         // results is at most the number of binary digits of the number of pairs, plus one for the last pair.
-        let most = if ranks > 2 { ranks.div_ceil(2).ilog2() as usize + 2 } else { 0 };
+        let most = if ranks > 2 {
+            ranks.div_ceil(2).ilog2() as usize + 2
+        } else {
+            0
+        };
         let strip = HostTuning::get().strip;
-        Self { combine, finish, strip, partial: (0..most).map(|_| vec![S::default(); strip].into()).collect() }
+        Self {
+            combine,
+            finish,
+            strip,
+            partial: (0..most)
+                .map(|_| vec![S::default(); strip].into())
+                .collect(),
+        }
     }
 
     /// Writes the reduction of the elements `range`, which has the length of `out`.
     #[inline(always)]
-    fn reduce<E: Element<Sum = S>>(&mut self, sources: &[&[E]], range: Range<usize>, out: &mut [MaybeUninit<E>]) {
-        let Self { combine, finish, strip, partial } = self;
+    fn reduce<E: Element<Sum = S>>(
+        &mut self,
+        sources: &[&[E]],
+        range: Range<usize>,
+        out: &mut [MaybeUninit<E>],
+    ) {
+        let Self {
+            combine,
+            finish,
+            strip,
+            partial,
+        } = self;
         if let [left, right] = sources {
-            return E::write_pair(&left[range.clone()], &right[range], |a, b| finish(combine(a, b)), out);
+            return E::write_pair(
+                &left[range.clone()],
+                &right[range],
+                |a, b| finish(combine(a, b)),
+                out,
+            );
         }
         let (pairs, single) = sources.as_chunks::<2>();
         for (start, out) in range.clone().step_by(*strip).zip(out.chunks_mut(*strip)) {
             let (strip, len) = (start..start + out.len(), out.len());
             let mut count = 0;
             for (index, [left, right]) in pairs.iter().enumerate() {
-                E::pair(&left[strip.clone()], &right[strip.clone()], *combine, &mut partial[count]);
+                E::pair(
+                    &left[strip.clone()],
+                    &right[strip.clone()],
+                    *combine,
+                    &mut partial[count],
+                );
                 count += 1;
                 // Merge complete groups of 4, 8, .. ranks, except at the root.
                 let is_last = 2 * (index + 1) == sources.len();
                 for _ in 0..if is_last { 0 } else { index.trailing_ones() } {
-                    let [.., left, right] = &mut partial[..count] else { unreachable!("two partial results") };
+                    let [.., left, right] = &mut partial[..count] else {
+                        unreachable!("two partial results")
+                    };
                     onto(&mut left[..len], &right[..len], *combine);
                     count -= 1;
                 }

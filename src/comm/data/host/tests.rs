@@ -16,7 +16,13 @@ use crate::comm::data::host;
 use crate::comm::{CollectivePlan, Op, ReduceOp};
 use crate::placement::ShardSizes;
 
-const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+const OPS: [ReduceOp; 5] = [
+    ReduceOp::Sum,
+    ReduceOp::Avg,
+    ReduceOp::Min,
+    ReduceOp::Max,
+    ReduceOp::Product,
+];
 
 fn random(seed: usize, dtype: DType, device: &Device) -> DispatchTensor {
     let tensor = Tensor::<3>::random([4, 70, 3], Distribution::Uniform(-4.0, 4.0), device);
@@ -48,8 +54,21 @@ fn data(tensor: DispatchTensor) -> TensorData {
 
 fn dtypes(device: &Device) -> Vec<DType> {
     let bool = random(0, DType::Bool(burn::tensor::BoolStore::Native), device).dtype();
-    let ints = [DType::I64, DType::I32, DType::I16, DType::I8, DType::U64, DType::U32, DType::U16, DType::U8];
-    [DType::F32, DType::F64, DType::F16, DType::BF16].into_iter().chain(ints).chain([bool]).collect()
+    let ints = [
+        DType::I64,
+        DType::I32,
+        DType::I16,
+        DType::I8,
+        DType::U64,
+        DType::U32,
+        DType::U16,
+        DType::U8,
+    ];
+    [DType::F32, DType::F64, DType::F16, DType::BF16]
+        .into_iter()
+        .chain(ints)
+        .chain([bool])
+        .collect()
 }
 
 #[test]
@@ -57,10 +76,14 @@ fn reduces_like_the_kernels() {
     let device = Device::flex();
     for dtype in dtypes(&device) {
         for ranks in [2, 3, 4, 5, 6, 7, 8, 11, 13] {
-            let tensors: Vec<_> = (0..ranks).map(|rank| random(rank, dtype, &device)).collect();
+            let tensors: Vec<_> = (0..ranks)
+                .map(|rank| random(rank, dtype, &device))
+                .collect();
             let sources: Vec<_> = tensors.iter().collect();
             let shared = host::CollectiveCache::default();
-            let terms = shared.terms((0, 1), || tensors.iter().map(host::primitive).collect()).expect("all are Flex");
+            let terms = shared
+                .terms((0, 1), || tensors.iter().map(host::primitive).collect())
+                .expect("all are Flex");
             for op in OPS {
                 if dtype.is_bool() && matches!(op, ReduceOp::Sum | ReduceOp::Avg) {
                     continue;
@@ -88,11 +111,20 @@ fn reduces_like_the_kernels() {
 fn assert_summed_like_the_kernels<const D: usize>(tensors: &[DispatchTensor], ranges: &Ranges) {
     let sources: Vec<_> = tensors.iter().collect();
     let shared = host::CollectiveCache::default();
-    let terms = shared.terms((0, 1), || tensors.iter().map(host::primitive).collect()).expect("all are Flex");
-    let [generic, kernel] =
-        [reduce(&sources, ranges, ReduceOp::Sum, &Device::flex()), terms.reduce(ranges, ReduceOp::Sum)]
-            .map(|reduced| Tensor::<D>::from_dispatch(reduced).into_data());
-    assert!(generic == kernel, "{:?} of {} ranks", tensors[0].dtype(), tensors.len());
+    let terms = shared
+        .terms((0, 1), || tensors.iter().map(host::primitive).collect())
+        .expect("all are Flex");
+    let [generic, kernel] = [
+        reduce(&sources, ranges, ReduceOp::Sum, &Device::flex()),
+        terms.reduce(ranges, ReduceOp::Sum),
+    ]
+    .map(|reduced| Tensor::<D>::from_dispatch(reduced).into_data());
+    assert!(
+        generic == kernel,
+        "{:?} of {} ranks",
+        tensors[0].dtype(),
+        tensors.len()
+    );
 }
 
 #[test]
@@ -103,10 +135,19 @@ fn concatenates_like_the_kernels() {
         for dim in 0..3 {
             for (to_dim, range) in [(0, 1..3), (1, 1..3), (2, 1..3), (1, 7..7)] {
                 let ranges = slice(&[4, 70, 3], to_dim, range);
-                let sources: Vec<_> = tensors.iter().map(|tensor| (tensor, ranges.clone())).collect();
-                let flexes: Vec<_> =
-                    tensors.iter().filter_map(host::primitive).map(|flex| (flex, ranges.clone())).collect();
-                assert_eq!(data(concat(&sources, dim, &device)), data(host::concat(&flexes, dim)));
+                let sources: Vec<_> = tensors
+                    .iter()
+                    .map(|tensor| (tensor, ranges.clone()))
+                    .collect();
+                let flexes: Vec<_> = tensors
+                    .iter()
+                    .filter_map(host::primitive)
+                    .map(|flex| (flex, ranges.clone()))
+                    .collect();
+                assert_eq!(
+                    data(concat(&sources, dim, &device)),
+                    data(host::concat(&flexes, dim))
+                );
             }
         }
     }
@@ -119,25 +160,57 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     let device = Device::flex();
     let dtypes = [DType::F32, DType::I64, DType::F32];
     let parts: Vec<Vec<_>> = (0..3)
-        .map(|rank| dtypes.iter().enumerate().map(|(i, of)| random(7 * rank + i, *of, &device)).collect())
+        .map(|rank| {
+            dtypes
+                .iter()
+                .enumerate()
+                .map(|(i, of)| random(7 * rank + i, *of, &device))
+                .collect()
+        })
         .collect();
     let signature = |(dim, dtype): (usize, DType)| {
         let mut shape = Shape::from([4, 70, 3]);
         shape[dim] *= 3;
         let sizes = ShardSizes::Chunked(shape[dim]);
-        (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &sizes)), to: None }, (dim, sizes))
+        (
+            TensorSignature {
+                shape,
+                dtype,
+                sharding: Some(ShardSignature::new(dim, &sizes)),
+                to: None,
+            },
+            (dim, sizes),
+        )
     };
     let (signatures, shardings) = dtypes.into_iter().enumerate().map(signature).unzip();
     let plan = CollectivePlan::new(Op::AllGather, None, signatures, shardings, 3);
-    let (shared, joints, mut looked) = (host::CollectiveCache::default(), host::GatherCopyPlan::new(&plan, 3), 0);
+    let (shared, joints, mut looked) = (
+        host::CollectiveCache::default(),
+        host::GatherCopyPlan::new(&plan, 3),
+        0,
+    );
     for _ in 0..3 {
         let gathered = shared.gathered(&joints, || {
             looked += 1;
-            parts.iter().map(|parts| parts.iter().map(host::primitive).collect()).collect()
+            parts
+                .iter()
+                .map(|parts| parts.iter().map(host::primitive).collect())
+                .collect()
         });
-        for (index, complete) in joints.full_tensors(gathered.expect("all are Flex"), None).into_iter().enumerate() {
-            let sources: Vec<_> = parts.iter().map(|parts| (&parts[index], full(&[4, 70, 3]))).collect();
-            assert_eq!(data(complete), data(concat(&sources, index, &device)), "tensor {index}");
+        for (index, complete) in joints
+            .full_tensors(gathered.expect("all are Flex"), None)
+            .into_iter()
+            .enumerate()
+        {
+            let sources: Vec<_> = parts
+                .iter()
+                .map(|parts| (&parts[index], full(&[4, 70, 3])))
+                .collect();
+            assert_eq!(
+                data(complete),
+                data(concat(&sources, index, &device)),
+                "tensor {index}"
+            );
         }
     }
     assert_eq!(looked, 1);
@@ -145,8 +218,13 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
 
 /// Returns the handle of the first collective of `ranks` ranks.
 fn ticket(ranks: usize) -> OpHandle {
-    let group = MatchTable::<CallSignature, ()>::new(ranks, false).group(&(0..ranks).collect::<Vec<_>>(), "");
-    OpHandle { group, member: 0, seq: 0 }
+    let group = MatchTable::<CallSignature, ()>::new(ranks, false)
+        .group(&(0..ranks).collect::<Vec<_>>(), "");
+    OpHandle {
+        group,
+        member: 0,
+        seq: 0,
+    }
 }
 
 /// Tests the tree of any number of ranks, over several strips and an incomplete one.
@@ -155,7 +233,9 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
     let device = Device::flex();
     for ranks in (3..=17).chain([31, 32, 33]) {
         for dtype in [DType::F32, DType::BF16] {
-            let random = || Tensor::<1>::random([2500], Distribution::Uniform(-4.0, 4.0), &device).cast(dtype);
+            let random = || {
+                Tensor::<1>::random([2500], Distribution::Uniform(-4.0, 4.0), &device).cast(dtype)
+            };
             let tensors: Vec<_> = (0..ranks).map(|_| random().into_dispatch()).collect();
             assert_summed_like_the_kernels::<1>(&tensors, &slice(&[2500], 0, 3..2499));
         }
@@ -171,17 +251,35 @@ fn shared_results_are_like_the_kernels() {
     let signature = |(dim, dtype): (usize, DType)| {
         let shape = Shape::from([rows, columns]);
         let sizes = ShardSizes::Chunked(shape[dim]);
-        (TensorSignature { shape, dtype, sharding: Some(ShardSignature::new(dim, &sizes)), to: None }, (dim, sizes))
+        (
+            TensorSignature {
+                shape,
+                dtype,
+                sharding: Some(ShardSignature::new(dim, &sizes)),
+                to: None,
+            },
+            (dim, sizes),
+        )
     };
     let (signatures, shardings): (Vec<_>, Vec<_>) = complete.into_iter().map(signature).unzip();
     let part = |rank: usize, (dim, sizes): &(usize, ShardSizes), dtype: DType| {
         let mut shape = [rows, columns];
         shape[*dim] = sizes.range(ranks, rank).len();
         let values = Tensor::<2>::random(shape, Distribution::Uniform(-99.0, 99.0), &device);
-        if dtype.is_float() { values.into_dispatch() } else { values.int().cast(dtype).into_dispatch() }
+        if dtype.is_float() {
+            values.into_dispatch()
+        } else {
+            values.int().cast(dtype).into_dispatch()
+        }
     };
     let parts: Vec<Vec<_>> = (0..ranks)
-        .map(|rank| shardings.iter().zip(complete).map(|(sizes, (_, of))| part(rank, sizes, of)).collect())
+        .map(|rank| {
+            shardings
+                .iter()
+                .zip(complete)
+                .map(|(sizes, (_, of))| part(rank, sizes, of))
+                .collect()
+        })
         .collect();
     let plan = CollectivePlan::new(Op::AllGather, None, signatures, shardings.clone(), ranks);
     let (shared, cache, joints) = (
@@ -190,28 +288,50 @@ fn shared_results_are_like_the_kernels() {
         host::GatherCopyPlan::new(&plan, ranks),
     );
     let ticket = ticket(ranks);
-    let sources = || parts.iter().map(|parts| parts.iter().map(host::primitive).collect()).collect();
+    let sources = || {
+        parts
+            .iter()
+            .map(|parts| parts.iter().map(host::primitive).collect())
+            .collect()
+    };
     let gathered = shared.gathered(&joints, sources).expect("all are Flex");
     let generic: Vec<_> = (shardings.iter().enumerate())
         .map(|(index, (dim, _))| {
             let tensors = parts.iter().map(|parts| &parts[index]);
-            concat(&tensors.map(|part| (part, full(&part.shape()[..]))).collect::<Vec<_>>(), *dim, &device)
+            concat(
+                &tensors
+                    .map(|part| (part, full(&part.shape()[..])))
+                    .collect::<Vec<_>>(),
+                *dim,
+                &device,
+            )
         })
         .collect();
     let get = || {
         let waited = Cell::default();
-        joints.full_tensors(gathered, Some(shared.owner(&cache, ticket, host::ResultRetention::Latest, &waited)))
+        joints.full_tensors(
+            gathered,
+            Some(shared.owner(&cache, ticket, host::ResultRetention::Latest, &waited)),
+        )
     };
     let all: Vec<_> = thread::scope(|scope| {
-        [(); 3].map(|()| scope.spawn(get)).map(|rank| rank.join().unwrap()).into_iter().collect()
+        [(); 3]
+            .map(|()| scope.spawn(get))
+            .map(|rank| rank.join().unwrap())
+            .into_iter()
+            .collect()
     });
     let bytes = |tensor: &DispatchTensor| host::primitive(tensor).unwrap().bytes().to_vec();
     for of_rank in &all {
         assert_eq!(of_rank.len(), 3);
         for ((own, first), generic) in of_rank.iter().zip(&all[0]).zip(&generic) {
-            assert_eq!((own.shape(), own.dtype()), (generic.shape(), generic.dtype()));
+            assert_eq!(
+                (own.shape(), own.dtype()),
+                (generic.shape(), generic.dtype())
+            );
             assert!(bytes(own) == bytes(generic));
-            let address = |tensor: &DispatchTensor| host::primitive(tensor).unwrap().bytes().as_ptr();
+            let address =
+                |tensor: &DispatchTensor| host::primitive(tensor).unwrap().bytes().as_ptr();
             assert_eq!(address(own), address(first));
         }
     }
@@ -224,11 +344,16 @@ fn a_reduction_in_common_is_like_the_kernels() {
     let device = Device::flex();
     for (elements, ranks) in [(150_001, 2), (150_001, 3), (150_001, 7), (400, 3), (0, 3)] {
         let tensors: Vec<_> = (0..ranks)
-            .map(|rank| Tensor::<1>::random([elements], Distribution::Uniform(-4.0, 4.0), &device) + rank as f32)
+            .map(|rank| {
+                Tensor::<1>::random([elements], Distribution::Uniform(-4.0, 4.0), &device)
+                    + rank as f32
+            })
             .map(Tensor::into_dispatch)
             .collect();
-        let (shared, cache) =
-            (host::CollectiveCache::default(), host::SharedResultCache::new(SpinPolicy::Spinning(0), None));
+        let (shared, cache) = (
+            host::CollectiveCache::default(),
+            host::SharedResultCache::new(SpinPolicy::Spinning(0), None),
+        );
         let ticket = ticket(ranks);
         let looked = AtomicUsize::new(0);
         let terms = || {
@@ -240,18 +365,34 @@ fn a_reduction_in_common_is_like_the_kernels() {
         };
         // Otherwise, ranks that start at the same time could both look up the operands.
         terms();
-        let generic = reduce(&tensors.iter().collect::<Vec<_>>(), &full(&[elements]), ReduceOp::Avg, &device);
+        let generic = reduce(
+            &tensors.iter().collect::<Vec<_>>(),
+            &full(&[elements]),
+            ReduceOp::Avg,
+            &device,
+        );
         let generic = Tensor::<1>::from_dispatch(generic).into_data();
         let get = || {
             let waited = Cell::default();
-            terms().reduce_full(ReduceOp::Avg, Some(shared.owner(&cache, ticket, host::ResultRetention::All, &waited)))
+            terms().reduce_full(
+                ReduceOp::Avg,
+                Some(shared.owner(&cache, ticket, host::ResultRetention::All, &waited)),
+            )
         };
         let all: Vec<_> = thread::scope(|scope| {
-            [(); 2].map(|()| scope.spawn(get)).map(|rank| rank.join().unwrap()).into_iter().collect()
+            [(); 2]
+                .map(|()| scope.spawn(get))
+                .map(|rank| rank.join().unwrap())
+                .into_iter()
+                .collect()
         });
         let address = |tensor: &DispatchTensor| host::primitive(tensor).unwrap().bytes().as_ptr();
-        assert_eq!(address(&all[0]) == address(&all[1]), elements > 1000 || elements == 0);
-        all.into_iter().for_each(|own| assert_eq!(Tensor::<1>::from_dispatch(own).into_data(), generic));
+        assert_eq!(
+            address(&all[0]) == address(&all[1]),
+            elements > 1000 || elements == 0
+        );
+        all.into_iter()
+            .for_each(|own| assert_eq!(Tensor::<1>::from_dispatch(own).into_data(), generic));
         assert_eq!(looked.into_inner(), 1);
     }
 }
@@ -262,7 +403,10 @@ fn a_reduction_in_common_is_like_the_kernels() {
 fn nan_and_infinities_are_reduced_like_the_kernels() {
     let device = Device::flex();
     let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, 0.0, 1.5];
-    for (dtype, ranks) in [DType::F32, DType::F64, DType::F16, DType::BF16].into_iter().cartesian_product([2, 3, 5]) {
+    for (dtype, ranks) in [DType::F32, DType::F64, DType::F16, DType::BF16]
+        .into_iter()
+        .cartesian_product([2, 3, 5])
+    {
         // The elements are all pairs of values, held by neighbouring ranks.
         let term = |rank: usize| {
             let value = |at: usize| match (at / 36 + 1) % ranks {
@@ -271,24 +415,39 @@ fn nan_and_infinities_are_reduced_like_the_kernels() {
                 _ => 1.0,
             };
             let data = (0..36 * ranks).map(value).collect::<Vec<_>>();
-            Tensor::<1>::from_floats(&data[..], &device).cast(dtype).into_dispatch()
+            Tensor::<1>::from_floats(&data[..], &device)
+                .cast(dtype)
+                .into_dispatch()
         };
         let tensors: Vec<_> = (0..ranks).map(term).collect();
         let shared = host::CollectiveCache::default();
-        let terms = shared.terms((0, 1), || tensors.iter().map(host::primitive).collect()).expect("all are Flex");
+        let terms = shared
+            .terms((0, 1), || tensors.iter().map(host::primitive).collect())
+            .expect("all are Flex");
         for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum] {
             let ranges = full(&[36 * ranks]);
             // `None` is any NaN.
             let bits = |tensor: DispatchTensor| -> Vec<Option<u64>> {
                 let data = Tensor::<1>::from_dispatch(tensor).into_data();
-                data.iter::<f64>().map(|value| (!value.is_nan()).then_some(value.to_bits())).collect()
+                data.iter::<f64>()
+                    .map(|value| (!value.is_nan()).then_some(value.to_bits()))
+                    .collect()
             };
-            let generic = bits(reduce(&tensors.iter().collect::<Vec<_>>(), &ranges, op, &device));
+            let generic = bits(reduce(
+                &tensors.iter().collect::<Vec<_>>(),
+                &ranges,
+                op,
+                &device,
+            ));
             let kernel = bits(terms.reduce(&ranges, op));
             assert_eq!(generic, kernel, "{dtype:?} {ranks} ranks {op:?}");
             for (at, value) in kernel.iter().enumerate().filter(|_| op != ReduceOp::Sum) {
                 let has_nan = values[at % 6].is_nan() || values[at / 6 % 6].is_nan();
-                assert_eq!(value.is_none(), has_nan, "{dtype:?} {ranks} ranks {op:?}, element {at}");
+                assert_eq!(
+                    value.is_none(),
+                    has_nan,
+                    "{dtype:?} {ranks} ranks {op:?}, element {at}"
+                );
             }
         }
     }

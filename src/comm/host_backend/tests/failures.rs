@@ -12,12 +12,13 @@ use super::super::ProcessJob;
 use crate::comm::backend::{Backend, CallSignature, ShardSignature, TensorSignature};
 use crate::comm::control::match_table::DataMode;
 use crate::comm::transport::header::{
-    ControlMessage, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo, SentSignature,
+    ControlMessage, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
+    SentSignature,
 };
 use crate::comm::transport::{Message, Transport};
 use crate::comm::{
-    Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor, TensorMeta, World,
-    launch,
+    Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor,
+    TensorMeta, World, launch,
 };
 use crate::placement::ShardSizes;
 use crate::testing::LoopbackJob as Job;
@@ -32,38 +33,73 @@ fn launched<T: Send>(
     each: usize,
     program: impl Fn(&World) -> Result<T> + Sync,
 ) -> Result<Vec<(usize, T)>, LaunchError> {
-    launch(Launch::on_backend(processes.backend(each)).with_deadline(FAR), program)
+    launch(
+        Launch::on_backend(processes.backend(each)).with_deadline(FAR),
+        program,
+    )
 }
 
 fn sum(world: &World, comm: &Communicator, label: &str, len: usize) -> Result<()> {
     let tensor = Tensor::<1>::ones([len], world.device()).into_dispatch();
-    Ok(comm.all_reduce(label.into(), vec![tensor], ReduceOp::Sum).wait().map(|_| ())?)
+    Ok(comm
+        .all_reduce(label.into(), vec![tensor], ReduceOp::Sum)
+        .wait()
+        .map(|_| ())?)
 }
 
 fn left(rank: usize) -> RankReport {
-    RankReport { rank, activity: "finished".into(), error: None, at: None }
+    RankReport {
+        rank,
+        activity: "finished".into(),
+        error: None,
+        at: None,
+    }
 }
 
 /// Lets one of four ranks, in two processes, call `wrong` while the others reduce; each rank takes this role once.
 /// Checks the error of each launch and of each other rank.
-fn provoke(wrong: impl Fn(&World, &Communicator) -> Result<()> + Sync, is_it: impl Fn(&CommError, usize) -> bool) {
+fn provoke(
+    wrong: impl Fn(&World, &Communicator) -> Result<()> + Sync,
+    is_it: impl Fn(&CommError, usize) -> bool,
+) {
     for culprit in 0..4 {
         let job = Job::new(2, 40 + culprit as u64);
         let ends = job.run(|_, processes| {
             launched(processes, 2, |world| {
                 let comm = world.all();
                 sum(world, &comm, "before", 3)?;
-                if world.rank() == culprit { wrong(world, &comm) } else { sum(world, &comm, "sum", 3) }
+                if world.rank() == culprit {
+                    wrong(world, &comm)
+                } else {
+                    sum(world, &comm, "sum", 3)
+                }
             })
         });
-        let causes: Vec<_> = ends.into_iter().map(|end| end.expect_err("a rank has failed")).collect();
+        let causes: Vec<_> = ends
+            .into_iter()
+            .map(|end| end.expect_err("a rank has failed"))
+            .collect();
         for (process, error) in causes.iter().enumerate() {
             // Each process has the same report of all ranks, which process 0 prints.
-            assert_eq!(error.to_string(), causes[0].to_string(), "rank {culprit}, process {process}");
-            assert_eq!((error.others.len(), error.is_reported_by_other_process), (3, process > 0), "{error}");
+            assert_eq!(
+                error.to_string(),
+                causes[0].to_string(),
+                "rank {culprit}, process {process}"
+            );
+            assert_eq!(
+                (error.others.len(), error.is_reported_by_other_process),
+                (3, process > 0),
+                "{error}"
+            );
             for other in error.others.iter().filter(|other| other.rank != culprit) {
-                let Some(Error::Comm(told)) = &other.error else { panic!("rank {culprit}: {error}") };
-                assert!(is_it(told, culprit), "rank {culprit}: rank {} received {told}", other.rank);
+                let Some(Error::Comm(told)) = &other.error else {
+                    panic!("rank {culprit}: {error}")
+                };
+                assert!(
+                    is_it(told, culprit),
+                    "rank {culprit}: rank {} received {told}",
+                    other.rank
+                );
             }
         }
     }
@@ -74,7 +110,14 @@ fn a_panic_in_any_process_ends_all() {
     provoke(
         |_, _| panic!("boom"),
         |error, culprit| {
-            let CommError::RankPanicked { rank, message, during: Some(id) } = error else { return false };
+            let CommError::RankPanicked {
+                rank,
+                message,
+                during: Some(id),
+            } = error
+            else {
+                return false;
+            };
             (*rank, message.as_str(), id.op) == (culprit, "boom", Op::AllReduce)
         },
     );
@@ -101,7 +144,12 @@ fn a_mismatch_is_one_in_all_processes() {
     provoke(
         |world, comm| sum(world, comm, "sum", 4),
         |error, culprit| match error {
-            CommError::Mismatch { rank, other, differs, .. } => {
+            CommError::Mismatch {
+                rank,
+                other,
+                differs,
+                ..
+            } => {
                 // The rank that calls second is blamed, so the culprit is either of the two ranks.
                 [*rank, *other].contains(&culprit) && differs.starts_with("tensor 0: shape [")
             }
@@ -125,7 +173,9 @@ fn a_deadline_ends_all_processes() {
                 }
                 return Ok(work.wait().map(|_| ())?);
             }
-            Ok(comm.barrier("late".into()).wait_timeout(Duration::from_millis(20))?)
+            Ok(comm
+                .barrier("late".into())
+                .wait_timeout(Duration::from_millis(20))?)
         })
     });
     for end in ends {
@@ -152,7 +202,10 @@ fn of_failures_everywhere_at_once_one_counts() {
         });
         let causes: Vec<_> = ends.into_iter().map(|end| end.unwrap_err()).collect();
         let first = causes[0].cause.to_string();
-        assert!(causes.iter().all(|error| error.cause.to_string() == first), "{causes:?}");
+        assert!(
+            causes.iter().all(|error| error.cause.to_string() == first),
+            "{causes:?}"
+        );
     }
 }
 
@@ -160,11 +213,21 @@ fn of_failures_everywhere_at_once_one_counts() {
 fn a_launch_that_fails_elsewhere_fails_here_though_all_ranks_here_succeed() {
     let job = Job::new(2, 5);
     let ends = job.run(|_, processes| {
-        launched(processes, 1, |world| if world.rank() == 1 { Err(Error::other("alone")) } else { Ok(()) })
+        launched(processes, 1, |world| {
+            if world.rank() == 1 {
+                Err(Error::other("alone"))
+            } else {
+                Ok(())
+            }
+        })
     });
     for end in ends {
         let error = end.unwrap_err();
-        assert_eq!((error.rank, error.cause.to_string().contains("alone")), (1, true), "{error}");
+        assert_eq!(
+            (error.rank, error.cause.to_string().contains("alone")),
+            (1, true),
+            "{error}"
+        );
     }
 }
 
@@ -173,10 +236,20 @@ fn a_launch_that_fails_elsewhere_fails_here_though_all_ranks_here_succeed() {
 fn a_failure_that_every_rank_takes_is_no_end() {
     let job = Job::new(2, 6);
     let ends = job.run(|_, processes| {
-        launched(processes, 1, |world| Ok(sum(world, &world.all(), "sum", 3 + world.rank()).unwrap_err().to_string()))
+        launched(processes, 1, |world| {
+            Ok(sum(world, &world.all(), "sum", 3 + world.rank())
+                .unwrap_err()
+                .to_string())
+        })
     });
-    let told: Vec<_> = ends.into_iter().map(|end| end.unwrap().remove(0).1).collect();
-    assert!(told[0].contains("disagree") && told[0] == told[1], "{told:?}");
+    let told: Vec<_> = ends
+        .into_iter()
+        .map(|end| end.unwrap().remove(0).1)
+        .collect();
+    assert!(
+        told[0].contains("disagree") && told[0] == told[1],
+        "{told:?}"
+    );
 }
 
 #[test]
@@ -193,9 +266,15 @@ fn a_process_that_is_lost_ends_the_others() {
                 world.barrier("end")
             })
         });
-        for (process, end) in ends.into_iter().enumerate().filter(|(process, _)| *process != lost) {
+        for (process, end) in ends
+            .into_iter()
+            .enumerate()
+            .filter(|(process, _)| *process != lost)
+        {
             let error = end.unwrap_err();
-            let Error::Comm(CommError::Disconnected { rank, .. }) = &error.cause else { panic!("{process}: {error}") };
+            let Error::Comm(CommError::Disconnected { rank, .. }) = &error.cause else {
+                panic!("{process}: {error}")
+            };
             assert_eq!(*rank, lost);
             // Process 0 prints the error, unless process 0 is lost.
             assert_eq!(
@@ -215,7 +294,8 @@ fn a_rank_that_is_stuck_in_its_own_code_ends_no_launch_but_its_own() {
     let (told, left) = (Mutex::new(told), AtomicUsize::new(2));
     let go = Mutex::new(Some(go));
     let ends = job.run(|process, processes| {
-        let config = Launch::on_backend(processes.backend(1)).with_deadline(Duration::from_millis(20));
+        let config =
+            Launch::on_backend(processes.backend(1)).with_deadline(Duration::from_millis(20));
         let end = launch(config, |world| match world.rank() {
             0 => Err(Error::other("boom")),
             1 => {
@@ -230,16 +310,33 @@ fn a_rank_that_is_stuck_in_its_own_code_ends_no_launch_but_its_own() {
         }
         end
     });
-    let stuck = CommError::StillRunning { rank: 1, deadline: Duration::from_millis(20) }.to_string();
+    let stuck = CommError::StillRunning {
+        rank: 1,
+        deadline: Duration::from_millis(20),
+    }
+    .to_string();
     for process in [0, 2] {
         let error = ends[process].as_ref().unwrap_err();
-        assert_eq!((error.rank, error.is_reported_by_other_process), (0, process == 2));
-        let report = error.others.iter().find(|report| report.rank == 1).expect("every rank has a report");
-        assert_eq!(report.error.as_ref().map(ToString::to_string), Some(stuck.clone()));
+        assert_eq!(
+            (error.rank, error.is_reported_by_other_process),
+            (0, process == 2)
+        );
+        let report = error
+            .others
+            .iter()
+            .find(|report| report.rank == 1)
+            .expect("every rank has a report");
+        assert_eq!(
+            report.error.as_ref().map(ToString::to_string),
+            Some(stuck.clone())
+        );
         assert_eq!(report.activity, "computing, before any collective");
     }
     let others = &ends[1].as_ref().unwrap_err().others;
-    assert!(others.iter().all(|report| report.error.is_none()), "the others have ended: {others:?}");
+    assert!(
+        others.iter().all(|report| report.error.is_none()),
+        "the others have ended: {others:?}"
+    );
 }
 
 /// Rank 1 drops a deferred gather and ends. Rank 0 then still needs its shard, which never arrives.
@@ -249,8 +346,14 @@ fn a_process_that_is_lost_before_it_has_sent_what_its_rank_dropped_ends_the_othe
     let ends = job.run(|process, processes| {
         launched(processes, 1, |world| {
             let tensor = Tensor::<1>::ones([50_000], world.device()).into_dispatch();
-            let shard = ShardedTensor { tensor, dim: 0, sizes: ShardSizes::Chunked(100_000) };
-            let gathered = world.all().all_gather(Call::new("dropped by one").with_deferred(), vec![shard]);
+            let shard = ShardedTensor {
+                tensor,
+                dim: 0,
+                sizes: ShardSizes::Chunked(100_000),
+            };
+            let gathered = world
+                .all()
+                .all_gather(Call::new("dropped by one").with_deferred(), vec![shard]);
             if process == 1 {
                 return Ok(());
             }
@@ -259,8 +362,13 @@ fn a_process_that_is_lost_before_it_has_sent_what_its_rank_dropped_ends_the_othe
                 std::thread::yield_now();
             }
             job.lose(1);
-            let error = gathered.wait().expect_err("the other rank's shard never arrives");
-            assert!(matches!(error, CommError::Disconnected { rank: 1, .. }), "{error}");
+            let error = gathered
+                .wait()
+                .expect_err("the other rank's shard never arrives");
+            assert!(
+                matches!(error, CommError::Disconnected { rank: 1, .. }),
+                "{error}"
+            );
             Ok(())
         })
     });
@@ -276,7 +384,9 @@ fn a_rank_that_only_sends_to_other_processes_is_told() {
             if process == 1 {
                 return Err(Error::other("disk full"));
             }
-            world.barrier("until it has failed").expect_err("it has failed");
+            world
+                .barrier("until it has failed")
+                .expect_err("it has failed");
             let tensor = Tensor::<1>::ones([2], world.device()).into_dispatch();
             *sent.lock() = world.all().send("late".into(), vec![tensor], 1, 0).wait();
             Ok(())
@@ -284,7 +394,10 @@ fn a_rank_that_only_sends_to_other_processes_is_told() {
         .expect_err("a rank has failed")
     });
     let sent = sent.into_inner();
-    assert!(matches!(sent, Err(CommError::RankFailed { rank: 1, .. })), "{sent:?}");
+    assert!(
+        matches!(sent, Err(CommError::RankFailed { rank: 1, .. })),
+        "{sent:?}"
+    );
 }
 
 /// If a process receives an invalid header, which no backend sends, the error names the sender and no thread
@@ -292,42 +405,106 @@ fn a_rank_that_only_sends_to_other_processes_is_told() {
 #[test]
 fn a_header_that_cannot_be_right_is_an_error() {
     let signature = || CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new());
-    let of = |ranks: &[usize], member| RemoteGroupInfo { ranks: ranks.to_vec(), name: String::new(), member };
-    let channel = |introduction| RemoteGroupId { number: 1000, introduction };
+    let of = |ranks: &[usize], member| RemoteGroupInfo {
+        ranks: ranks.to_vec(),
+        name: String::new(),
+        member,
+    };
+    let channel = |introduction| RemoteGroupId {
+        number: 1000,
+        introduction,
+    };
     let join_in = |mode, introduction, seq, signature: &CallSignature, contents| {
         let (channel, signature) = (channel(introduction), SentSignature::new(signature));
-        let message = ControlMessage::Joined { channel, seq, signature, mode, contents };
-        Header { launch: LaunchId::first(0), message }.write()
+        let message = ControlMessage::Joined {
+            channel,
+            seq,
+            signature,
+            mode,
+            contents,
+        };
+        Header {
+            launch: LaunchId::first(0),
+            message,
+        }
+        .write()
     };
-    let join_with =
-        |introduction, seq, signature: &_, contents| join_in(DataMode::Eager, introduction, seq, signature, contents);
-    let join = |introduction, seq| join_with(introduction, seq, &signature(), PayloadDesc::default());
+    let join_with = |introduction, seq, signature: &_, contents| {
+        join_in(DataMode::Eager, introduction, seq, signature, contents)
+    };
+    let join =
+        |introduction, seq| join_with(introduction, seq, &signature(), PayloadDesc::default());
     // Tensors without elements, which have no payload.
     let data = |recipients: &[usize], count: usize| {
-        let meta = TensorMeta { shape: [0, 3].into(), dtype: DType::F32 };
-        PayloadDesc { recipients: recipients.to_vec(), tensors: vec![meta; count] }
+        let meta = TensorMeta {
+            shape: [0, 3].into(),
+            dtype: DType::F32,
+        };
+        PayloadDesc {
+            recipients: recipients.to_vec(),
+            tensors: vec![meta; count],
+        }
     };
     let call = |op, dim| {
-        let sharding = Some(ShardSignature { dim, uneven_sizes: None });
-        let tensor = TensorSignature { shape: [0, 3].into(), dtype: DType::F32, sharding, to: None };
+        let sharding = Some(ShardSignature {
+            dim,
+            uneven_sizes: None,
+        });
+        let tensor = TensorSignature {
+            shape: [0, 3].into(),
+            dtype: DType::F32,
+            sharding,
+            to: None,
+        };
         CallSignature::new(op, &Call::new("end"), vec![tensor])
     };
     let call_with = |op, dim, recipients: &[usize], count| {
-        join_with(Some(of(&[1, 0], 0)), 0, &call(op, dim), data(recipients, count))
+        join_with(
+            Some(of(&[1, 0], 0)),
+            0,
+            &call(op, dim),
+            data(recipients, count),
+        )
     };
     let message_of = |to, contents| {
         let channel = channel(Some(of(&[0, 1], 1)));
-        let message = ControlMessage::Sent { channel, to, tag: 0, signature: signature(), contents };
-        Header { launch: LaunchId::first(0), message }.write()
+        let message = ControlMessage::Sent {
+            channel,
+            to,
+            tag: 0,
+            signature: signature(),
+            contents,
+        };
+        Header {
+            launch: LaunchId::first(0),
+            message,
+        }
+        .write()
     };
     let message = |to| message_of(to, PayloadDesc::default());
-    let write = |message: ControlMessage| Header { launch: LaunchId::first(0), message }.write();
+    let write = |message: ControlMessage| {
+        Header {
+            launch: LaunchId::first(0),
+            message,
+        }
+        .write()
+    };
     // A call, and its data in a message of its own.
     let call_then = |op, recipients: &[usize], count| {
         let contents = data(recipients, count);
         vec![
-            join_in(DataMode::Deferred, Some(of(&[1, 0], 0)), 0, &call(op, 0), PayloadDesc::default()),
-            write(ControlMessage::Data { channel: 1000, seq: 0, contents }),
+            join_in(
+                DataMode::Deferred,
+                Some(of(&[1, 0], 0)),
+                0,
+                &call(op, 0),
+                PayloadDesc::default(),
+            ),
+            write(ControlMessage::Data {
+                channel: 1000,
+                seq: 0,
+                contents,
+            }),
         ]
     };
     let mut known = KnownSignatures::default();
@@ -343,45 +520,115 @@ fn a_header_that_cannot_be_right_is_an_error() {
         (Vec::new(), "of 0 bytes cannot be decoded"),
         (vec![0, 99, 1, 2, 3], "cannot be decoded"),
         (join(None, 0), "it has not introduced channel 1000"),
-        (join(Some(of(&[0, 1], 0)), 0), "it called as invalid member 0 of a group of ranks [0, 1]"),
-        (join(Some(of(&[0, 1], 7)), 0), "it called as invalid member 7"),
+        (
+            join(Some(of(&[0, 1], 0)), 0),
+            "it called as invalid member 0 of a group of ranks [0, 1]",
+        ),
+        (
+            join(Some(of(&[0, 1], 7)), 0),
+            "it called as invalid member 7",
+        ),
         (join(Some(of(&[0, 9], 1)), 0), "of a group of ranks [0, 9]"),
-        (join(Some(of(&[1, 0], 0)), 5), "it sent call 5 of a group where call 0 is next"),
+        (
+            join(Some(of(&[1, 0], 0)), 5),
+            "it sent call 5 of a group where call 0 is next",
+        ),
         (known, "it has not sent the signature of its call"),
         (
-            write(ControlMessage::Pull { channel: 0, seq: 7, wanted: true }),
+            write(ControlMessage::Pull {
+                channel: 0,
+                seq: 7,
+                wanted: true,
+            }),
             "it requested data that was not offered in call 7",
         ),
         (
-            write(ControlMessage::Data { channel: 1000, seq: 0, contents: PayloadDesc::default() }),
+            write(ControlMessage::Data {
+                channel: 1000,
+                seq: 0,
+                contents: PayloadDesc::default(),
+            }),
             "it has not introduced channel 1000",
         ),
         (message(2), "it sent a message to member 2 of a group of 2"),
-        (message_of(0, data(&[], 1)), "it sent a message whose data is not that of its signature"),
-        (call_with(Op::AllGather, 2, &[], 1), "it called with a signature that does not fit a group of 2"),
-        (call_with(Op::AllGather, 0, &[], 0), "data for members [] of 0 tensors in call 0 of a group, all_gather"),
-        (call_with(Op::AllGather, 1, &[], 1), "data for members [] of 1 tensors in call 0 of a group, all_gather"),
-        (call_with(Op::AllGather, 0, &[1], 1), "data for members [1] of 1 tensors"),
-        (call_with(Op::ReduceScatter, 0, &[0], 1), "data for members [0] of 1 tensors"),
-        (call_with(Op::ReduceScatter, 0, &[1, 1], 2), "data for members [1, 1] of 2 tensors"),
-        (call_with(Op::AllReduce, 0, &[1, 1], 2), "data for members [1, 1] of 2 tensors"),
-        (call_with(Op::AllReduce, 0, &[1], 0), "data for members [1] of 0 tensors"),
-        (call_with(Op::Scatter, 0, &[1], 1), "data for members [1] of 1 tensors"),
-        (call_with(Op::AllToAllList, 0, &[], 0), "data for members [] of 0 tensors"),
-        (write(ControlMessage::RankExited(left(0))), "it reported the exit of rank 0 of another process"),
+        (
+            message_of(0, data(&[], 1)),
+            "it sent a message whose data is not that of its signature",
+        ),
+        (
+            call_with(Op::AllGather, 2, &[], 1),
+            "it called with a signature that does not fit a group of 2",
+        ),
+        (
+            call_with(Op::AllGather, 0, &[], 0),
+            "data for members [] of 0 tensors in call 0 of a group, all_gather",
+        ),
+        (
+            call_with(Op::AllGather, 1, &[], 1),
+            "data for members [] of 1 tensors in call 0 of a group, all_gather",
+        ),
+        (
+            call_with(Op::AllGather, 0, &[1], 1),
+            "data for members [1] of 1 tensors",
+        ),
+        (
+            call_with(Op::ReduceScatter, 0, &[0], 1),
+            "data for members [0] of 1 tensors",
+        ),
+        (
+            call_with(Op::ReduceScatter, 0, &[1, 1], 2),
+            "data for members [1, 1] of 2 tensors",
+        ),
+        (
+            call_with(Op::AllReduce, 0, &[1, 1], 2),
+            "data for members [1, 1] of 2 tensors",
+        ),
+        (
+            call_with(Op::AllReduce, 0, &[1], 0),
+            "data for members [1] of 0 tensors",
+        ),
+        (
+            call_with(Op::Scatter, 0, &[1], 1),
+            "data for members [1] of 1 tensors",
+        ),
+        (
+            call_with(Op::AllToAllList, 0, &[], 0),
+            "data for members [] of 0 tensors",
+        ),
+        (
+            write(ControlMessage::RankExited(left(0))),
+            "it reported the exit of rank 0 of another process",
+        ),
     ];
     let late = [
-        (call_then(Op::AllGather, &[], 0), "data for members [] of 0 tensors in call 0 of a group, all_gather"),
-        (call_then(Op::AllReduce, &[1, 1], 2), "data for members [1, 1] of 2 tensors in call 0 of a group, all_reduce"),
+        (
+            call_then(Op::AllGather, &[], 0),
+            "data for members [] of 0 tensors in call 0 of a group, all_gather",
+        ),
+        (
+            call_then(Op::AllReduce, &[1, 1], 2),
+            "data for members [1, 1] of 2 tensors in call 0 of a group, all_reduce",
+        ),
     ];
-    for (headers, problem) in wrong.map(|(header, problem)| (vec![header], problem)).into_iter().chain(late) {
+    for (headers, problem) in wrong
+        .map(|(header, problem)| (vec![header], problem))
+        .into_iter()
+        .chain(late)
+    {
         let job = Job::new(2, 9);
         let ends = job.run(|_, processes| {
             launched(processes, 1, |world| {
                 world.barrier("start")?;
                 if world.rank() == 1 {
                     for header in headers.clone() {
-                        job.transports[1].send(0, Message { header, payloads: Vec::new(), taken: None });
+                        job.transports[1].send(
+                            0,
+                            Message {
+                                header,
+                                payloads: Vec::new(),
+                                taken: None,
+                            },
+                        );
                     }
                 }
                 world.barrier("middle")?;
@@ -391,7 +638,8 @@ fn a_header_that_cannot_be_right_is_an_error() {
         for end in ends {
             let error = end.unwrap_err().cause.to_string();
             assert!(
-                error.contains("the process of rank 1 sent an invalid message: ") && error.contains(problem),
+                error.contains("the process of rank 1 sent an invalid message: ")
+                    && error.contains(problem),
                 "expected `{problem}`: {error}"
             );
         }
@@ -405,7 +653,14 @@ fn a_process_of_another_version_is_named() {
         let job = Job::new(2, 9);
         let send = || {
             let header = b"9.9.9+7\nwhatever follows".to_vec();
-            job.transports[1].send(0, Message { header, payloads: Vec::new(), taken: None });
+            job.transports[1].send(
+                0,
+                Message {
+                    header,
+                    payloads: Vec::new(),
+                    taken: None,
+                },
+            );
         };
         if is_early {
             send();
@@ -427,7 +682,10 @@ fn a_process_of_another_version_is_named() {
         });
         for end in ends {
             let error = end.unwrap_err().cause;
-            assert!(matches!(error, Error::Comm(CommError::Protocol { rank: 1, .. })), "{error}");
+            assert!(
+                matches!(error, Error::Comm(CommError::Protocol { rank: 1, .. })),
+                "{error}"
+            );
             let text = "has version `9.9.9+7`, but this process has version `";
             assert!(error.to_string().contains(text), "{error}");
         }
@@ -441,9 +699,19 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
         launched(processes, 1, |world| {
             world.barrier("start")?;
             if world.rank() == 1 {
-                let header =
-                    Header { launch: LaunchId::first(0), message: ControlMessage::RankExited(left(1)) }.write();
-                job.transports[1].send(0, Message { header, payloads: vec![Arc::new([0; 12])], taken: None });
+                let header = Header {
+                    launch: LaunchId::first(0),
+                    message: ControlMessage::RankExited(left(1)),
+                }
+                .write();
+                job.transports[1].send(
+                    0,
+                    Message {
+                        header,
+                        payloads: vec![Arc::new([0; 12])],
+                        taken: None,
+                    },
+                );
             }
             world.barrier("middle")?;
             world.barrier("end")
@@ -451,7 +719,10 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
     });
     for end in ends {
         let error = end.unwrap_err().cause.to_string();
-        assert!(error.contains("announces payloads of [12] bytes, which do not match its tensors []"), "{error}");
+        assert!(
+            error.contains("announces payloads of [12] bytes, which do not match its tensors []"),
+            "{error}"
+        );
     }
 }
 
@@ -471,11 +742,13 @@ fn ranks_of_several_processes_that_wait_for_each_other_are_told() {
         });
         for end in ends {
             let error = end.unwrap_err();
-            let Error::Comm(CommError::Deadlock { waits }) = &error.cause else { panic!("{error}") };
+            let Error::Comm(CommError::Deadlock { waits }) = &error.cause else {
+                panic!("{error}")
+            };
             assert_eq!(waits.len(), size, "{error}");
-            assert!(
-                waits.iter().all(|(rank, during, other)| { *other == (rank + 1) % size && &*during.label == "next" })
-            );
+            assert!(waits.iter().all(|(rank, during, other)| {
+                *other == (rank + 1) % size && &*during.label == "next"
+            }));
         }
     }
 }

@@ -11,7 +11,15 @@ use crate::comm::{ReduceOp, TensorMeta};
 
 /// Returns a call in the terms of the format.
 pub(super) fn describe<'a>(posting: &Posting<'a>) -> PostedCall<'a> {
-    let Posting { channel, seq, signature, phase, bytes, peer, .. } = *posting;
+    let Posting {
+        channel,
+        seq,
+        signature,
+        phase,
+        bytes,
+        peer,
+        ..
+    } = *posting;
     PostedCall {
         channel,
         seq,
@@ -28,8 +36,13 @@ pub(super) fn describe<'a>(posting: &Posting<'a>) -> PostedCall<'a> {
 }
 
 /// Iterates over shape and type of each tensor. For an all-to-all of lists, these are the tensors that are sent.
-pub(super) fn tensors<'a>(signature: &'a CallSignature) -> impl Iterator<Item = Option<(&'a [usize], ElementType)>> {
-    let tensors = signature.tensors.iter().map(|tensor| Some((&tensor.shape[..], element_type(tensor.dtype))));
+pub(super) fn tensors<'a>(
+    signature: &'a CallSignature,
+) -> impl Iterator<Item = Option<(&'a [usize], ElementType)>> {
+    let tensors = signature
+        .tensors
+        .iter()
+        .map(|tensor| Some((&tensor.shape[..], element_type(tensor.dtype))));
     let given = signature.pairs.iter().flat_map(|pairs| &pairs.sent);
     let meta = |TensorMeta { shape, dtype }: &'a TensorMeta| (&shape[..], element_type(*dtype));
     tensors.chain(given.map(move |given| given.as_ref().map(meta)))
@@ -88,7 +101,19 @@ fn agreement(signature: &CallSignature) -> u64 {
         decision: _,
     } = signature;
     let mut hasher = StableHasher::default();
-    (op, label, reduce, root, model, forward_index, global_tensor, operand_shapes, names, tensors).hash(&mut hasher);
+    (
+        op,
+        label,
+        reduce,
+        root,
+        model,
+        forward_index,
+        global_tensor,
+        operand_shapes,
+        names,
+        tensors,
+    )
+        .hash(&mut hasher);
     hasher.finish()
 }
 

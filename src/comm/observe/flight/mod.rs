@@ -50,8 +50,8 @@ mod tests;
 mod words;
 
 pub use burn_dtensor_flight::{
-    DecodeError, ExitKind, FirstFailure, FlightError, GroupTrace, LaunchId, OpOutcome, Operation, ProcessState,
-    ProgramExit, RankTrace, Tensor,
+    DecodeError, ExitKind, FirstFailure, FlightError, GroupTrace, LaunchId, OpOutcome, Operation,
+    ProcessState, ProgramExit, RankTrace, Tensor,
 };
 
 pub(in crate::comm) use recorder::{LaunchStart, RecordedCall, Recorder, Sequence};

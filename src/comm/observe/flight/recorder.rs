@@ -66,7 +66,10 @@ pub(in crate::comm) struct RecordedCall {
 impl LaunchStart {
     /// Records the current time as the start of `launch`, with `size` ranks.
     pub fn new(size: usize, launch: LaunchId) -> Self {
-        Self { at: Instant::now(), identity: Identity::here(size, launch) }
+        Self {
+            at: Instant::now(),
+            identity: Identity::here(size, launch),
+        }
     }
 }
 
@@ -84,7 +87,11 @@ impl Sequence {
 
     /// Returns the sequence number of the next collective, or of the next message, and increments it.
     pub fn next(&self, op: Op) -> u64 {
-        let calls = if op.is_message() { &self.messages } else { &self.collectives };
+        let calls = if op.is_message() {
+            &self.messages
+        } else {
+            &self.collectives
+        };
         calls.fetch_add(1, Ordering::Relaxed)
     }
 }
@@ -94,13 +101,23 @@ impl Recorder {
     ///
     /// # Errors
     /// If the file cannot be created.
-    pub fn new(rank: usize, start: &LaunchStart, folder: Option<&Path>) -> Result<Self, StartError> {
-        let identity = Identity { rank, ..start.identity.clone() };
+    pub fn new(
+        rank: usize,
+        start: &LaunchStart,
+        folder: Option<&Path>,
+    ) -> Result<Self, StartError> {
+        let identity = Identity {
+            rank,
+            ..start.identity.clone()
+        };
         let words = match folder {
             Some(folder) => {
                 let path = folder.join(identity.launch.file_name(rank));
-                let failed =
-                    |error: io::Error| StartError::Flight { rank, path: path.clone(), problem: error.to_string() };
+                let failed = |error: io::Error| StartError::Flight {
+                    rank,
+                    path: path.clone(),
+                    problem: error.to_string(),
+                };
                 Words::in_file(&path).map_err(failed)?
             }
             None => Words::in_memory().expect("anonymous memory can be mapped"),
@@ -123,7 +140,10 @@ impl Recorder {
             return sequence.clone();
         }
         // Those for which there was no capacity are not in the record.
-        let recorded = channels.values().filter(|sequence| sequence.number > 0).count() as u32;
+        let recorded = channels
+            .values()
+            .filter(|sequence| sequence.number > 0)
+            .count() as u32;
         let sequence = Arc::new(self.add(recorded + 1, name, group.ranks()));
         channels.insert(key, sequence.clone());
         sequence
@@ -131,17 +151,29 @@ impl Recorder {
 
     fn add(&self, number: u32, name: &str, ranks: &[usize]) -> Sequence {
         let channel = self.memory().add_channel(name, ranks);
-        channel.map_or_else(Sequence::default, |at| Sequence { number, at, ..Sequence::default() })
+        channel.map_or_else(Sequence::default, |at| Sequence {
+            number,
+            at,
+            ..Sequence::default()
+        })
     }
 
     /// Consumes an event of a call.
-    pub fn observe(&self, call: &mut RecordedCall, info: &CallInfo, at: Instant, event: &CallEvent<'_>) {
+    pub fn observe(
+        &self,
+        call: &mut RecordedCall,
+        info: &CallInfo,
+        at: Instant,
+        event: &CallEvent<'_>,
+    ) {
         let (memory, after) = (self.memory(), at.saturating_duration_since(call.posted));
         let index = call.index;
         let over = |outcome| memory.over(index, after, outcome);
         match *event {
             CallEvent::Posted(posting) => call.index = self.post(at, posting),
-            CallEvent::Counted => memory.counted(index, self.counted.fetch_add(1, Ordering::Relaxed)),
+            CallEvent::Counted => {
+                memory.counted(index, self.counted.fetch_add(1, Ordering::Relaxed))
+            }
             CallEvent::Accepted if info.op.is_message() || call.sequence.number == 0 => {}
             CallEvent::Accepted => memory.count(call.sequence.at, info.seq + 1),
             CallEvent::Refused => over(OpOutcome::Refused),
@@ -155,7 +187,11 @@ impl Recorder {
     /// Records an operation. Returns its index among all operations of the rank.
     pub(super) fn post(&self, at: Instant, posting: &Posting<'_>) -> u64 {
         let after = at.saturating_duration_since(self.start);
-        self.memory().post(after, &call::describe(posting), call::tensors(posting.signature))
+        self.memory().post(
+            after,
+            &call::describe(posting),
+            call::tensors(posting.signature),
+        )
     }
 
     /// Returns the number of operations that the ledger has counted.
@@ -166,12 +202,14 @@ impl Recorder {
     /// Records the end of the rank's program. Only the first call has an effect; the record is complete when it
     /// returns.
     pub fn ended(&self, ending: impl FnOnce(Duration) -> ProgramExit) {
-        self.end.call_once(|| self.memory().end(&ending(self.start.elapsed())));
+        self.end
+            .call_once(|| self.memory().end(&ending(self.start.elapsed())));
     }
 
     /// Returns the trace of what is recorded.
     pub fn trace(&self) -> RankTrace {
-        RankTrace::decode(&self.memory().copy()).expect("a recorder's memory has the format of its file")
+        RankTrace::decode(&self.memory().copy())
+            .expect("a recorder's memory has the format of its file")
     }
 
     pub(super) fn memory(&self) -> RecorderMemory<'_> {

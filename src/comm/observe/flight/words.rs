@@ -43,7 +43,11 @@ fn zeros(path: &Path) -> io::Result<File> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)?;
     // The zeros are written, instead of only setting the size, so that a full disk causes an error here and not a
     // signal later.
     file.write_all(&vec![0; BYTES])?;

@@ -28,14 +28,24 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             total: CallTotals { calls, bytes },
-            spent: WaitBreakdown { waiting, local_work },
+            spent:
+                WaitBreakdown {
+                    waiting,
+                    local_work,
+                },
             queue,
             waits,
             host_copies,
         } = self;
         let plural = if *calls == 1 { "" } else { "s" };
         write!(f, "{calls} collective{plural}, {}; ", ByteSize(*bytes))?;
-        write!(f, "waiting {}, moving {}; {} in flight at most", Time(*waiting), Time(*local_work), queue.most)?;
+        write!(
+            f,
+            "waiting {}, moving {}; {} in flight at most",
+            Time(*waiting),
+            Time(*local_work),
+            queue.most
+        )?;
         if *host_copies != OffloadTraffic::default() {
             let OffloadTraffic { to_device, to_host } = host_copies;
             write!(
@@ -45,25 +55,51 @@ impl fmt::Display for Summary {
                 ByteSize(to_host.bytes)
             )?;
         }
-        waits.sentence().map_or(Ok(()), |sentence| write!(f, "; {sentence}"))
+        waits
+            .sentence()
+            .map_or(Ok(()), |sentence| write!(f, "; {sentence}"))
     }
 }
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (totals, copies) = (self.snapshot(), self.host_copies());
-        let labels = totals.iter().map(|(key, _)| &key.label).chain(copies.keys());
-        let width = labels.map(|label| label.len()).max().unwrap_or(0).max("label".len());
-        writeln!(f, "{:<14} {:<8} {:<width$} {:>8} {:>14}", "operation", "phase", "label", "calls", "bytes")?;
+        let labels = totals
+            .iter()
+            .map(|(key, _)| &key.label)
+            .chain(copies.keys());
+        let width = labels
+            .map(|label| label.len())
+            .max()
+            .unwrap_or(0)
+            .max("label".len());
+        writeln!(
+            f,
+            "{:<14} {:<8} {:<width$} {:>8} {:>14}",
+            "operation", "phase", "label", "calls", "bytes"
+        )?;
         for (LedgerKey { op, phase, label }, CallTotals { calls, bytes }) in totals.iter() {
-            writeln!(f, "{op:<14} {phase:<8} {label:<width$} {calls:>8} {bytes:>14}")?;
+            writeln!(
+                f,
+                "{op:<14} {phase:<8} {label:<width$} {calls:>8} {bytes:>14}"
+            )?;
         }
         let CallTotals { calls, bytes } = totals.total(|_| true);
-        write!(f, "{:<14} {:<8} {:<width$} {calls:>8} {bytes:>14}", "total", "", "")?;
+        write!(
+            f,
+            "{:<14} {:<8} {:<width$} {calls:>8} {bytes:>14}",
+            "total", "", ""
+        )?;
         for (unit, OffloadTraffic { to_device, to_host }) in copies {
-            for (way, CallTotals { calls, bytes }) in [("to device", to_device), ("to host", to_host)] {
+            for (way, CallTotals { calls, bytes }) in
+                [("to device", to_device), ("to host", to_host)]
+            {
                 if calls > 0 {
-                    write!(f, "\n{way:<14} {:<8} {unit:<width$} {calls:>8} {bytes:>14}", "")?;
+                    write!(
+                        f,
+                        "\n{way:<14} {:<8} {unit:<width$} {calls:>8} {bytes:>14}",
+                        ""
+                    )?;
                 }
             }
         }

@@ -39,7 +39,16 @@ impl Ledger {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     pub fn to_json(&self) -> String {
-        let (totals, Summary { total, spent, queue, waits, .. }) = (self.snapshot(), self.summary());
+        let (
+            totals,
+            Summary {
+                total,
+                spent,
+                queue,
+                waits,
+                ..
+            },
+        ) = (self.snapshot(), self.summary());
         let host_copies = self.host_copies();
         let collective = |(key, CallTotals { calls, bytes }): (&LedgerKey, &CallTotals)| {
             let LedgerKey { op, phase, label } = key;
@@ -67,7 +76,11 @@ impl Ledger {
 
 fn waits(waits: &Waits) -> Value {
     let bucket = |(from, count): (Duration, u64)| json!({ "from_us": from.as_micros() as u64, "waits": count });
-    let straggler = |Straggler { rank, waits, waiting }| json!({ "rank": rank, "waits": waits, "waiting_ns": waiting.as_nanos() as u64 });
+    let straggler = |Straggler {
+                         rank,
+                         waits,
+                         waiting,
+                     }| json!({ "rank": rank, "waits": waits, "waiting_ns": waiting.as_nanos() as u64 });
     json!({
         "count": waits.count(),
         "histogram": waits.times().iter().map(bucket).collect_vec(),

@@ -18,7 +18,9 @@ use super::flight::{Operation, RankTrace, Recorder};
 use crate::comm::{Op, Phase};
 pub use display::Summary;
 pub(crate) use totals::CopyDirection;
-pub use totals::{CallTotals, LedgerEntry, LedgerKey, OffloadTraffic, PackStats, QueueDepth, Snapshot};
+pub use totals::{
+    CallTotals, LedgerEntry, LedgerKey, OffloadTraffic, PackStats, QueueDepth, Snapshot,
+};
 use totals::{KEYS, OTHERS};
 pub use waits::{Histogram, Straggler, WaitBreakdown, Waits};
 
@@ -69,7 +71,10 @@ struct Book {
 impl Ledger {
     /// Creates the ledger of a rank whose operations `recorder` records.
     pub(in crate::comm) fn new(recorder: Recorder) -> Self {
-        Self { recorder, book: Mutex::default() }
+        Self {
+            recorder,
+            book: Mutex::default(),
+        }
     }
 
     /// Returns the flight recorder of the rank.
@@ -79,14 +84,29 @@ impl Ledger {
 
     /// Consumes an event of a call.
     pub(in crate::comm) fn observe(&self, call: &CallInfo, event: &CallEvent<'_>) {
-        let CallInfo { rank, op, phase, label, bytes, .. } = call;
+        let CallInfo {
+            rank,
+            op,
+            phase,
+            label,
+            bytes,
+            ..
+        } = call;
         match *event {
             CallEvent::Counted => {
-                let key = LedgerKey { op: *op, phase: *phase, label: label.clone() };
+                let key = LedgerKey {
+                    op: *op,
+                    phase: *phase,
+                    label: label.clone(),
+                };
                 self.book.lock().totals.add(key, *bytes);
             }
             CallEvent::Accepted => self.book.lock().queue.enter(),
-            CallEvent::Completed { waiting, local_work, last } => {
+            CallEvent::Completed {
+                waiting,
+                local_work,
+                last,
+            } => {
                 let mut book = self.book.lock();
                 book.queue.leave();
                 // A rank does not wait for itself.
@@ -150,7 +170,13 @@ impl Ledger {
         let book = self.book.lock();
         let (total, queue) = (book.totals.total(|_| true), book.queue);
         let host_copies = book.host_copies.values().copied().sum();
-        Summary { total, spent: book.spent(), queue, waits: book.waits.clone(), host_copies }
+        Summary {
+            total,
+            spent: book.spent(),
+            queue,
+            waits: book.waits.clone(),
+            host_copies,
+        }
     }
 
     /// Adds copies made by kernels around collectives.
@@ -167,7 +193,11 @@ impl Ledger {
     /// Counts one copy of a unit's tensors between host memory and device.
     pub(crate) fn crossed(&self, unit: &Arc<str>, way: CopyDirection, bytes: u64) {
         let copies = &mut self.book.lock().host_copies;
-        let unit = if copies.len() < KEYS || copies.contains_key(unit) { unit } else { &*OTHERS };
+        let unit = if copies.len() < KEYS || copies.contains_key(unit) {
+            unit
+        } else {
+            &*OTHERS
+        };
         copies.entry(unit.clone()).or_default().way(way).add(bytes);
     }
 
@@ -189,7 +219,9 @@ impl Ledger {
     pub fn backends(&self) -> BTreeSet<String> {
         let name = |device: &DispatchDevice| {
             let name = Dispatch::name(device);
-            let inner = name.strip_prefix("dispatch<").and_then(|name| name.strip_suffix('>'));
+            let inner = name
+                .strip_prefix("dispatch<")
+                .and_then(|name| name.strip_suffix('>'));
             inner.map_or(name.clone(), String::from)
         };
         self.book.lock().devices.iter().map(name).collect()
@@ -242,7 +274,14 @@ impl Ledger {
         let entry = |operation: &Operation| {
             let (id, index) = (&operation.id, operation.counted?.checked_sub(forgotten)?);
             let (group_size, label) = (id.ranks.len(), id.label.clone());
-            Some(LedgerEntry { index, op: id.op, group_size, bytes: operation.bytes, label, phase: operation.phase })
+            Some(LedgerEntry {
+                index,
+                op: id.op,
+                group_size,
+                bytes: operation.bytes,
+                label,
+                phase: operation.phase,
+            })
         };
         let mut entries: Vec<_> = self.flight().operations.iter().filter_map(entry).collect();
         entries.sort_unstable_by_key(|entry| entry.index);
@@ -270,13 +309,20 @@ impl Ledger {
     pub fn reset(&self) {
         let mut book = self.book.lock();
         let now = book.queue.now;
-        *book = Book { forgotten: self.recorder.count(), queue: QueueDepth { now, most: now }, ..Book::default() };
+        *book = Book {
+            forgotten: self.recorder.count(),
+            queue: QueueDepth { now, most: now },
+            ..Book::default()
+        };
     }
 }
 
 impl Book {
     fn spent(&self) -> WaitBreakdown {
-        WaitBreakdown { waiting: self.waits.total(), local_work: self.local_work }
+        WaitBreakdown {
+            waiting: self.waits.total(),
+            local_work: self.local_work,
+        }
     }
 }
 
@@ -290,13 +336,36 @@ mod tests {
     use crate::comm::observe::{ObservedCall, Posting};
 
     /// Posts a call of a group of two ranks.
-    fn post(ledger: &Arc<Ledger>, op: Op, bytes: u64, label: &str, phase: Phase, is_deferred: bool) -> ObservedCall {
+    fn post(
+        ledger: &Arc<Ledger>,
+        op: Op,
+        bytes: u64,
+        label: &str,
+        phase: Phase,
+        is_deferred: bool,
+    ) -> ObservedCall {
         let group = Group::new([0, 1], 0);
         let sequence = ledger.recorder().sequence(&group, "");
         let signature = CallSignature::new(op, &label.into(), Vec::new());
         let (channel, seq) = (sequence.number(), sequence.next(op));
-        let posting = Posting { group: &group, channel, seq, signature: &signature, phase, bytes, peer: None };
-        let info = CallInfo { rank: 0, op, group_size: 2, bytes, label: label.into(), phase, seq };
+        let posting = Posting {
+            group: &group,
+            channel,
+            seq,
+            signature: &signature,
+            phase,
+            bytes,
+            peer: None,
+        };
+        let info = CallInfo {
+            rank: 0,
+            op,
+            group_size: 2,
+            bytes,
+            label: label.into(),
+            phase,
+            seq,
+        };
         ObservedCall::post(ledger.clone(), sequence, info, &posting, is_deferred)
     }
 
@@ -305,11 +374,33 @@ mod tests {
     }
 
     fn filled() -> Arc<Ledger> {
-        let recorder = Recorder::new(0, &LaunchStart::new(2, LaunchId::first(0)), None).expect("it has no file");
+        let recorder = Recorder::new(0, &LaunchStart::new(2, LaunchId::first(0)), None)
+            .expect("it has no file");
         let ledger = Arc::new(Ledger::new(recorder));
-        drop(post(&ledger, Op::AllGather, 100, "a", Phase::Forward, false));
-        drop(post(&ledger, Op::AllGather, 100, "a", Phase::Backward, false));
-        drop(post(&ledger, Op::ReduceScatter, 40, "b", Phase::Backward, false));
+        drop(post(
+            &ledger,
+            Op::AllGather,
+            100,
+            "a",
+            Phase::Forward,
+            false,
+        ));
+        drop(post(
+            &ledger,
+            Op::AllGather,
+            100,
+            "a",
+            Phase::Backward,
+            false,
+        ));
+        drop(post(
+            &ledger,
+            Op::ReduceScatter,
+            40,
+            "b",
+            Phase::Backward,
+            false,
+        ));
         ledger
     }
 
@@ -317,7 +408,14 @@ mod tests {
     fn waited(ledger: &Arc<Ledger>, waiting: u64, local_work: u64, last: Option<usize>) {
         let call = post(ledger, Op::Barrier, 0, "wait", Phase::Other, false);
         let [waiting, local_work] = [waiting, local_work].map(Duration::from_millis);
-        for event in [CallEvent::Accepted, CallEvent::Completed { waiting, local_work, last }] {
+        for event in [
+            CallEvent::Accepted,
+            CallEvent::Completed {
+                waiting,
+                local_work,
+                last,
+            },
+        ] {
             ledger.observe(&call.info, &event);
         }
     }
@@ -325,12 +423,27 @@ mod tests {
     #[test]
     fn totals_by_operation_phase_and_label() {
         let ledger = filled();
-        assert_eq!((ledger.calls(Op::AllGather), ledger.bytes(Op::AllGather)), (2, 200));
+        assert_eq!(
+            (ledger.calls(Op::AllGather), ledger.bytes(Op::AllGather)),
+            (2, 200)
+        );
         assert_eq!(ledger.calls_in(Op::AllGather, Phase::Forward), 1);
         assert_eq!(ledger.bytes_in(Op::ReduceScatter, Phase::Backward), 40);
         assert_eq!(ledger.calls(Op::Barrier), 0);
-        assert_eq!(ledger.by_label()["a"], CallTotals { calls: 2, bytes: 200 });
-        assert_eq!(ledger.by_phase()[&(Op::ReduceScatter, Phase::Backward)], CallTotals { calls: 1, bytes: 40 });
+        assert_eq!(
+            ledger.by_label()["a"],
+            CallTotals {
+                calls: 2,
+                bytes: 200
+            }
+        );
+        assert_eq!(
+            ledger.by_phase()[&(Op::ReduceScatter, Phase::Backward)],
+            CallTotals {
+                calls: 1,
+                bytes: 40
+            }
+        );
     }
 
     #[test]
@@ -338,18 +451,40 @@ mod tests {
         let ledger = filled();
         waited(&ledger, 2, 3, Some(1));
         waited(&ledger, 20, 30, Some(0));
-        let spent = WaitBreakdown { waiting: Duration::from_millis(22), local_work: Duration::from_millis(33) };
+        let spent = WaitBreakdown {
+            waiting: Duration::from_millis(22),
+            local_work: Duration::from_millis(33),
+        };
         assert_eq!(ledger.spent(), spent);
-        assert_eq!(ledger.waits().stragglers().len(), 1, "a rank does not wait for itself");
+        assert_eq!(
+            ledger.waits().stragglers().len(),
+            1,
+            "a rank does not wait for itself"
+        );
     }
 
     #[test]
     #[cfg(feature = "cube")]
     fn copies_add_up() {
         let ledger = filled();
-        ledger.copied_by(PackStats { launches: 1, bytes: 20, padding: 3 });
-        ledger.copied_by(PackStats { launches: 2, bytes: 30, padding: 0 });
-        assert_eq!(ledger.copied(), PackStats { launches: 3, bytes: 50, padding: 3 });
+        ledger.copied_by(PackStats {
+            launches: 1,
+            bytes: 20,
+            padding: 3,
+        });
+        ledger.copied_by(PackStats {
+            launches: 2,
+            bytes: 30,
+            padding: 0,
+        });
+        assert_eq!(
+            ledger.copied(),
+            PackStats {
+                launches: 3,
+                bytes: 50,
+                padding: 3
+            }
+        );
         ledger.reset();
         assert_eq!(ledger.copied(), PackStats::default());
     }
@@ -362,7 +497,11 @@ mod tests {
         assert_eq!((ledger.spent(), ledger.waits()), Default::default());
         assert_eq!(ledger.snapshot(), Snapshot::default());
         assert!(ledger.recent().is_empty());
-        assert_eq!(ledger.flight().operations.len(), 4, "the flight recorder is not reset");
+        assert_eq!(
+            ledger.flight().operations.len(),
+            4,
+            "the flight recorder is not reset"
+        );
     }
 
     #[test]
@@ -379,16 +518,33 @@ mod tests {
         assert_eq!(ledger.queue_depth(), QueueDepth { now: 1, most: 3 });
         ledger.reset();
         assert_eq!(ledger.queue_depth(), QueueDepth { now: 1, most: 1 });
-        assert!(third.wait(|| Err::<Completed<()>, _>(CommError::Revoked { rank: 1 })).is_err());
+        assert!(
+            third
+                .wait(|| Err::<Completed<()>, _>(CommError::Revoked { rank: 1 }))
+                .is_err()
+        );
         assert_eq!(ledger.queue_depth(), QueueDepth { now: 0, most: 1 });
     }
 
     #[test]
     fn entries_are_those_counted_since_the_last_reset() {
         let ledger = filled();
-        let labels = |ledger: &Ledger| ledger.recent().iter().map(|entry| entry.label.to_string()).collect::<Vec<_>>();
+        let labels = |ledger: &Ledger| {
+            ledger
+                .recent()
+                .iter()
+                .map(|entry| entry.label.to_string())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(labels(&ledger), ["a", "a", "b"]);
-        assert_eq!((ledger.recent()[2].index, ledger.recent()[2].group_size, ledger.recent()[2].bytes), (2, 2, 40));
+        assert_eq!(
+            (
+                ledger.recent()[2].index,
+                ledger.recent()[2].group_size,
+                ledger.recent()[2].bytes
+            ),
+            (2, 2, 40)
+        );
         ledger.reset();
         // Posted before the reset, and counted after it.
         let mut deferred = post(&ledger, Op::Barrier, 0, "deferred", Phase::Other, true);
@@ -397,7 +553,10 @@ mod tests {
         assert!(ledger.recent().is_empty());
         let failed = CommError::Revoked { rank: 1 };
         assert!(deferred.wait(|| Err::<Completed<()>, _>(failed)).is_err());
-        assert_eq!((labels(&ledger), ledger.recent()[0].index), (vec!["deferred".to_string()], 0));
+        assert_eq!(
+            (labels(&ledger), ledger.recent()[0].index),
+            (vec!["deferred".to_string()], 0)
+        );
     }
 
     #[test]

@@ -32,7 +32,10 @@ impl CallTotals {
 
 impl std::iter::Sum for CallTotals {
     fn sum<I: Iterator<Item = Self>>(iter: I) -> Self {
-        iter.fold(Self::default(), |a, b| Self { calls: a.calls + b.calls, bytes: a.bytes + b.bytes })
+        iter.fold(Self::default(), |a, b| Self {
+            calls: a.calls + b.calls,
+            bytes: a.bytes + b.bytes,
+        })
     }
 }
 
@@ -63,7 +66,11 @@ impl Snapshot {
 
     /// Returns the totals of the collectives whose key `select` accepts.
     pub fn total(&self, select: impl Fn(&LedgerKey) -> bool) -> CallTotals {
-        self.0.iter().filter(|(key, _)| select(key)).map(|(_, total)| *total).sum()
+        self.0
+            .iter()
+            .filter(|(key, _)| select(key))
+            .map(|(_, total)| *total)
+            .sum()
     }
 
     /// Iterates over all keys with their totals, in order of operation, phase and label.
@@ -193,7 +200,11 @@ mod tests {
     #[test]
     fn labels_without_end_share_a_row() {
         let mut totals = Snapshot::default();
-        let key = |label: &str| LedgerKey { op: Op::Barrier, phase: Phase::Other, label: label.into() };
+        let key = |label: &str| LedgerKey {
+            op: Op::Barrier,
+            phase: Phase::Other,
+            label: label.into(),
+        };
         for i in 0..KEYS + 10 {
             totals.add(key(&i.to_string()), 1);
         }
@@ -206,21 +217,62 @@ mod tests {
 
     #[test]
     fn copies_between_host_and_device_are_told_by_unit() {
-        let ledger =
-            Ledger::new(Recorder::new(0, &LaunchStart::new(2, LaunchId::first(0)), None).expect("it has no file"));
-        assert!(!ledger.summary().to_string().contains("device"), "no copies yet");
-        for (unit, way, bytes) in
-            [("b", CopyDirection::ToDevice, 100), ("a", CopyDirection::ToHost, 7), ("b", CopyDirection::ToDevice, 20)]
-        {
+        let ledger = Ledger::new(
+            Recorder::new(0, &LaunchStart::new(2, LaunchId::first(0)), None)
+                .expect("it has no file"),
+        );
+        assert!(
+            !ledger.summary().to_string().contains("device"),
+            "no copies yet"
+        );
+        for (unit, way, bytes) in [
+            ("b", CopyDirection::ToDevice, 100),
+            ("a", CopyDirection::ToHost, 7),
+            ("b", CopyDirection::ToDevice, 20),
+        ] {
             ledger.crossed(&unit.into(), way, bytes);
         }
-        let (twice, once) = (CallTotals { calls: 2, bytes: 120 }, CallTotals { calls: 1, bytes: 7 });
-        assert_eq!(ledger.host_copies()["b"], OffloadTraffic { to_device: twice, ..Default::default() });
-        assert_eq!(ledger.summary().host_copies, OffloadTraffic { to_device: twice, to_host: once });
-        assert!(ledger.summary().to_string().contains("120 B to the device and 7 B to the host"));
+        let (twice, once) = (
+            CallTotals {
+                calls: 2,
+                bytes: 120,
+            },
+            CallTotals { calls: 1, bytes: 7 },
+        );
+        assert_eq!(
+            ledger.host_copies()["b"],
+            OffloadTraffic {
+                to_device: twice,
+                ..Default::default()
+            }
+        );
+        assert_eq!(
+            ledger.summary().host_copies,
+            OffloadTraffic {
+                to_device: twice,
+                to_host: once
+            }
+        );
+        assert!(
+            ledger
+                .summary()
+                .to_string()
+                .contains("120 B to the device and 7 B to the host")
+        );
         let table = ledger.to_string();
-        let rows: Vec<_> = table.lines().skip(2).map(|row| row.split_whitespace().collect_vec()).collect();
-        assert_eq!(rows, [["to", "host", "a", "1", "7"], ["to", "device", "b", "2", "120"]].map(Vec::from));
+        let rows: Vec<_> = table
+            .lines()
+            .skip(2)
+            .map(|row| row.split_whitespace().collect_vec())
+            .collect();
+        assert_eq!(
+            rows,
+            [
+                ["to", "host", "a", "1", "7"],
+                ["to", "device", "b", "2", "120"]
+            ]
+            .map(Vec::from)
+        );
         let json: serde_json::Value = serde_json::from_str(&ledger.to_json()).unwrap();
         assert_eq!(json["host_copies"][1]["to_device"]["bytes"], 120);
         assert_eq!(json["bytes"], 0, "copies are not collectives");

@@ -11,7 +11,10 @@ pub(super) struct Time(pub Duration);
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&scaled(self.0 as u128, &["B", "kB", "MB", "GB", "TB", "PB"]))
+        f.pad(&scaled(
+            self.0 as u128,
+            &["B", "kB", "MB", "GB", "TB", "PB"],
+        ))
     }
 }
 
@@ -41,11 +44,25 @@ mod tests {
 
     #[test]
     fn numbers_have_three_digits_before_the_point() {
-        let sizes =
-            [0, 999, 1000, 1949, 999_949, 999_950, 12_345_678, 3_000_000_000].map(|bytes| ByteSize(bytes).to_string());
-        assert_eq!(sizes, ["0 B", "999 B", "1.0 kB", "1.9 kB", "999.9 kB", "1.0 MB", "12.3 MB", "3.0 GB"]);
-        let times =
-            [0, 1_000, 12_345_678, 5_000_000_000_000].map(|nanos| Time(Duration::from_nanos(nanos)).to_string());
+        let sizes = [
+            0,
+            999,
+            1000,
+            1949,
+            999_949,
+            999_950,
+            12_345_678,
+            3_000_000_000,
+        ]
+        .map(|bytes| ByteSize(bytes).to_string());
+        assert_eq!(
+            sizes,
+            [
+                "0 B", "999 B", "1.0 kB", "1.9 kB", "999.9 kB", "1.0 MB", "12.3 MB", "3.0 GB"
+            ]
+        );
+        let times = [0, 1_000, 12_345_678, 5_000_000_000_000]
+            .map(|nanos| Time(Duration::from_nanos(nanos)).to_string());
         assert_eq!(times, ["0 ns", "1.0 us", "12.3 ms", "5000.0 s"]);
         assert_eq!(format!("{:>8}", ByteSize(7)), "     7 B");
     }

@@ -39,8 +39,13 @@ impl Histogram {
     /// Iterates over the buckets: the shortest wait of each, and the number of its waits. A bucket ends where the
     /// next one begins.
     pub fn iter(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
-        let from = |bucket: usize| Duration::from_micros(bucket.checked_sub(1).map_or(0, |power| 1 << power));
-        self.0.iter().enumerate().map(move |(bucket, count)| (from(bucket), *count))
+        let from = |bucket: usize| {
+            Duration::from_micros(bucket.checked_sub(1).map_or(0, |power| 1 << power))
+        };
+        self.0
+            .iter()
+            .enumerate()
+            .map(move |(bucket, count)| (from(bucket), *count))
     }
 }
 
@@ -84,7 +89,11 @@ impl Waits {
         self.times.add(waiting);
         self.total += waiting;
         if let Some(rank) = straggler {
-            let straggler = Straggler { rank, waits: 0, waiting: Duration::ZERO };
+            let straggler = Straggler {
+                rank,
+                waits: 0,
+                waiting: Duration::ZERO,
+            };
             let straggler = self.stragglers.entry(rank).or_insert(straggler);
             straggler.waits += 1;
             straggler.waiting += waiting;
@@ -115,14 +124,23 @@ impl Waits {
 
     /// Returns the rank for which this one has waited longest.
     pub fn straggler(&self) -> Option<Straggler> {
-        self.stragglers.values().copied().max_by_key(Straggler::weight)
+        self.stragglers
+            .values()
+            .copied()
+            .max_by_key(Straggler::weight)
     }
 
     /// Returns a sentence about the rank for which this one has waited longest.
     pub(super) fn sentence(&self) -> Option<String> {
-        let Straggler { rank, waits, waiting } = self.straggler()?;
+        let Straggler {
+            rank,
+            waits,
+            waiting,
+        } = self.straggler()?;
         let (count, waiting, total) = (self.count(), Time(waiting), Time(self.total));
-        Some(format!("rank {rank} came last in {waits} of {count} waits, {waiting} of {total}"))
+        Some(format!(
+            "rank {rank} came last in {waits} of {count} waits, {waiting} of {total}"
+        ))
     }
 }
 
@@ -140,15 +158,29 @@ impl fmt::Display for Waits {
             write!(f, "\n{:<12} {count:>8}", Time(from))?;
         }
         let stragglers = self.stragglers();
-        let Some(sentence) = self.sentence() else { return Ok(()) };
+        let Some(sentence) = self.sentence() else {
+            return Ok(());
+        };
         write!(f, "\n{:<12} {:>8} {:>10}", "came last", "waits", "waited")?;
-        for Straggler { rank, waits, waiting } in stragglers.iter().take(SHOWN) {
+        for Straggler {
+            rank,
+            waits,
+            waiting,
+        } in stragglers.iter().take(SHOWN)
+        {
             write!(f, "\nrank {rank:<7} {waits:>8} {:>10}", Time(*waiting))?;
         }
         let others = stragglers.iter().skip(SHOWN);
         if others.len() > 0 {
-            let (count, waits) = (others.len(), others.clone().map(|other| other.waits).sum::<u64>());
-            write!(f, "\n{count:<3} others {waits:>10} {:>10}", Time(others.map(|other| other.waiting).sum()))?;
+            let (count, waits) = (
+                others.len(),
+                others.clone().map(|other| other.waits).sum::<u64>(),
+            );
+            write!(
+                f,
+                "\n{count:<3} others {waits:>10} {:>10}",
+                Time(others.map(|other| other.waiting).sum())
+            )?;
         }
         write!(f, "\n{sentence}")
     }
@@ -161,32 +193,67 @@ mod tests {
     /// Creates waits from pairs of microseconds waited and the last rank.
     fn waits(waits: &[(u64, Option<usize>)]) -> Waits {
         let mut all = Waits::default();
-        waits.iter().for_each(|(micros, rank)| all.add(Duration::from_micros(*micros), *rank));
+        waits
+            .iter()
+            .for_each(|(micros, rank)| all.add(Duration::from_micros(*micros), *rank));
         all
     }
 
     #[test]
     fn the_straggler_is_waited_for_the_longest_not_the_most_often() {
-        let waits = waits(&[(10, Some(1)), (700, Some(3)), (20, Some(1)), (0, None), (5, Some(1)), (300, Some(3))]);
-        assert_eq!((waits.count(), waits.total()), (6, Duration::from_micros(1035)));
-        let straggler = |rank, waits, micros| Straggler { rank, waits, waiting: Duration::from_micros(micros) };
-        assert_eq!(waits.stragglers(), [straggler(3, 2, 1000), straggler(1, 3, 35)]);
+        let waits = waits(&[
+            (10, Some(1)),
+            (700, Some(3)),
+            (20, Some(1)),
+            (0, None),
+            (5, Some(1)),
+            (300, Some(3)),
+        ]);
+        assert_eq!(
+            (waits.count(), waits.total()),
+            (6, Duration::from_micros(1035))
+        );
+        let straggler = |rank, waits, micros| Straggler {
+            rank,
+            waits,
+            waiting: Duration::from_micros(micros),
+        };
+        assert_eq!(
+            waits.stragglers(),
+            [straggler(3, 2, 1000), straggler(1, 3, 35)]
+        );
         assert_eq!(waits.straggler(), Some(straggler(3, 2, 1000)));
-        assert_eq!(waits.sentence().as_deref(), Some("rank 3 came last in 2 of 6 waits, 1.0 ms of 1.0 ms"));
+        assert_eq!(
+            waits.sentence().as_deref(),
+            Some("rank 3 came last in 2 of 6 waits, 1.0 ms of 1.0 ms")
+        );
     }
 
     #[test]
     fn of_equal_stragglers_the_lower_rank_is_named() {
         let waits = waits(&[(4, Some(2)), (4, Some(5)), (4, Some(1))]);
-        assert_eq!(waits.stragglers().iter().map(|straggler| straggler.rank).collect::<Vec<_>>(), [1, 2, 5]);
+        assert_eq!(
+            waits
+                .stragglers()
+                .iter()
+                .map(|straggler| straggler.rank)
+                .collect::<Vec<_>>(),
+            [1, 2, 5]
+        );
         assert_eq!(waits.straggler().map(|straggler| straggler.rank), Some(1));
     }
 
     #[test]
     fn a_rank_that_is_always_last_waits_for_no_other() {
         let waits = waits(&[(3, None), (0, None)]);
-        assert_eq!((waits.count(), waits.stragglers(), waits.straggler()), (2, vec![], None));
-        assert_eq!(waits.to_string(), "waited from     waits\n0 ns                1\n2.0 us              1");
+        assert_eq!(
+            (waits.count(), waits.stragglers(), waits.straggler()),
+            (2, vec![], None)
+        );
+        assert_eq!(
+            waits.to_string(),
+            "waited from     waits\n0 ns                1\n2.0 us              1"
+        );
     }
 
     #[test]
@@ -207,9 +274,14 @@ mod tests {
 
     #[test]
     fn of_many_stragglers_the_last_ones_share_a_row() {
-        let many: Vec<_> = (0..11).map(|rank| (100 - rank as u64, Some(rank))).collect();
+        let many: Vec<_> = (0..11)
+            .map(|rank| (100 - rank as u64, Some(rank)))
+            .collect();
         let table = waits(&many).to_string();
-        let rows: Vec<_> = table.lines().filter(|line| line.contains("rank ") || line.contains("others")).collect();
+        let rows: Vec<_> = table
+            .lines()
+            .filter(|line| line.contains("rank ") || line.contains("others"))
+            .collect();
         assert_eq!(rows.len(), 8 + 1 + 1);
         assert_eq!(rows[8], "3   others          3   273.0 us", "92 + 91 + 90");
     }
@@ -221,7 +293,10 @@ mod tests {
             let mut histogram = Histogram::default();
             histogram.add(Duration::from_nanos(nanos));
             assert_eq!(histogram.count(), 1);
-            let (from, _) = histogram.iter().find(|(_, count)| *count == 1).expect("a bucket has the wait");
+            let (from, _) = histogram
+                .iter()
+                .find(|(_, count)| *count == 1)
+                .expect("a bucket has the wait");
             from.as_micros()
         };
         for (nanos, from) in [
@@ -240,8 +315,14 @@ mod tests {
         ] {
             assert_eq!(bucket(nanos), from, "{nanos} ns");
         }
-        let edges: Vec<_> = Histogram::default().iter().map(|(from, _)| from.as_micros()).collect();
-        assert_eq!((edges.len(), &edges[..5], edges[21]), (22, &[0, 1, 2, 4, 8][..], 1 << 20));
+        let edges: Vec<_> = Histogram::default()
+            .iter()
+            .map(|(from, _)| from.as_micros())
+            .collect();
+        assert_eq!(
+            (edges.len(), &edges[..5], edges[21]),
+            (22, &[0, 1, 2, 4, 8][..], 1 << 20)
+        );
         assert!(edges[1..].is_sorted_by(|a, b| 2 * a == *b));
     }
 
@@ -249,6 +330,9 @@ mod tests {
     fn the_longest_wait_there_is_has_a_bucket() {
         let mut histogram = Histogram::default();
         histogram.add(Duration::MAX);
-        assert_eq!(histogram.iter().last(), Some((Duration::from_micros(1 << 20), 1)));
+        assert_eq!(
+            histogram.iter().last(),
+            Some((Duration::from_micros(1 << 20), 1))
+        );
     }
 }

@@ -34,5 +34,12 @@ pub(super) fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
         CStr::from_ptr(text.as_ptr())
     };
     let text = text.to_string_lossy().into_owned();
-    Err(MpiError { call, text: if text.is_empty() { format!("code {code}") } else { text } })
+    Err(MpiError {
+        call,
+        text: if text.is_empty() {
+            format!("code {code}")
+        } else {
+            text
+        },
+    })
 }

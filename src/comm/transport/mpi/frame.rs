@@ -20,11 +20,26 @@ const INLINED: u64 = 1 << 63;
 pub(super) fn of_message(message: &Message, inline_limit: usize) -> Payload {
     let payloads = || message.payloads.iter().map(|payload| (**payload).as_ref());
     let inlined = || payloads().filter(|payload| is_inlined(payload, inline_limit));
-    let size = (3 + message.payloads.len()) * WORD + message.header.len() + inlined().map(<[u8]>::len).sum::<usize>();
+    let size = (3 + message.payloads.len()) * WORD
+        + message.header.len()
+        + inlined().map(<[u8]>::len).sum::<usize>();
     let mut frame = Vec::with_capacity(size);
-    let lengths =
-        payloads().map(|payload| payload.len() as u64 | if is_inlined(payload, inline_limit) { INLINED } else { 0 });
-    for word in [size as u64, message.header.len() as u64, message.payloads.len() as u64].into_iter().chain(lengths) {
+    let lengths = payloads().map(|payload| {
+        payload.len() as u64
+            | if is_inlined(payload, inline_limit) {
+                INLINED
+            } else {
+                0
+            }
+    });
+    for word in [
+        size as u64,
+        message.header.len() as u64,
+        message.payloads.len() as u64,
+    ]
+    .into_iter()
+    .chain(lengths)
+    {
         frame.extend(word.to_le_bytes());
     }
     frame.extend_from_slice(&message.header);
@@ -70,20 +85,36 @@ pub(super) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
         return Some(Frame::Last);
     }
     // This fails, and allocates no more than the frame's size, if `payloads` is too large.
-    let lengths = (0..payloads).map(|payload| word(bytes, 3 + payload)).collect::<Option<Vec<_>>>()?;
+    let lengths = (0..payloads)
+        .map(|payload| word(bytes, 3 + payload))
+        .collect::<Option<Vec<_>>>()?;
     let mut at = (3 + lengths.len()) * WORD;
     let mut take = |length: u64| {
-        let range = Range { start: at, end: at.checked_add(usize::try_from(length).ok()?)? };
+        let range = Range {
+            start: at,
+            end: at.checked_add(usize::try_from(length).ok()?)?,
+        };
         at = range.end;
         bytes.get(range)
     };
     let header = take(header)?;
     let mut inlined = Vec::with_capacity(lengths.len());
     for length in &lengths {
-        inlined.push(if length & INLINED == 0 { None } else { Some(take(length & !INLINED)?) });
+        inlined.push(if length & INLINED == 0 {
+            None
+        } else {
+            Some(take(length & !INLINED)?)
+        });
     }
-    let lengths = lengths.into_iter().map(|length| usize::try_from(length & !INLINED).ok()).collect::<Option<_>>()?;
-    (at == bytes.len()).then_some(Frame::Message { header, lengths, inlined })
+    let lengths = lengths
+        .into_iter()
+        .map(|length| usize::try_from(length & !INLINED).ok())
+        .collect::<Option<_>>()?;
+    (at == bytes.len()).then_some(Frame::Message {
+        header,
+        lengths,
+        inlined,
+    })
 }
 
 fn word(bytes: &[u8], index: u64) -> Option<u64> {
@@ -97,8 +128,20 @@ mod tests {
     use super::*;
 
     fn framed(payloads: &[&'static [u8]]) -> Vec<u8> {
-        let payloads = payloads.iter().map(|payload| Arc::new(*payload) as Payload).collect();
-        (*of_message(&Message { header: b"all_reduce".to_vec(), payloads, taken: None }, 4)).as_ref().to_vec()
+        let payloads = payloads
+            .iter()
+            .map(|payload| Arc::new(*payload) as Payload)
+            .collect();
+        (*of_message(
+            &Message {
+                header: b"all_reduce".to_vec(),
+                payloads,
+                taken: None,
+            },
+            4,
+        ))
+        .as_ref()
+        .to_vec()
     }
 
     #[test]
@@ -106,7 +149,14 @@ mod tests {
         let frame = framed(&[b"", b"four", b"large", b"4321"]);
         let lengths = vec![0, 4, 5, 4];
         let inlined = vec![Some(&b""[..]), Some(b"four"), None, Some(b"4321")];
-        assert_eq!(read(&frame), Some(Frame::Message { header: b"all_reduce", lengths, inlined }));
+        assert_eq!(
+            read(&frame),
+            Some(Frame::Message {
+                header: b"all_reduce",
+                lengths,
+                inlined
+            })
+        );
         assert_eq!(frame.len(), 7 * WORD + 10 + 8);
     }
 

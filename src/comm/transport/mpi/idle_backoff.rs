@@ -62,6 +62,9 @@ mod tests {
 
     #[test]
     fn the_thread_sleeps_shortly_while_requests_are_in_flight() {
-        assert_eq!([0, 1999, 2400, 4000, 8000, 80_000].map(|time| micros(time, true)), [0, 0, 50, 50, 50, 50]);
+        assert_eq!(
+            [0, 1999, 2400, 4000, 8000, 80_000].map(|time| micros(time, true)),
+            [0, 0, 50, 50, 50, 50]
+        );
     }
 }

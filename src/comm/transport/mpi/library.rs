@@ -5,10 +5,11 @@ use std::marker::PhantomData;
 use std::ptr;
 
 use mpi::ffi::{
-    MPI_Abort, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size, MPI_ERR_IN_STATUS,
-    MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread, MPI_Initialized, MPI_Irecv, MPI_Isend,
-    MPI_Message, MPI_Request, MPI_Status, MPI_Testsome, RSMPI_ANY_SOURCE, RSMPI_COMM_NULL, RSMPI_COMM_WORLD,
-    RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL, RSMPI_THREAD_FUNNELED, RSMPI_THREAD_SERIALIZED, RSMPI_UINT8_T,
+    MPI_Abort, MPI_Comm, MPI_Comm_dup, MPI_Comm_rank, MPI_Comm_set_errhandler, MPI_Comm_size,
+    MPI_ERR_IN_STATUS, MPI_Finalize, MPI_Get_count, MPI_Improbe, MPI_Imrecv, MPI_Init_thread,
+    MPI_Initialized, MPI_Irecv, MPI_Isend, MPI_Message, MPI_Request, MPI_Status, MPI_Testsome,
+    RSMPI_ANY_SOURCE, RSMPI_COMM_NULL, RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN, RSMPI_MESSAGE_NULL,
+    RSMPI_THREAD_FUNNELED, RSMPI_THREAD_SERIALIZED, RSMPI_UINT8_T,
 };
 
 use super::error::{MpiError, check};
@@ -42,7 +43,9 @@ impl Library {
     pub fn start(place: ProcessRank) -> Result<Self, StartError> {
         let mut initialized = 0;
         // SAFETY: this function may be called at any time.
-        check("MPI_Initialized", unsafe { MPI_Initialized(&mut initialized) })?;
+        check("MPI_Initialized", unsafe {
+            MPI_Initialized(&mut initialized)
+        })?;
         if initialized != 0 {
             return Err(StartError::Initialized);
         }
@@ -52,13 +55,28 @@ impl Library {
         unsafe {
             check(
                 "MPI_Init_thread",
-                MPI_Init_thread(ptr::null_mut(), ptr::null_mut(), RSMPI_THREAD_SERIALIZED, &mut level),
+                MPI_Init_thread(
+                    ptr::null_mut(),
+                    ptr::null_mut(),
+                    RSMPI_THREAD_SERIALIZED,
+                    &mut level,
+                ),
             )?;
-            check("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN))?;
-            check("MPI_Comm_size", MPI_Comm_size(RSMPI_COMM_WORLD, &mut processes))?;
+            check(
+                "MPI_Comm_set_errhandler",
+                MPI_Comm_set_errhandler(RSMPI_COMM_WORLD, RSMPI_ERRORS_RETURN),
+            )?;
+            check(
+                "MPI_Comm_size",
+                MPI_Comm_size(RSMPI_COMM_WORLD, &mut processes),
+            )?;
             check("MPI_Comm_rank", MPI_Comm_rank(RSMPI_COMM_WORLD, &mut here))?;
             let place = check_place(place, processes as usize, here as usize);
-            let level = if level < RSMPI_THREAD_FUNNELED { Err(StartError::SingleThreaded) } else { Ok(()) };
+            let level = if level < RSMPI_THREAD_FUNNELED {
+                Err(StartError::SingleThreaded)
+            } else {
+                Ok(())
+            };
             if let Err(error) = level.and(place) {
                 // The program may continue without MPI.
                 check("MPI_Finalize", MPI_Finalize())?;
@@ -73,7 +91,12 @@ impl Library {
         };
         // SAFETY: MPI is initialized, and finalized only by this value.
         let (failures, serialized) = unsafe { (Ulfm::of(comm)?, level >= RSMPI_THREAD_SERIALIZED) };
-        Ok(Self { comm, failures, serialized, thread: PhantomData })
+        Ok(Self {
+            comm,
+            failures,
+            serialized,
+            thread: PhantomData,
+        })
     }
 
     /// Returns true if threads other than the one that initialized MPI may call it.
@@ -90,11 +113,25 @@ impl Library {
     ///
     /// # Safety
     /// The `length` bytes at `bytes` must be valid and must not change until the request completes.
-    pub unsafe fn send(&self, bytes: *const u8, length: usize, to: usize, tag: c_int) -> Result<MPI_Request, MpiError> {
+    pub unsafe fn send(
+        &self,
+        bytes: *const u8,
+        length: usize,
+        to: usize,
+        tag: c_int,
+    ) -> Result<MPI_Request, MpiError> {
         // SAFETY: guaranteed by the caller. The request is written before it is read.
         unsafe {
             let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
-            let code = MPI_Isend(bytes.cast(), count(length), RSMPI_UINT8_T, to as c_int, tag, self.comm, &mut request);
+            let code = MPI_Isend(
+                bytes.cast(),
+                count(length),
+                RSMPI_UINT8_T,
+                to as c_int,
+                tag,
+                self.comm,
+                &mut request,
+            );
             check("MPI_Isend", code)?;
             Ok(request)
         }
@@ -115,8 +152,15 @@ impl Library {
         // SAFETY: guaranteed by the caller.
         unsafe {
             let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
-            let code =
-                MPI_Irecv(space.cast(), count(length), RSMPI_UINT8_T, from as c_int, tag, self.comm, &mut request);
+            let code = MPI_Irecv(
+                space.cast(),
+                count(length),
+                RSMPI_UINT8_T,
+                from as c_int,
+                tag,
+                self.comm,
+                &mut request,
+            );
             check("MPI_Irecv", code)?;
             Ok(request)
         }
@@ -130,13 +174,27 @@ impl Library {
         // of integers.
         unsafe {
             let (mut handle, mut status) = (RSMPI_MESSAGE_NULL, std::mem::zeroed::<MPI_Status>());
-            let code = MPI_Improbe(RSMPI_ANY_SOURCE, tag, self.comm, &mut there, &mut handle, &mut status);
+            let code = MPI_Improbe(
+                RSMPI_ANY_SOURCE,
+                tag,
+                self.comm,
+                &mut there,
+                &mut handle,
+                &mut status,
+            );
             check("MPI_Improbe", code)?;
             if there == 0 {
                 return Ok(None);
             }
-            check("MPI_Get_count", MPI_Get_count(&status, RSMPI_UINT8_T, &mut bytes))?;
-            Ok(Some(ProbedMessage { from: status.MPI_SOURCE as usize, bytes: bytes as usize, handle }))
+            check(
+                "MPI_Get_count",
+                MPI_Get_count(&status, RSMPI_UINT8_T, &mut bytes),
+            )?;
+            Ok(Some(ProbedMessage {
+                from: status.MPI_SOURCE as usize,
+                bytes: bytes as usize,
+                handle,
+            }))
         }
     }
 
@@ -145,11 +203,21 @@ impl Library {
     /// # Safety
     /// `space` must be valid for writes of `message.bytes` bytes, and not accessed by other code, until the
     /// request completes.
-    pub unsafe fn take(&self, mut message: ProbedMessage, space: *mut u8) -> Result<MPI_Request, MpiError> {
+    pub unsafe fn take(
+        &self,
+        mut message: ProbedMessage,
+        space: *mut u8,
+    ) -> Result<MPI_Request, MpiError> {
         // SAFETY: guaranteed by the caller. The message has not been received, because receiving it consumes it.
         unsafe {
             let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
-            let code = MPI_Imrecv(space.cast(), count(message.bytes), RSMPI_UINT8_T, &mut message.handle, &mut request);
+            let code = MPI_Imrecv(
+                space.cast(),
+                count(message.bytes),
+                RSMPI_UINT8_T,
+                &mut message.handle,
+                &mut request,
+            );
             check("MPI_Imrecv", code)?;
             Ok(request)
         }
@@ -164,7 +232,13 @@ impl Library {
         let code = unsafe {
             let length = count(requests.len());
             let (requests, indices) = (requests.as_mut_ptr(), done.as_mut_ptr());
-            let code = MPI_Testsome(length, requests, &mut number, indices, statuses.as_mut_ptr());
+            let code = MPI_Testsome(
+                length,
+                requests,
+                &mut number,
+                indices,
+                statuses.as_mut_ptr(),
+            );
             // `number` is negative (`MPI_UNDEFINED`) if no request is active.
             statuses.set_len(number.max(0) as usize);
             code
@@ -174,8 +248,13 @@ impl Library {
         if !each_says {
             check("MPI_Testsome", code)?;
         }
-        let outcome = |status: &MPI_Status| check("MPI_Testsome", if each_says { status.MPI_ERROR } else { 0 });
-        let done = done.into_iter().zip(&statuses).map(|(index, status)| (index as usize, outcome(status)));
+        let outcome = |status: &MPI_Status| {
+            check("MPI_Testsome", if each_says { status.MPI_ERROR } else { 0 })
+        };
+        let done = done
+            .into_iter()
+            .zip(&statuses)
+            .map(|(index, status)| (index as usize, outcome(status)));
         let mut done: Vec<_> = done.collect();
         done.sort_unstable_by_key(|(index, _)| *index);
         Ok(done)
@@ -202,12 +281,19 @@ fn check_place(place: ProcessRank, processes: usize, here: usize) -> Result<(), 
         return Ok(());
     }
     let (mpi_processes, mpi_here) = (processes, here);
-    Err(StartError::OtherLauncher { processes: place.processes, here: place.here, mpi_processes, mpi_here })
+    Err(StartError::OtherLauncher {
+        processes: place.processes,
+        here: place.here,
+        mpi_processes,
+        mpi_here,
+    })
 }
 
 /// Converts a length to MPI's `int`. Messages are split into fragments so that their lengths fit.
 fn count(length: usize) -> c_int {
-    length.try_into().expect("fragments have at most `i32::MAX` bytes, and there are fewer than 2^31 requests")
+    length
+        .try_into()
+        .expect("fragments have at most `i32::MAX` bytes, and there are fewer than 2^31 requests")
 }
 
 #[cfg(test)]
@@ -223,8 +309,19 @@ mod tests {
             let library = Library::start(place).unwrap();
             // SAFETY: the message has no bytes.
             let error = unsafe { library.send(ptr::null(), 0, 7, 0) }.unwrap_err();
-            assert!(error.to_string().starts_with("MPI_Isend failed: MPI_ERR_RANK"), "{error}");
-            assert!(matches!(error.into(), StartError::Mpi { call: "MPI_Isend", .. }));
+            assert!(
+                error
+                    .to_string()
+                    .starts_with("MPI_Isend failed: MPI_ERR_RANK"),
+                "{error}"
+            );
+            assert!(matches!(
+                error.into(),
+                StartError::Mpi {
+                    call: "MPI_Isend",
+                    ..
+                }
+            ));
             library.finalize().unwrap();
         });
     }
@@ -233,7 +330,13 @@ mod tests {
     fn a_launcher_that_is_not_this_librarys_is_told() {
         // For MPI, the process is the only one.
         ProcessTest::new(1).run(|| {
-            let error = Library::start(ProcessRank { processes: 4, here: 2 }).map(|_| ()).unwrap_err().to_string();
+            let error = Library::start(ProcessRank {
+                processes: 4,
+                here: 2,
+            })
+            .map(|_| ())
+            .unwrap_err()
+            .to_string();
             let told = "the launcher started process 2 of 4, but MPI sees it as process 0 of 1";
             assert!(error.starts_with(told), "{error}");
             assert!(mpi::environment::is_finalized());

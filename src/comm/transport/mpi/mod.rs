@@ -86,7 +86,10 @@ impl Default for FragmentLimits {
     fn default() -> Self {
         // The fragment size is large enough for bandwidth, and small enough that some request completes all the
         // time, which shows that there is progress.
-        Self { message: 2 << 20, inline_limit: 8 << 10 }
+        Self {
+            message: 2 << 20,
+            inline_limit: 8 << 10,
+        }
     }
 }
 
@@ -127,7 +130,9 @@ impl MpiTransport {
     pub fn of_process() -> Result<Option<Arc<Self>>, StartError> {
         static TRANSPORT: OnceLock<Result<Option<Arc<MpiTransport>>, StartError>> = OnceLock::new();
         let start = |place| Self::start(place, FragmentLimits::default()).map(Arc::new);
-        TRANSPORT.get_or_init(|| launcher::place()?.map(start).transpose()).clone()
+        TRANSPORT
+            .get_or_init(|| launcher::place()?.map(start).transpose())
+            .clone()
     }
 
     /// Starts the progress thread and connects the processes. May be called once per process, because MPI can be
@@ -139,21 +144,45 @@ impl MpiTransport {
             Err(error) => drop(tell.send(Err(error))),
             Ok(library) => {
                 let sent = (0..place.processes).map(|_| AtomicU64::new(0)).collect();
-                let awaited = (0..place.processes).map(|_| AtomicBool::new(true)).collect();
+                let awaited = (0..place.processes)
+                    .map(|_| AtomicBool::new(true))
+                    .collect();
                 let (queue, handler) = (Mutex::default(), OnceLock::new());
                 let [hurried, helped, sleeps] = [(); 3].map(|()| AtomicBool::new(false));
-                let shared = Arc::new(MpiShared { place, awaited, queue, handler, sent, hurried, helped, sleeps });
+                let shared = Arc::new(MpiShared {
+                    place,
+                    awaited,
+                    queue,
+                    handler,
+                    sent,
+                    hurried,
+                    helped,
+                    sleeps,
+                });
                 let may_help = library.is_serialized();
-                let engine = Arc::new(Mutex::new(ProgressEngine::new(shared.clone(), library, limits)));
+                let engine = Arc::new(Mutex::new(ProgressEngine::new(
+                    shared.clone(),
+                    library,
+                    limits,
+                )));
                 // If this send fails, the starting thread has already ended.
                 drop(tell.send(Ok((shared.clone(), engine.clone(), may_help))));
                 run(&shared, &engine);
             }
         });
-        let thread = thread.map_err(|error| StartError::NoThread { problem: error.to_string() })?;
-        let ended = StartError::NoThread { problem: "it ended before MPI was initialized".into() };
+        let thread = thread.map_err(|error| StartError::NoThread {
+            problem: error.to_string(),
+        })?;
+        let ended = StartError::NoThread {
+            problem: "it ended before MPI was initialized".into(),
+        };
         let (shared, engine, helped) = told.recv().unwrap_or(Err(ended))?;
-        let transport = Self { shared: shared.clone(), engine, helped, thread: thread.thread().clone() };
+        let transport = Self {
+            shared: shared.clone(),
+            engine,
+            helped,
+            thread: thread.thread().clone(),
+        };
         ending::at_exit(shared, thread);
         Ok(transport)
     }
@@ -171,7 +200,9 @@ fn run(shared: &MpiShared, engine: &Mutex<ProgressEngine>) {
     while !shared.queue.lock().ended {
         if let Some(handler) = shared.handler.get().filter(|_| !told) {
             told = true;
-            drop(catch_unwind(AssertUnwindSafe(|| handler.lost(None, &problem))));
+            drop(catch_unwind(AssertUnwindSafe(|| {
+                handler.lost(None, &problem)
+            })));
         }
         thread::park();
     }
@@ -205,7 +236,10 @@ fn carry(shared: &MpiShared, engine: &Mutex<ProgressEngine>) -> Result<(), Strin
             last = Instant::now();
             idle_backoff::SHORT
         } else {
-            idle_backoff::sleep(last.elapsed(), turn != Some(PollResult::Still { under_way: false }))
+            idle_backoff::sleep(
+                last.elapsed(),
+                turn != Some(PollResult::Still { under_way: false }),
+            )
         };
         match pause {
             Duration::ZERO => thread::yield_now(),
@@ -238,7 +272,10 @@ impl Transport for MpiTransport {
     /// Queues a message. Messages are dropped once the process is ending.
     fn send(&self, to: usize, message: Message) {
         let ProcessRank { processes, here } = self.shared.place;
-        assert!(to < processes && to != here, "process {here} of {processes} sends to process {to}");
+        assert!(
+            to < processes && to != here,
+            "process {here} of {processes} sends to process {to}"
+        );
         let mut queue = self.shared.queue.lock();
         if !queue.ended {
             queue.messages.push((to, message));
@@ -258,7 +295,9 @@ impl Transport for MpiTransport {
         if !self.helped {
             return None;
         }
-        let Some(mut engine) = self.engine.try_lock() else { return Some(false) };
+        let Some(mut engine) = self.engine.try_lock() else {
+            return Some(false);
+        };
         self.shared.helped.store(true, Ordering::Relaxed);
         let turn = ending::kept_off(|| engine.turn());
         if let PollResult::Over | PollResult::Failed = turn {
@@ -273,11 +312,18 @@ impl Transport for MpiTransport {
     }
 
     fn sent(&self) -> Vec<u64> {
-        self.shared.sent.iter().map(|bytes| bytes.load(Ordering::Relaxed)).collect()
+        self.shared
+            .sent
+            .iter()
+            .map(|bytes| bytes.load(Ordering::Relaxed))
+            .collect()
     }
 
     fn set_handler(&self, handler: Arc<dyn MessageHandler>) {
-        assert!(self.shared.handler.set(handler).is_ok(), "the handler of a transport can be set only once");
+        assert!(
+            self.shared.handler.set(handler).is_ok(),
+            "the handler of a transport can be set only once"
+        );
         self.thread.unpark();
     }
 }
@@ -285,6 +331,10 @@ impl Transport for MpiTransport {
 /// Formats as `MPI transport of process 1 of 4`.
 impl fmt::Debug for MpiTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MPI transport of process {} of {}", self.shared.place.here, self.shared.place.processes)
+        write!(
+            f,
+            "MPI transport of process {} of {}",
+            self.shared.place.here, self.shared.place.processes
+        )
     }
 }

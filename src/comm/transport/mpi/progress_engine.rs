@@ -84,15 +84,27 @@ const LOOK: Duration = Duration::from_millis(5);
 pub(super) enum CarryError {
     #[error(transparent)]
     Mpi(#[from] MpiError),
-    #[error("process {from} sent an invalid message. Run the same build of the program in all processes")]
+    #[error(
+        "process {from} sent an invalid message. Run the same build of the program in all processes"
+    )]
     NoFrame { from: usize },
 }
 
 impl ProgressEngine {
     pub fn new(shared: Arc<MpiShared>, library: Library, limits: FragmentLimits) -> Self {
-        let senders = (0..shared.place.processes).map(|_| Sender::default()).collect();
+        let senders = (0..shared.place.processes)
+            .map(|_| Sender::default())
+            .collect();
         let transfers = RequestTable::new(library, shared.place.processes, limits.message);
-        Self { shared, limits, transfers, senders, looked: Instant::now(), ending: false, problem: None }
+        Self {
+            shared,
+            limits,
+            transfers,
+            senders,
+            looked: Instant::now(),
+            ending: false,
+            problem: None,
+        }
     }
 
     /// Sends queued messages and passes received ones to the handler. Never blocks.
@@ -101,7 +113,12 @@ impl ProgressEngine {
             match catch_unwind(AssertUnwindSafe(|| self.carry())) {
                 Ok(Ok(turn)) => return turn,
                 Ok(Err(error)) => self.problem = Some(error.to_string()),
-                Err(panic) => self.problem = Some(format!("the MPI transport panicked: {}", panic_text(&*panic))),
+                Err(panic) => {
+                    self.problem = Some(format!(
+                        "the MPI transport panicked: {}",
+                        panic_text(&*panic)
+                    ))
+                }
             }
         }
         PollResult::Failed
@@ -130,7 +147,9 @@ impl ProgressEngine {
         }
         if ended && !mem::replace(&mut self.ending, ended) {
             for to in self.others() {
-                self.unless_lost(handler, to, |engine| engine.transfers.send(to, FRAME, &frame::last()))?;
+                self.unless_lost(handler, to, |engine| {
+                    engine.transfers.send(to, FRAME, &frame::last())
+                })?;
             }
         }
         match handler {
@@ -142,22 +161,36 @@ impl ProgressEngine {
         }
         let under_way = !self.transfers.is_empty();
         let has_ended = |process: usize| self.senders[process].end >= ShutdownState::Notified;
-        let is_awaited = |process: usize| has_ended(process) || self.shared.awaited[process].load(Ordering::Relaxed);
+        let is_awaited = |process: usize| {
+            has_ended(process) || self.shared.awaited[process].load(Ordering::Relaxed)
+        };
         if self.ending
-            && self.others().all(|other| has_ended(other) || !is_awaited(other))
+            && self
+                .others()
+                .all(|other| has_ended(other) || !is_awaited(other))
             && !self.transfers.are_any_with(is_awaited)
         {
             return Ok(PollResult::Over);
         }
-        Ok(if moved { PollResult::Moved } else { PollResult::Still { under_way } })
+        Ok(if moved {
+            PollResult::Moved
+        } else {
+            PollResult::Still { under_way }
+        })
     }
 
     /// Finalizes MPI after the last poll. Must be called on the thread that initialized MPI.
     pub fn finalize(&mut self) -> Result<(), MpiError> {
         self.problem = Some("the process ends".into());
         // `MPI_Finalize` is collective, and might not return without processes that are lost or do not end.
-        let all_end = self.others().all(|other| self.senders[other].end == ShutdownState::Notified);
-        if all_end { self.transfers.finalize() } else { Ok(()) }
+        let all_end = self
+            .others()
+            .all(|other| self.senders[other].end == ShutdownState::Notified);
+        if all_end {
+            self.transfers.finalize()
+        } else {
+            Ok(())
+        }
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -180,7 +213,11 @@ impl ProgressEngine {
         if sent.is_err() {
             self.find_lost(handler)?;
         }
-        if self.senders[to].end == ShutdownState::Lost { Ok(()) } else { sent }
+        if self.senders[to].end == ShutdownState::Lost {
+            Ok(())
+        } else {
+            sent
+        }
     }
 
     /// Checks for failed processes, if MPI continues without them, and notifies the handler. Returns true if there
@@ -196,7 +233,8 @@ impl ProgressEngine {
             if was < ShutdownState::Notified
                 && let Some(handler) = handler
             {
-                let problem = format!("process {process} was killed, has crashed or is unreachable");
+                let problem =
+                    format!("process {process} was killed, has crashed or is unreachable");
                 handler.lost(Some(process), &problem);
             }
             found |= was < ShutdownState::Lost;
@@ -207,7 +245,11 @@ impl ProgressEngine {
     fn send(&mut self, to: usize, message: &Message) -> Result<(), MpiError> {
         message.taken.iter().for_each(SendStamp::note);
         let sent = &self.shared.sent[to];
-        self.transfers.send(to, FRAME, &frame::of_message(message, self.limits.inline_limit))?;
+        self.transfers.send(
+            to,
+            FRAME,
+            &frame::of_message(message, self.limits.inline_limit),
+        )?;
         sent.fetch_add(message.header.len() as u64, Ordering::Relaxed);
         for payload in &message.payloads {
             let bytes = (**payload).as_ref();
@@ -242,7 +284,13 @@ impl ProgressEngine {
             }
             failed.free();
         }
-        for IncomingMessage { from, number, buffers, .. } in done.messages {
+        for IncomingMessage {
+            from,
+            number,
+            buffers,
+            ..
+        } in done.messages
+        {
             self.senders[from].incoming -= 1;
             if self.senders[from].end == ShutdownState::Lost {
                 // Some of its payloads may not have arrived.
@@ -270,7 +318,11 @@ impl ProgressEngine {
         }
         while let Some(bytes) = self.senders[from].next_frame() {
             match frame::read(&bytes).ok_or(CarryError::NoFrame { from })? {
-                Frame::Message { header, lengths, inlined } => self.open(from, header, &lengths, &inlined, handler)?,
+                Frame::Message {
+                    header,
+                    lengths,
+                    inlined,
+                } => self.open(from, header, &lengths, &inlined, handler)?,
                 Frame::Last => self.senders[from].end = ShutdownState::Last,
             }
         }
@@ -296,15 +348,24 @@ impl ProgressEngine {
         let number = sender.messages;
         sender.messages += 1;
         let mut buffers = handler.header(from, header.to_vec(), lengths);
-        assert_eq!(buffers.len(), lengths.len(), "the handler returns one buffer per payload");
+        assert_eq!(
+            buffers.len(),
+            lengths.len(),
+            "the handler returns one buffer per payload"
+        );
         for (buffer, inlined) in buffers.iter_mut().zip(inlined) {
             if let Some(inlined) = inlined {
                 let space = buffer.space();
-                assert_eq!(space.len(), inlined.len(), "a buffer has the length of its payload");
+                assert_eq!(
+                    space.len(),
+                    inlined.len(),
+                    "a buffer has the length of its payload"
+                );
                 space.write_copy_of_slice(inlined);
             }
         }
-        let of_its_own = |(length, inlined): (&usize, &Option<&[u8]>)| inlined.is_none().then_some(*length);
+        let of_its_own =
+            |(length, inlined): (&usize, &Option<&[u8]>)| inlined.is_none().then_some(*length);
         let lengths: Vec<_> = lengths.iter().zip(inlined).map(of_its_own).collect();
         if lengths.iter().all(Option::is_none) {
             // SAFETY: all payloads have been copied.
@@ -312,7 +373,12 @@ impl ProgressEngine {
             return Ok(());
         }
         self.senders[from].incoming += 1;
-        self.transfers.receive_parts(IncomingMessage { from, number, buffers, lengths });
+        self.transfers.receive_parts(IncomingMessage {
+            from,
+            number,
+            buffers,
+            lengths,
+        });
         Ok(())
     }
 }
@@ -343,7 +409,9 @@ impl MessageHandler for NoHandler {
     fn header(&self, _: usize, _: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
         lengths
             .iter()
-            .map(|length| Box::new(Discarded(Box::new_uninit_slice(*length))) as Box<dyn RecvBuffer>)
+            .map(|length| {
+                Box::new(Discarded(Box::new_uninit_slice(*length))) as Box<dyn RecvBuffer>
+            })
             .collect()
     }
 

@@ -126,18 +126,40 @@ impl IncomingMessage {
         for (buffer, length) in self.buffers.iter_mut().zip(&self.lengths) {
             let Some(length) = length else { continue };
             let space = buffer.space();
-            assert_eq!(space.len(), *length, "a buffer has the length of its payload");
-            places.extend(space.chunks_mut(limit).map(|fragment| (fragment.as_mut_ptr().cast(), fragment.len())));
+            assert_eq!(
+                space.len(),
+                *length,
+                "a buffer has the length of its payload"
+            );
+            places.extend(
+                space
+                    .chunks_mut(limit)
+                    .map(|fragment| (fragment.as_mut_ptr().cast(), fragment.len())),
+            );
         }
         let message = Rc::new(self);
-        places.into_iter().map(|(space, length)| Fragment { space, length, message: message.clone() }).collect()
+        places
+            .into_iter()
+            .map(|(space, length)| Fragment {
+                space,
+                length,
+                message: message.clone(),
+            })
+            .collect()
     }
 }
 
 impl RequestTable {
     pub fn new(library: Library, processes: usize, limit: usize) -> Self {
         let announced = (0..processes).map(|_| Announced::default()).collect();
-        Self { library, limit, requests: Vec::new(), held: Vec::new(), announced, failed: Vec::new() }
+        Self {
+            library,
+            limit,
+            requests: Vec::new(),
+            held: Vec::new(),
+            announced,
+            failed: Vec::new(),
+        }
     }
 
     /// Returns true if no request is in flight and no announced payload is waiting.
@@ -151,7 +173,11 @@ impl RequestTable {
         let comes = |of: &Announced| !of.fragments.is_empty();
         self.held.iter().any(|request| which(request.with))
             || self.failed.iter().any(|failed| which(failed.with))
-            || self.announced.iter().enumerate().any(|(from, announced)| comes(announced) && which(from))
+            || self
+                .announced
+                .iter()
+                .enumerate()
+                .any(|(from, announced)| comes(announced) && which(from))
     }
 
     /// Starts to send `payload` in as many MPI messages as necessary.
@@ -159,7 +185,10 @@ impl RequestTable {
         for fragment in (**payload).as_ref().chunks(self.limit) {
             // SAFETY: `held` owns a handle to the payload until the request completes. The payload is shared and
             // therefore not written.
-            let request = unsafe { self.library.send(fragment.as_ptr(), fragment.len(), to, tag) }?;
+            let request = unsafe {
+                self.library
+                    .send(fragment.as_ptr(), fragment.len(), to, tag)
+            }?;
             self.hold(request, to, RequestPayload::Sent(payload.clone()));
         }
         Ok(())
@@ -175,7 +204,15 @@ impl RequestTable {
         let (from, mut bytes) = (message.from, vec![0; message.bytes]);
         // SAFETY: `held` owns the bytes, and no other code reads or moves them until the request completes.
         let request = unsafe { self.library.take(message, bytes.as_mut_ptr()) }?;
-        self.hold(request, from, RequestPayload::Frame(ReceivedFrame { from, number, bytes }));
+        self.hold(
+            request,
+            from,
+            RequestPayload::Frame(ReceivedFrame {
+                from,
+                number,
+                bytes,
+            }),
+        );
         Ok(())
     }
 
@@ -183,7 +220,9 @@ impl RequestTable {
     /// messages.
     pub fn receive_parts(&mut self, message: IncomingMessage) {
         let from = message.from;
-        self.announced[from].fragments.extend(message.into_fragments(self.limit));
+        self.announced[from]
+            .fragments
+            .extend(message.into_fragments(self.limit));
         self.begin_receives(from);
     }
 
@@ -191,15 +230,27 @@ impl RequestTable {
     fn begin_receives(&mut self, from: usize) {
         loop {
             let Announced { fragments, coming } = &mut self.announced[from];
-            let may_come = |next: &mut Fragment| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
-            let Some(Fragment { space, length, message }) = fragments.pop_front_if(may_come) else { return };
+            let may_come =
+                |next: &mut Fragment| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
+            let Some(Fragment {
+                space,
+                length,
+                message,
+            }) = fragments.pop_front_if(may_come)
+            else {
+                return;
+            };
             *coming += length;
             let memory = RequestPayload::Parts(message, length);
             // SAFETY: the memory in `held` owns the buffer. No other code accesses its bytes until the last
             // request for the message completes. Fragments do not overlap.
             match unsafe { self.library.receive(space, length, from, PART) } {
                 Ok(request) => self.hold(request, from, memory),
-                Err(error) => self.failed.push(Failed { with: from, error, memory: ManuallyDrop::new(memory) }),
+                Err(error) => self.failed.push(Failed {
+                    with: from,
+                    error,
+                    memory: ManuallyDrop::new(memory),
+                }),
             }
         }
     }
@@ -212,7 +263,10 @@ impl RequestTable {
 
     /// Returns the requests that completed since the last call. All requests make progress.
     pub fn done(&mut self) -> Result<Done, MpiError> {
-        let mut done = Done { failed: mem::take(&mut self.failed), ..Done::default() };
+        let mut done = Done {
+            failed: mem::take(&mut self.failed),
+            ..Done::default()
+        };
         // Receives that completed in the last call have made room for others.
         (0..self.announced.len()).for_each(|from| self.begin_receives(from));
         if self.requests.is_empty() {
@@ -223,7 +277,11 @@ impl RequestTable {
             self.requests.swap_remove(index);
             let RequestMemory { with, memory } = self.held.swap_remove(index);
             if let Err(error) = outcome {
-                done.failed.push(Failed { with, error, memory });
+                done.failed.push(Failed {
+                    with,
+                    error,
+                    memory,
+                });
                 continue;
             }
             match ManuallyDrop::into_inner(memory) {
@@ -251,12 +309,18 @@ impl RequestTable {
     /// Adds a request, with the memory that it uses.
     fn hold(&mut self, request: MPI_Request, with: usize, memory: RequestPayload) {
         self.requests.push(request);
-        self.held.push(RequestMemory { with, memory: ManuallyDrop::new(memory) });
+        self.held.push(RequestMemory {
+            with,
+            memory: ManuallyDrop::new(memory),
+        });
     }
 
     /// Finalizes MPI.
     pub fn finalize(&self) -> Result<(), MpiError> {
-        assert!(self.is_empty(), "MPI is finalized only when no request is in flight");
+        assert!(
+            self.is_empty(),
+            "MPI is finalized only when no request is in flight"
+        );
         self.library.finalize()
     }
 }

@@ -9,7 +9,8 @@ use std::ffi::c_int;
 
 use libloading::os::unix::{Library as Loaded, Symbol};
 use mpi::ffi::{
-    MPI_Comm, MPI_Comm_group, MPI_Group, MPI_Group_free, MPI_Group_size, MPI_Group_translate_ranks, RSMPI_GROUP_NULL,
+    MPI_Comm, MPI_Comm_group, MPI_Group, MPI_Group_free, MPI_Group_size, MPI_Group_translate_ranks,
+    RSMPI_GROUP_NULL,
 };
 
 use super::error::{MpiError, check};
@@ -38,15 +39,27 @@ impl Ulfm {
     pub unsafe fn of(comm: MPI_Comm) -> Result<Option<Self>, MpiError> {
         let loaded = Loaded::this();
         // SAFETY: functions of these names have these types in every library.
-        let functions = unsafe { (loaded.get(b"MPIX_Comm_get_failed\0"), loaded.get(b"MPIX_Comm_ack_failed\0")) };
-        let (Ok(get), Ok(ack)) = functions else { return Ok(None) };
+        let functions = unsafe {
+            (
+                loaded.get(b"MPIX_Comm_get_failed\0"),
+                loaded.get(b"MPIX_Comm_ack_failed\0"),
+            )
+        };
+        let (Ok(get), Ok(ack)) = functions else {
+            return Ok(None);
+        };
         // SAFETY: the null group is a constant of the library; MPI is initialized, as the caller guarantees.
         let group = unsafe {
             let mut group = RSMPI_GROUP_NULL;
             check("MPI_Comm_group", MPI_Comm_group(comm, &mut group))?;
             group
         };
-        Ok(Some(Self { get, ack, comm, group }))
+        Ok(Some(Self {
+            get,
+            ack,
+            comm,
+            group,
+        }))
     }
 
     /// Returns true if MPI may be finalized. Open MPI 5.0 hangs in `MPI_Finalize` if its failure detector is
@@ -66,10 +79,18 @@ impl Ulfm {
             let places: Vec<c_int> = (0..size).collect();
             let mut ranks = vec![0; places.len()];
             if size > 0 {
-                let translated =
-                    MPI_Group_translate_ranks(failed, size, places.as_ptr(), self.group, ranks.as_mut_ptr());
+                let translated = MPI_Group_translate_ranks(
+                    failed,
+                    size,
+                    places.as_ptr(),
+                    self.group,
+                    ranks.as_mut_ptr(),
+                );
                 check("MPI_Group_translate_ranks", translated)?;
-                check("MPIX_Comm_ack_failed", (self.ack)(self.comm, size, &mut acknowledged))?;
+                check(
+                    "MPIX_Comm_ack_failed",
+                    (self.ack)(self.comm, size, &mut acknowledged),
+                )?;
             }
             check("MPI_Group_free", MPI_Group_free(&mut failed))?;
             Ok(ranks.into_iter().map(|rank| rank as usize).collect())

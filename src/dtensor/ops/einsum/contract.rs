@@ -30,10 +30,21 @@ macro_rules! either {
 impl ContractionOperand {
     /// Makes an operand with the dimensions `axes`. Dimensions that are only broadcast along an axis are removed,
     /// and an axis that occurs twice is replaced by its diagonal.
-    pub(super) fn new(tensor: DispatchTensor, axes: &[Axis], repeats: impl Fn(usize) -> bool) -> Self {
-        let all = Self { tensor, axes: axes.into() };
+    pub(super) fn new(
+        tensor: DispatchTensor,
+        axes: &[Axis],
+        repeats: impl Fn(usize) -> bool,
+    ) -> Self {
+        let all = Self {
+            tensor,
+            axes: axes.into(),
+        };
         let own: Vec<usize> = (0..axes.len()).filter(|&dim| !repeats(dim)).collect();
-        let mut factor = if own.len() < axes.len() { all.keeping(&own) } else { all };
+        let mut factor = if own.len() < axes.len() {
+            all.keeping(&own)
+        } else {
+            all
+        };
         while let Some(axis) = factor.repeated() {
             factor = factor.diagonal(axis);
         }
@@ -47,26 +58,58 @@ impl ContractionOperand {
         let right_alone = other.sum(|axis| !wanted(axis) && !left.contains(&axis));
         let (left, right) = (left_alone.axes.clone(), right_alone.axes.clone());
         let shared = |axis: &&Axis| left.contains(axis) && right.contains(axis);
-        let batch: Axes = left.iter().filter(shared).copied().filter(|&axis| wanted(axis)).collect();
-        let summed: Axes = left.iter().filter(shared).copied().filter(|&axis| !wanted(axis)).collect();
-        let rows: Axes = left.iter().copied().filter(|axis| !right.contains(axis)).collect();
-        let columns: Axes = right.iter().copied().filter(|axis| !left.contains(axis)).collect();
+        let batch: Axes = left
+            .iter()
+            .filter(shared)
+            .copied()
+            .filter(|&axis| wanted(axis))
+            .collect();
+        let summed: Axes = left
+            .iter()
+            .filter(shared)
+            .copied()
+            .filter(|&axis| !wanted(axis))
+            .collect();
+        let rows: Axes = left
+            .iter()
+            .copied()
+            .filter(|axis| !right.contains(axis))
+            .collect();
+        let columns: Axes = right
+            .iter()
+            .copied()
+            .filter(|axis| !left.contains(axis))
+            .collect();
 
         let a = left_alone.permute([&batch[..], &rows, &summed].concat().into());
         let b = right_alone.permute([&batch[..], &summed, &columns].concat().into());
-        let lens: Vec<usize> = a.lens(&batch).chain(a.lens(&rows)).chain(b.lens(&columns)).collect();
+        let lens: Vec<usize> = a
+            .lens(&batch)
+            .chain(a.lens(&rows))
+            .chain(b.lens(&columns))
+            .collect();
         let (groups, inner) = (a.lens(&batch).product(), a.lens(&summed).product());
         let (height, width) = (a.lens(&rows).product(), b.lens(&columns).product());
         let a = a.reshape(vec![groups, height, inner]).tensor;
         let b = b.reshape(vec![groups, inner, width]).tensor;
         // Without summed axes, the product is elementwise.
-        let tensor = if summed.is_empty() { either!(float_mul, int_mul, a, b) } else { matmul_of(a, b) };
-        Self { tensor, axes: [&batch[..], &rows, &columns].concat().into() }.reshape(lens)
+        let tensor = if summed.is_empty() {
+            either!(float_mul, int_mul, a, b)
+        } else {
+            matmul_of(a, b)
+        };
+        Self {
+            tensor,
+            axes: [&batch[..], &rows, &columns].concat().into(),
+        }
+        .reshape(lens)
     }
 
     /// Sums over all axes except those of `output`, and returns these in their order.
     pub(super) fn finish(self, output: &Axes) -> DispatchTensor {
-        self.sum(|axis| !output.contains(&axis)).permute(output.clone()).tensor
+        self.sum(|axis| !output.contains(&axis))
+            .permute(output.clone())
+            .tensor
     }
 
     /// Returns the lengths of these axes.
@@ -76,12 +119,22 @@ impl ContractionOperand {
     }
 
     fn place(&self, axis: Axis) -> usize {
-        self.axes.iter().position(|&own| own == axis).expect("the operand has this axis")
+        self.axes
+            .iter()
+            .position(|&own| own == axis)
+            .expect("the operand has this axis")
     }
 
     fn reshape(self, lens: Vec<usize>) -> Self {
-        let shape = if lens.is_empty() { Shape::new([1]) } else { Shape::from(lens) };
-        Self { tensor: either!(float_reshape, int_reshape, self.tensor, shape), axes: self.axes }
+        let shape = if lens.is_empty() {
+            Shape::new([1])
+        } else {
+            Shape::from(lens)
+        };
+        Self {
+            tensor: either!(float_reshape, int_reshape, self.tensor, shape),
+            axes: self.axes,
+        }
     }
 
     fn permute(self, axes: Axes) -> Self {
@@ -89,7 +142,10 @@ impl ContractionOperand {
             return self;
         }
         let places: Vec<usize> = axes.iter().map(|&axis| self.place(axis)).collect();
-        Self { tensor: either!(float_permute, int_permute, self.tensor, &places), axes }
+        Self {
+            tensor: either!(float_permute, int_permute, self.tensor, &places),
+            axes,
+        }
     }
 
     /// Removes all dimensions except `dims`; the removed ones have length 1.
@@ -100,7 +156,8 @@ impl ContractionOperand {
     }
 
     fn sum(mut self, over: impl Fn(Axis) -> bool) -> Self {
-        let (summed, rest): (Vec<usize>, Vec<usize>) = (0..self.axes.len()).partition(|&dim| over(self.axes[dim]));
+        let (summed, rest): (Vec<usize>, Vec<usize>) =
+            (0..self.axes.len()).partition(|&dim| over(self.axes[dim]));
         if summed.is_empty() {
             return self;
         }
@@ -112,21 +169,48 @@ impl ContractionOperand {
 
     /// Returns an axis that occurs twice.
     fn repeated(&self) -> Option<Axis> {
-        self.axes.iter().enumerate().find(|(at, axis)| self.axes[at + 1..].contains(axis)).map(|(_, &axis)| axis)
+        self.axes
+            .iter()
+            .enumerate()
+            .find(|(at, axis)| self.axes[at + 1..].contains(axis))
+            .map(|(_, &axis)| axis)
     }
 
     /// Replaces the two dimensions of `axis` by their diagonal, as the last dimension.
     fn diagonal(self, axis: Axis) -> Self {
-        let (first, second) = (self.place(axis), self.axes.iter().rposition(|&own| own == axis).expect("twice"));
-        let mut places: Vec<usize> = (0..self.axes.len()).filter(|&dim| dim != first && dim != second).collect();
-        let axes = places.iter().map(|&dim| self.axes[dim]).chain([axis]).collect();
+        let (first, second) = (
+            self.place(axis),
+            self.axes
+                .iter()
+                .rposition(|&own| own == axis)
+                .expect("twice"),
+        );
+        let mut places: Vec<usize> = (0..self.axes.len())
+            .filter(|&dim| dim != first && dim != second)
+            .collect();
+        let axes = places
+            .iter()
+            .map(|&dim| self.axes[dim])
+            .chain([axis])
+            .collect();
         let shape = self.tensor.shape();
-        let lens = places.iter().map(|&dim| shape[dim]).chain([shape[first] * shape[second]]).collect();
+        let lens = places
+            .iter()
+            .map(|&dim| shape[dim])
+            .chain([shape[first] * shape[second]])
+            .collect();
         places.extend([first, second]);
         let matrices = either!(float_permute, int_permute, self.tensor, &places);
-        let flat = Self { tensor: matrices, axes }.reshape(lens);
+        let flat = Self {
+            tensor: matrices,
+            axes,
+        }
+        .reshape(lens);
         let mut slices = vec![Slice::full(); flat.axes.len()];
         slices[flat.axes.len() - 1] = Slice::new(0, None, shape[first] as isize + 1);
-        Self { tensor: either!(float_slice, int_slice, flat.tensor, &slices), axes: flat.axes }
+        Self {
+            tensor: either!(float_slice, int_slice, flat.tensor, &slices),
+            axes: flat.axes,
+        }
     }
 }

@@ -31,23 +31,39 @@ impl Einsum {
     fn subscripts(&self, inputs: &[Shape]) -> Result<Subscripts, String> {
         let equation = parse(&self.equation).map_err(|error| error.to_string())?;
         if equation.inputs().len() != inputs.len() {
-            return Err(format!("`{}` takes {} operands", self.equation, equation.inputs().len()));
+            return Err(format!(
+                "`{}` takes {} operands",
+                self.equation,
+                equation.inputs().len()
+            ));
         }
         let mut widest = 0;
         let mut dims = SmallVec::new();
         for (labels, shape) in equation.inputs().iter().zip(inputs) {
             let letters = labels.iter().filter(|&&label| label != ELLIPSIS).count();
             // burn's scalars have shape [1].
-            let rank = if labels.is_empty() && shape[..] == [1] { 0 } else { shape.num_dims() };
-            let dots = rank.checked_sub(letters).filter(|&dots| dots == 0 || labels.contains(&ELLIPSIS));
+            let rank = if labels.is_empty() && shape[..] == [1] {
+                0
+            } else {
+                shape.num_dims()
+            };
+            let dots = rank
+                .checked_sub(letters)
+                .filter(|&dots| dots == 0 || labels.contains(&ELLIPSIS));
             let Some(dots) = dots else {
-                return Err(format!("an operand of {rank} dimensions has a subscript of {letters} letters"));
+                return Err(format!(
+                    "an operand of {rank} dimensions has a subscript of {letters} letters"
+                ));
             };
             widest = widest.max(dots);
             dims.push(spelled(labels, dots));
         }
         let output = spelled(equation.output(), widest);
-        Ok(Subscripts { inputs: dims, outputs: SmallVec::from_elem(output, 1), added: SmallVec::new() })
+        Ok(Subscripts {
+            inputs: dims,
+            outputs: SmallVec::from_elem(output, 1),
+            added: SmallVec::new(),
+        })
     }
 }
 
@@ -56,7 +72,10 @@ fn spelled(labels: &[u8], dots: usize) -> SubscriptDims {
     let mut dims = SubscriptDims::new();
     // Unlike in a rule, capital letters can be sharded. Labels number the capital letters first, then the small
     // ones.
-    let axis = |name, index| Dim::Axis { axis: Axis { name, index }, repeats: true };
+    let axis = |name, index| Dim::Axis {
+        axis: Axis { name, index },
+        repeats: true,
+    };
     for &label in labels {
         if label == ELLIPSIS {
             dims.extend((0..dots).rev().map(|dot| axis(DOTS, dot)));
@@ -77,16 +96,34 @@ impl ShardingRule for Einsum {
     }
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let explained = |why| operand_error(self.name(), inputs, format!("in `{}`, {why}", self.equation));
-        let shape = self.subscripts(inputs).and_then(|subscripts| subscripts.shapes(inputs, &[])).map_err(explained)?;
+        let explained = |why| {
+            operand_error(
+                self.name(),
+                inputs,
+                format!("in `{}`, {why}", self.equation),
+            )
+        };
+        let shape = self
+            .subscripts(inputs)
+            .and_then(|subscripts| subscripts.shapes(inputs, &[]))
+            .map_err(explained)?;
         // burn's scalars have shape [1].
-        Ok(if shape[0].num_dims() == 0 { vec![Shape::new([1])] } else { shape })
+        Ok(if shape[0].num_dims() == 0 {
+            vec![Shape::new([1])]
+        } else {
+            shape
+        })
     }
 
     fn strategies(&self, inputs: &[Shape], _: &[Shape]) -> Vec<Strategy> {
-        let Ok(subscripts) = self.subscripts(inputs) else { return Vec::new() };
+        let Ok(subscripts) = self.subscripts(inputs) else {
+            return Vec::new();
+        };
         let all: Vec<usize> = (0..inputs.len()).collect();
-        subscripts.rows(inputs, SUM).chain(subscripts.linear(&all)).collect()
+        subscripts
+            .rows(inputs, SUM)
+            .chain(subscripts.linear(&all))
+            .collect()
     }
 }
 
@@ -137,7 +174,9 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn einsum(equation: &str, operands: impl IntoIterator<Item = EinsumOperand<K>>) -> Self {
-        let rule = Einsum { equation: equation.into() };
+        let rule = Einsum {
+            equation: equation.into(),
+        };
         let operands: Vec<_> = operands.into_iter().map(|operand| operand.0).collect();
         if operands.is_empty() {
             operand_error(rule.name(), &[], "there is no operand. Pass at least one").unwind()
@@ -147,28 +186,45 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
             Operator::resolve(&rule, &args).or_unwind()
         };
         let shape = op.output_shape(0);
-        let shapes: Vec<Shape> = (0..operands.len()).map(|at| op.input_spec(at).shape().clone()).collect();
+        let shapes: Vec<Shape> = (0..operands.len())
+            .map(|at| op.input_spec(at).shape().clone())
+            .collect();
         if shape.num_dims() != D {
-            let why = format!("the output of `{equation}` has {} dimensions, but {D} were requested", shape.num_dims());
+            let why = format!(
+                "the output of `{equation}` has {} dimensions, but {D} were requested",
+                shape.num_dims()
+            );
             operand_error(rule.name(), &shapes, why).unwind()
         }
-        let has_empty = (0..operands.len()).any(|at| op.input_spec(at).local_shape().num_elements() == 0);
+        let has_empty =
+            (0..operands.len()).any(|at| op.input_spec(at).local_shape().num_elements() == 0);
         let operands = operands.into_iter().enumerate();
         if has_empty {
-            let sum = operands.map(|(at, operand)| operand.nothing(&op, at)).reduce(|a, b| a + b).expect("an operand");
+            let sum = operands
+                .map(|(at, operand)| operand.nothing(&op, at))
+                .reduce(|a, b| a + b)
+                .expect("an operand");
             return op.output(0, empty::spread(sum, shape.clone()));
         }
-        let subscripts = rule.subscripts(&shapes).expect("the rule has parsed the equation for these shapes");
-        let (inputs, output): (Vec<Axes>, _) =
-            (subscripts.inputs.iter().map(axes).collect(), axes(&subscripts.outputs[0]));
+        let subscripts = rule
+            .subscripts(&shapes)
+            .expect("the rule has parsed the equation for these shapes");
+        let (inputs, output): (Vec<Axes>, _) = (
+            subscripts.inputs.iter().map(axes).collect(),
+            axes(&subscripts.outputs[0]),
+        );
         let mut factors = operands.map(|(at, operand)| {
-            let repeats = |dim| shapes[at][dim] == 1 && subscripts.len(inputs[at][dim], &shapes) != Ok(Some(1));
+            let repeats = |dim| {
+                shapes[at][dim] == 1 && subscripts.len(inputs[at][dim], &shapes) != Ok(Some(1))
+            };
             ContractionOperand::new(operand.local(&op, at), &inputs[at], repeats)
         });
         let first = factors.next().expect("there is an operand");
         let product = factors.enumerate().fold(first, |product, (at, factor)| {
             let to_come = &inputs[at + 2..];
-            product.contract(factor, |axis| output.contains(&axis) || to_come.iter().any(|axes| axes.contains(&axis)))
+            product.contract(factor, |axis| {
+                output.contains(&axis) || to_come.iter().any(|axes| axes.contains(&axis))
+            })
         });
         op.output(0, Tensor::from_dispatch(product.finish(&output)))
     }

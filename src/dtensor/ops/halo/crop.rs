@@ -17,7 +17,10 @@ pub(super) fn crop<const D: usize>(local: Tensor<D>, ranges: [Range<usize>; D]) 
         let strategy = local.gradient_checkpointing_strategy();
         return associate(slice(local.inner(), &ranges), strategy);
     }
-    let op = Crop { full: local.shape(), ranges };
+    let op = Crop {
+        full: local.shape(),
+        ranges,
+    };
     Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op)))
 }
 
@@ -29,7 +32,9 @@ struct Crop<const D: usize> {
 
 impl<const D: usize> GraphOp for Crop<D> {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        let [full] = parents else { unreachable!("a crop has one parent") };
+        let [full] = parents else {
+            unreachable!("a crop has one parent")
+        };
         debug_assert_eq!(full.shape(), self.full);
         slice(Tensor::<D>::from_dispatch(full.clone()), &self.ranges).into_dispatch()
     }

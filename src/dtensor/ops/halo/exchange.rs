@@ -69,7 +69,10 @@ impl Exchange {
             exchange: self.clone(),
             origin,
         };
-        Ok(Tensor::from_dispatch(autodiff::unary(local.into_dispatch(), Arc::new(op))))
+        Ok(Tensor::from_dispatch(autodiff::unary(
+            local.into_dispatch(),
+            Arc::new(op),
+        )))
     }
 
     /// Attributes communication to the operator's call as long as the result lives.
@@ -87,33 +90,55 @@ impl Exchange {
     }
 
     fn read<const D: usize>(&self, local: Tensor<D>, fill: f64) -> Result<Tensor<D>> {
-        let HaloPlan { gives, takes, lens, .. } = &self.plan;
+        let HaloPlan {
+            gives, takes, lens, ..
+        } = &self.plan;
         let mut shape = local.shape();
-        self.dims.iter().zip(lens).for_each(|(&dim, &len)| shape[dim] = len);
+        self.dims
+            .iter()
+            .zip(lens)
+            .for_each(|(&dim, &len)| shape[dim] = len);
         let mut read = Tensor::<D>::full(shape, fill, (&local.device(), local.dtype()));
         let own = self.comm.group().rank();
         if let (Some(from), Some(to)) = (&gives[own], &takes[own]) {
-            read = read.slice_assign(self.slices::<D>(to), local.clone().slice(self.slices::<D>(from)));
+            read = read.slice_assign(
+                self.slices::<D>(to),
+                local.clone().slice(self.slices::<D>(from)),
+            );
         }
         let call = self.call.clone().with_phase(Phase::Forward);
         for (peer, values) in self.swap(call, &local, gives, takes)? {
-            let to = takes[peer].as_ref().expect("a received block is in the plan");
+            let to = takes[peer]
+                .as_ref()
+                .expect("a received block is in the plan");
             read = read.slice_assign(self.slices::<D>(to), values);
         }
         Ok(read)
     }
 
     /// Returns the gradient of this rank's shard, of shape `part`, from the gradient of the elements that it read.
-    fn pull<const D: usize>(&self, grad: Tensor<D>, part: Shape, place: Option<u64>) -> Result<Tensor<D>> {
+    fn pull<const D: usize>(
+        &self,
+        grad: Tensor<D>,
+        part: Shape,
+        place: Option<u64>,
+    ) -> Result<Tensor<D>> {
         let HaloPlan { gives, takes, .. } = &self.plan;
         let own = self.comm.group().rank();
         let mut sum = zeros(part, &grad);
         if let (Some(from), Some(to)) = (&gives[own], &takes[own]) {
-            sum = sum.slice_assign(self.slices::<D>(from), grad.clone().slice(self.slices::<D>(to)));
+            sum = sum.slice_assign(
+                self.slices::<D>(from),
+                grad.clone().slice(self.slices::<D>(to)),
+            );
         }
-        let call = Call { forward_index: place, ..self.call.clone().with_phase(Phase::Backward) };
+        let call = Call {
+            forward_index: place,
+            ..self.call.clone().with_phase(Phase::Backward)
+        };
         for (peer, values) in self.swap(call, &grad, takes, gives)? {
-            let slices = self.slices::<D>(gives[peer].as_ref().expect("a sent block is in the plan"));
+            let slices =
+                self.slices::<D>(gives[peer].as_ref().expect("a sent block is in the plan"));
             let values = sum.clone().slice(slices) + values;
             sum = sum.slice_assign(slices, values);
         }
@@ -132,24 +157,38 @@ impl Exchange {
             return Ok(Vec::new());
         }
         let own = self.comm.group().rank();
-        let other = |(rank, block): (usize, &Option<HaloBlock>)| block.clone().filter(|_| rank != own);
+        let other =
+            |(rank, block): (usize, &Option<HaloBlock>)| block.clone().filter(|_| rank != own);
         let given = gives.iter().enumerate().map(other).map(|block| {
             let block = local.clone().slice(self.slices::<D>(&block?));
             Some(block.into_dispatch())
         });
         let taken = takes.iter().enumerate().map(other).map(|block| {
             let mut shape = local.shape();
-            self.dims.iter().zip(&block?).for_each(|(&dim, range)| shape[dim] = range.len());
-            Some(TensorMeta { shape, dtype: local.dtype() })
+            self.dims
+                .iter()
+                .zip(&block?)
+                .for_each(|(&dim, range)| shape[dim] = range.len());
+            Some(TensorMeta {
+                shape,
+                dtype: local.dtype(),
+            })
         });
-        let work = self.comm.all_to_all_list(call, given.collect(), taken.collect());
+        let work = self
+            .comm
+            .all_to_all_list(call, given.collect(), taken.collect());
         let parts = work.wait()?.into_iter().enumerate();
-        Ok(parts.filter_map(|(rank, part)| Some((rank, Tensor::from_dispatch(part?)))).collect())
+        Ok(parts
+            .filter_map(|(rank, part)| Some((rank, Tensor::from_dispatch(part?))))
+            .collect())
     }
 
     fn slices<const D: usize>(&self, block: &HaloBlock) -> [Slice; D] {
         let mut slices = [Slice::full(); D];
-        self.dims.iter().zip(block).for_each(|(&dim, range): (_, &Range<usize>)| slices[dim] = range.clone().into());
+        self.dims
+            .iter()
+            .zip(block)
+            .for_each(|(&dim, range): (_, &Range<usize>)| slices[dim] = range.clone().into());
         slices
     }
 }
@@ -169,13 +208,19 @@ struct HaloNode<const D: usize> {
 
 impl<const D: usize> GraphOp for HaloNode<D> {
     fn forward(&self, _: &[DispatchTensor]) -> DispatchTensor {
-        self.output.lock().take().expect("a node of the graph is recorded once")
+        self.output
+            .lock()
+            .take()
+            .expect("a node of the graph is recorded once")
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         let grad = Tensor::<D>::from_dispatch(step.take());
         let _changing = self.exchange.changing(&self.origin, Phase::Backward);
-        let grad = self.exchange.pull(grad, self.part.clone(), self.place).or_unwind();
+        let grad = self
+            .exchange
+            .pull(grad, self.part.clone(), self.place)
+            .or_unwind();
         step.give(0, || grad.into_dispatch());
     }
 }

@@ -129,10 +129,15 @@ impl HaloRank {
         reach: impl Fn(usize, Range<usize>) -> Reach,
     ) -> Self {
         let is_idle = makes.iter().any(Range::is_empty);
-        let output: HaloBlock =
-            dims.iter().map(|&dim| makes[dim].start..makes[dim].end.max(makes[dim].start + 1)).collect();
-        let reaches: SmallVec<[Reach; 2]> =
-            dims.iter().zip(&output).map(|(&dim, output)| reach(dim - SPATIAL, output.clone())).collect();
+        let output: HaloBlock = dims
+            .iter()
+            .map(|&dim| makes[dim].start..makes[dim].end.max(makes[dim].start + 1))
+            .collect();
+        let reaches: SmallVec<[Reach; 2]> = dims
+            .iter()
+            .zip(&output)
+            .map(|(&dim, output)| reach(dim - SPATIAL, output.clone()))
+            .collect();
         let inside = |(&dim, reach): (&usize, &Reach)| {
             let start = (makes[dim].start as isize - reach.made.start) as usize;
             start..start + makes[dim].len()
@@ -163,30 +168,59 @@ impl Halo {
     ) -> Option<Self> {
         let input = operator.input_spec(0);
         let (layout, ranks) = (input.layout(), input.mesh().shape());
-        let sharding_dims = |dim: usize| layout.shard_order(dim).iter().copied().filter(|&sizes| ranks[sizes] > 1);
-        let dims: SmallVec<[usize; 2]> =
-            (SPATIAL..input.shape().num_dims()).filter(|&dim| sharding_dims(dim).next().is_some()).collect();
+        let sharding_dims = |dim: usize| {
+            layout
+                .shard_order(dim)
+                .iter()
+                .copied()
+                .filter(|&sizes| ranks[sizes] > 1)
+        };
+        let dims: SmallVec<[usize; 2]> = (SPATIAL..input.shape().num_dims())
+            .filter(|&dim| sharding_dims(dim).next().is_some())
+            .collect();
         if dims.is_empty() {
             return None;
         }
-        let sharding_dims: SmallVec<[usize; 3]> = dims.iter().flat_map(|&dim| sharding_dims(dim)).sorted().collect();
+        let sharding_dims: SmallVec<[usize; 3]> = dims
+            .iter()
+            .flat_map(|&dim| sharding_dims(dim))
+            .sorted()
+            .collect();
         let comm = input.mesh().communicator_over(&sharding_dims).or_unwind();
         let member = |at: Vec<usize>| {
             let mut coordinate: SmallVec<[usize; 3]> = input.coordinate().into();
-            sharding_dims.iter().zip(at).for_each(|(&sizes, at)| coordinate[sizes] = at);
+            sharding_dims
+                .iter()
+                .zip(at)
+                .for_each(|(&sizes, at)| coordinate[sizes] = at);
             let has = layout.local_slices(input.shape(), &coordinate);
             HaloRank::new(&dims, &has, &operator.output_slices(0, &coordinate), &reach)
         };
         // In the order of the ranks in the group.
-        let mut members: Vec<HaloRank> =
-            sharding_dims.iter().map(|&sizes| 0..ranks[sizes]).multi_cartesian_product().map(member).collect();
+        let mut members: Vec<HaloRank> = sharding_dims
+            .iter()
+            .map(|&sizes| 0..ranks[sizes])
+            .multi_cartesian_product()
+            .map(member)
+            .collect();
         let is_cropped = members.iter().any(|member| member.kept != member.made);
         let parts: Vec<&HaloRange> = members.iter().map(|member| &member.part).collect();
         let plan = HaloPlan::new(&parts, comm.group().rank());
         let call = input.call_as(Call::new(format!("halo of {name} {layout}")), input.dtype());
         let own = members.swap_remove(comm.group().rank());
-        let exchange = Exchange { plan, dims, comm, call, spec: input.clone(), name };
-        Some(Self { exchange: Arc::new(exchange), own, is_cropped })
+        let exchange = Exchange {
+            plan,
+            dims,
+            comm,
+            call,
+            spec: input.clone(),
+            name,
+        };
+        Some(Self {
+            exchange: Arc::new(exchange),
+            own,
+            is_cropped,
+        })
     }
 
     /// Returns the sharded dimensions, in ascending order, each with the output interval that the local operator
@@ -215,7 +249,11 @@ impl Halo {
             return made;
         }
         let mut ranges: [Range<usize>; D] = made.dims().map(|len| 0..len);
-        self.exchange.dims.iter().zip(self.own.kept).for_each(|(&dim, kept)| ranges[dim] = kept);
+        self.exchange
+            .dims
+            .iter()
+            .zip(self.own.kept)
+            .for_each(|(&dim, kept)| ranges[dim] = kept);
         crop(made, ranges)
     }
 }

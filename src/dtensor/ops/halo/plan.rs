@@ -26,7 +26,9 @@ pub(super) struct HaloRange {
 impl HaloRange {
     /// Returns true if the rank needs elements that other ranks hold.
     fn is_in_need(&self) -> bool {
-        self.needs.as_ref().is_some_and(|needs| meet(&self.has, needs).as_ref() != Some(needs))
+        self.needs
+            .as_ref()
+            .is_some_and(|needs| meet(&self.has, needs).as_ref() != Some(needs))
     }
 
     /// Returns true if the rank reads exactly the elements that it holds.
@@ -64,7 +66,10 @@ impl HaloPlan {
         Self {
             gives: parts.iter().map(gives).collect(),
             takes: parts.iter().map(takes).collect(),
-            lens: reads.iter().map(|range| (range.end - range.start) as usize).collect(),
+            lens: reads
+                .iter()
+                .map(|range| (range.end - range.start) as usize)
+                .collect(),
             moves: parts.iter().any(|part| part.is_in_need()),
             is_identity: parts.iter().all(|part| part.reads_its_own()),
         }
@@ -73,7 +78,10 @@ impl HaloPlan {
 
 /// Returns the intersection of two blocks, or `None` if it is empty.
 fn meet(a: &HaloBlock, b: &HaloBlock) -> Option<HaloBlock> {
-    let both = a.iter().zip(b).map(|(a, b)| a.start.max(b.start)..a.end.min(b.end));
+    let both = a
+        .iter()
+        .zip(b)
+        .map(|(a, b)| a.start.max(b.start)..a.end.min(b.end));
     let both: HaloBlock = both.collect();
     both.iter().all(|range| !range.is_empty()).then_some(both)
 }
@@ -81,7 +89,11 @@ fn meet(a: &HaloBlock, b: &HaloBlock) -> Option<HaloBlock> {
 /// Returns the block relative to `origin`, which is not behind it.
 fn shifted(block: HaloBlock, origin: &[isize]) -> HaloBlock {
     let seen = |at: usize, origin: isize| (at as isize - origin) as usize;
-    block.into_iter().zip(origin).map(|(range, &origin)| seen(range.start, origin)..seen(range.end, origin)).collect()
+    block
+        .into_iter()
+        .zip(origin)
+        .map(|(range, &origin)| seen(range.start, origin)..seen(range.end, origin))
+        .collect()
 }
 
 #[cfg(test)]
@@ -100,7 +112,9 @@ mod tests {
         };
         let parts: Vec<HaloRange> = lines.iter().map(part).collect();
         let parts: Vec<&HaloRange> = parts.iter().collect();
-        (0..parts.len()).map(|own| HaloPlan::new(&parts, own)).collect()
+        (0..parts.len())
+            .map(|own| HaloPlan::new(&parts, own))
+            .collect()
     }
 
     /// Elements 0..7 are split into 3, 0, 3 and 1. All ranks read the same interval, for every interval.
@@ -108,8 +122,16 @@ mod tests {
     fn what_is_given_is_what_is_taken_and_all_that_is_needed_arrives() {
         let has = [0..3, 3..3, 3..6, 6..7];
         for (start, end) in iproduct!(0..7, 1..8).filter(|(start, end)| start < end) {
-            let lines: Vec<_> =
-                has.iter().map(|has| (has.clone(), start as isize - 2..end as isize + 1, start..end)).collect();
+            let lines: Vec<_> = has
+                .iter()
+                .map(|has| {
+                    (
+                        has.clone(),
+                        start as isize - 2..end as isize + 1,
+                        start..end,
+                    )
+                })
+                .collect();
             let plans = plans(&lines);
             for (own, plan) in plans.iter().enumerate() {
                 assert_eq!(plan.lens[..], [end - start + 3]);
@@ -117,14 +139,19 @@ mod tests {
                 for (peer, given) in plans.iter().enumerate() {
                     let (from, to) = (given.gives[own].clone(), plan.takes[peer].clone());
                     assert_eq!(from.is_some(), to.is_some());
-                    let Some((from, to)) = from.zip(to) else { continue };
+                    let Some((from, to)) = from.zip(to) else {
+                        continue;
+                    };
                     assert_eq!(from[0].len(), to[0].len());
                     for (from, to) in from[0].clone().zip(to[0].clone()) {
                         read[to] = Some(has[peer].start + from);
                     }
                 }
-                let expected =
-                    (0..plan.lens[0]).map(|at| (at + start).checked_sub(2).filter(|at| (start..end).contains(at)));
+                let expected = (0..plan.lens[0]).map(|at| {
+                    (at + start)
+                        .checked_sub(2)
+                        .filter(|at| (start..end).contains(at))
+                });
                 assert_eq!(read, expected.collect::<Vec<_>>());
             }
         }

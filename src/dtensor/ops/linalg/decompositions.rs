@@ -18,7 +18,9 @@ const DET: EinsumRule = EinsumRule::new("det", "..MM -> ..");
 /// `[.., m, m]`, `[.., m, k]` and `[.., k, n]`, with `k = min(m, n)`. `D1` is `D - 1`.
 #[must_use]
 #[track_caller]
-pub fn lu<const D: usize, const D1: usize>(tensor: DTensor<D>) -> (DTensor<D>, DTensor<D>, DTensor<D>) {
+pub fn lu<const D: usize, const D1: usize>(
+    tensor: DTensor<D>,
+) -> (DTensor<D>, DTensor<D>, DTensor<D>) {
     let [rows, columns] = matrix("lu", &tensor, D1 + 1);
     apply(&LU.lens([rows.min(columns)]), tensor, |x, op| {
         let (p, l, u) = local::lu::<4, 3>(alone(x));
@@ -53,14 +55,20 @@ pub fn svd<const D: usize, const D1: usize>(
 ) -> (DTensor<D>, DTensor<D1>, DTensor<D>) {
     let [rows, columns] = matrix("svd", &tensor, D1 + 1);
     if sweeps == 0 || is_tracked(&tensor.local) {
-        let why = format!("it takes at least 1 sweep, not {sweeps}, and matrices that need no gradient: it has none");
+        let why = format!(
+            "it takes at least 1 sweep, not {sweeps}, and matrices that need no gradient: it has none"
+        );
         operand_error("svd", &[tensor.shape()], why).unwind();
     }
     apply(&SVD.lens([rows.min(columns)]), tensor, |x, _| {
         // Burn's function accepts tensors on a device without autodiff only.
         let strategy = x.gradient_checkpointing_strategy();
         let (u, s, vt) = local::svd::<D, D1>(x.without_autodiff(), sweeps);
-        (associate(u, strategy), associate(s, strategy), associate(vt, strategy))
+        (
+            associate(u, strategy),
+            associate(s, strategy),
+            associate(vt, strategy),
+        )
     })
 }
 
@@ -71,10 +79,14 @@ pub fn svd<const D: usize, const D1: usize>(
 pub fn det<const D: usize, const D1: usize, const D2: usize>(tensor: DTensor<D>) -> DTensor<D2> {
     let [rows, columns] = matrix("det", &tensor, D1 + 1);
     if D2 + 2 != D || D2 == 0 || rows != columns || rows == 0 {
-        let why = format!("it takes batches of square matrices, and the result has 2 dimensions less, not {D2}");
+        let why = format!(
+            "it takes batches of square matrices, and the result has 2 dimensions less, not {D2}"
+        );
         operand_error("det", &[tensor.shape()], why).unwind();
     }
-    apply(&DET, tensor, |x, op| part(local::det::<4, 3, 2>(alone(x)), op, 0))
+    apply(&DET, tensor, |x, op| {
+        part(local::det::<4, 3, 2>(alone(x)), op, 0)
+    })
 }
 
 /// Reshapes `[.., m, n]` to `[matrices, 1, m, n]`. The decompositions use matrix products, and burn records

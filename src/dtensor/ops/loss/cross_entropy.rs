@@ -42,9 +42,16 @@ impl CrossEntropyLossConfig {
     /// # Panics
     /// If the smoothing is not in `0..=1`, or if a weight is negative.
     pub fn init(self, device: &Device) -> CrossEntropyLoss {
-        assert!((0.0..=1.0).contains(&self.smoothing), "label smoothing must be in 0..=1, not {}", self.smoothing);
+        assert!(
+            (0.0..=1.0).contains(&self.smoothing),
+            "label smoothing must be in 0..=1, not {}",
+            self.smoothing
+        );
         let weights = self.weights.map(|weights| {
-            assert!(weights.iter().all(|&weight| weight >= 0.0), "class weights must not be negative: {weights:?}");
+            assert!(
+                weights.iter().all(|&weight| weight >= 0.0),
+                "class weights must not be negative: {weights:?}"
+            );
             Tensor::<1>::from_floats(weights.as_slice(), device).inner()
         });
         CrossEntropyLoss {
@@ -66,9 +73,14 @@ impl CrossEntropyLossConfig {
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
 #[must_use]
 #[track_caller]
-pub fn cross_entropy<const D: usize, const T: usize>(logits: DTensor<D>, targets: DTensor<T, Int>) -> DTensor<1> {
+pub fn cross_entropy<const D: usize, const T: usize>(
+    logits: DTensor<D>,
+    targets: DTensor<T, Int>,
+) -> DTensor<1> {
     let device = targets.local.device();
-    CrossEntropyLossConfig::new().init(&device).forward(logits, targets)
+    CrossEntropyLossConfig::new()
+        .init(&device)
+        .forward(logits, targets)
 }
 
 /// Returns the mean over all rows of `-sum(target_probs * log_softmax(logits))`, as burn's
@@ -85,8 +97,15 @@ pub fn cross_entropy<const D: usize, const T: usize>(logits: DTensor<D>, targets
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
 #[must_use]
 #[track_caller]
-pub fn cross_entropy_with_logits<const D: usize>(logits: DTensor<D>, target_probs: DTensor<D>) -> DTensor<1> {
-    log_softmax(logits, D - 1).mul(target_probs).sum_dim(D - 1).mean().neg()
+pub fn cross_entropy_with_logits<const D: usize>(
+    logits: DTensor<D>,
+    target_probs: DTensor<D>,
+) -> DTensor<1> {
+    log_softmax(logits, D - 1)
+        .mul(target_probs)
+        .sum_dim(D - 1)
+        .mean()
+        .neg()
 }
 
 /// Returns the mean negative log-likelihood of log-probabilities `[.., classes]` and class indices `[..]`.
@@ -98,9 +117,15 @@ pub fn cross_entropy_with_logits<const D: usize>(logits: DTensor<D>, target_prob
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
 #[must_use]
 #[track_caller]
-pub fn nll_loss<const D: usize, const T: usize>(log_probs: DTensor<D>, targets: DTensor<T, Int>) -> DTensor<1> {
+pub fn nll_loss<const D: usize, const T: usize>(
+    log_probs: DTensor<D>,
+    targets: DTensor<T, Int>,
+) -> DTensor<1> {
     let device = targets.local.device();
-    CrossEntropyLossConfig::new().with_log_probs(true).init(&device).forward(log_probs, targets)
+    CrossEntropyLossConfig::new()
+        .with_log_probs(true)
+        .init(&device)
+        .forward(log_probs, targets)
 }
 
 impl CrossEntropyLoss {
@@ -117,7 +142,11 @@ impl CrossEntropyLoss {
     /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
     #[must_use]
     #[track_caller]
-    pub fn forward<const D: usize, const T: usize>(&self, scores: DTensor<D>, targets: DTensor<T, Int>) -> DTensor<1> {
+    pub fn forward<const D: usize, const T: usize>(
+        &self,
+        scores: DTensor<D>,
+        targets: DTensor<T, Int>,
+    ) -> DTensor<1> {
         self.reduced(self.samples(scores, targets)).or_unwind()
     }
 
@@ -140,40 +169,83 @@ impl CrossEntropyLoss {
     }
 
     #[track_caller]
-    fn samples<const D: usize, const T: usize>(&self, scores: DTensor<D>, targets: DTensor<T, Int>) -> Samples {
-        let rule = TERMS.lens([1 + usize::from(!self.log_probs) + usize::from(self.smoothing > 0.0)]);
+    fn samples<const D: usize, const T: usize>(
+        &self,
+        scores: DTensor<D>,
+        targets: DTensor<T, Int>,
+    ) -> Samples {
+        let rule =
+            TERMS.lens([1 + usize::from(!self.log_probs) + usize::from(self.smoothing > 0.0)]);
         let op = Operator::resolve(&rule, &[(&scores).into(), (&targets).into()]).or_unwind();
         let (scores, targets) = (op.input(0, scores), op.input(1, targets));
         let dtype = scores.dtype();
         // A sum over many classes overflows in half precision.
-        let scores = if dtype.size() < 4 { scores.cast(FloatDType::F32) } else { scores };
+        let scores = if dtype.size() < 4 {
+            scores.cast(FloatDType::F32)
+        } else {
+            scores
+        };
         let strategy = scores.gradient_checkpointing_strategy();
         let rows = Shape::new([targets.shape().num_elements()]);
         let classes = op.input_spec(0).shape()[D - 1];
         let targets = ClassTargets {
-            indices: associate(holding(reshape::<T, 1, Int>(targets, rows).inner(), classes), strategy),
+            indices: associate(
+                holding(reshape::<T, 1, Int>(targets, rows).inner(), classes),
+                strategy,
+            ),
             classes,
-            weights: self.weights.as_ref().map(|weights| associate(weights.clone().cast(scores.dtype()), strategy)),
+            weights: self
+                .weights
+                .as_ref()
+                .map(|weights| associate(weights.clone().cast(scores.dtype()), strategy)),
             ignored: self.ignore_index,
         };
-        if let Some(weights) = targets.weights.as_ref().filter(|weights| weights.dims() != [targets.classes]) {
-            let why = format!("the loss has weights for {} classes. Pass one for each class", weights.dims()[0]);
-            operand_error("cross_entropy", &[op.input_spec(0).shape().clone(), op.input_spec(1).shape().clone()], why)
-                .unwind()
+        if let Some(weights) = targets
+            .weights
+            .as_ref()
+            .filter(|weights| weights.dims() != [targets.classes])
+        {
+            let why = format!(
+                "the loss has weights for {} classes. Pass one for each class",
+                weights.dims()[0]
+            );
+            operand_error(
+                "cross_entropy",
+                &[
+                    op.input_spec(0).shape().clone(),
+                    op.input_spec(1).shape().clone(),
+                ],
+                why,
+            )
+            .unwind()
         }
         let losses = self.losses(&op, scores, &targets).or_unwind();
         let shape = Shape::from(op.input_spec(1).shape().to_vec());
-        let layout = with_sums(op.output_layout(0), R).expect("sums are replaced by a placement without a reduction");
+        let layout = with_sums(op.output_layout(0), R)
+            .expect("sums are replaced by a placement without a reduction");
         let spec = DTensorSpec::decided(op.input_spec(0).mesh(), layout, shape, dtype).shared();
-        Samples { losses, targets, spec }
+        Samples {
+            losses,
+            targets,
+            spec,
+        }
     }
 
     /// Returns this rank's losses, flattened.
-    fn losses<const D: usize>(&self, op: &Operator, scores: Tensor<D>, targets: &ClassTargets) -> Result<Tensor<1>> {
+    fn losses<const D: usize>(
+        &self,
+        op: &Operator,
+        scores: Tensor<D>,
+        targets: &ClassTargets,
+    ) -> Result<Tensor<1>> {
         let rows = targets.indices.dims()[0];
         let own = op.input_range(0, D - 1);
         let scores: Tensor<2> = reshape(scores, Shape::new([rows, own.len()]));
-        let scores = if self.log_probs { scores } else { scores.clone() - largest::<D>(op, scores)? };
+        let scores = if self.log_probs {
+            scores
+        } else {
+            scores.clone() - largest::<D>(op, scores)?
+        };
         let terms = if rows == 0 {
             empty::spread(empty::nothing(scores), op.output_shape(0).clone())
         } else {
@@ -198,9 +270,15 @@ impl CrossEntropyLoss {
         };
         let terms: DTensor<D> = op.output(0, terms);
         let full = with_sums(terms.layout(), R)?;
-        let terms = reshape(terms.redistribute_to(&full)?.local, Shape::new([rows, op.output_shape(0)[D - 1]]));
+        let terms = reshape(
+            terms.redistribute_to(&full)?.local,
+            Shape::new([rows, op.output_shape(0)[D - 1]]),
+        );
         if rows == 0 {
-            return Ok(empty::spread(empty::nothing::<2, _>(terms), Shape::new([0])));
+            return Ok(empty::spread(
+                empty::nothing::<2, _>(terms),
+                Shape::new([0]),
+            ));
         }
         Ok(self.combine(terms, targets))
     }
@@ -222,19 +300,30 @@ impl CrossEntropyLoss {
                 Some(log_sum) => targets.times_all_weights(log_sum) - all,
                 None => all.neg(),
             };
-            losses = losses * (1.0 - self.smoothing) + all * (self.smoothing / targets.classes as f64);
+            losses =
+                losses * (1.0 - self.smoothing) + all * (self.smoothing / targets.classes as f64);
         }
         targets.without_ignored(losses.mask_fill(targets.invalid(), f32::NAN))
     }
 
     fn reduced(&self, samples: Samples) -> Result<DTensor<1>> {
-        let Samples { losses, targets, spec } = samples;
-        let summed: Placements = spec.placements().iter().map(|own| if own.is_replicate() { R } else { SUM }).collect();
+        let Samples {
+            losses,
+            targets,
+            spec,
+        } = samples;
+        let summed: Placements = spec
+            .placements()
+            .iter()
+            .map(|own| if own.is_replicate() { R } else { SUM })
+            .collect();
         let total = |local: Tensor<1>| DTensor::from_local(local, spec.mesh(), &summed);
         let sum = losses.clone().sum();
         let loss = match self.reduction {
             Reduction::Sum => sum,
-            Reduction::Mean if targets.have_equal_weights() => sum.div_scalar(spec.shape().num_elements() as f64),
+            Reduction::Mean if targets.have_equal_weights() => {
+                sum.div_scalar(spec.shape().num_elements() as f64)
+            }
             // The total weight is replicated and has no gradient.
             Reduction::Mean => sum / total(targets.weight(&losses))?.full_tensor()?,
         };
@@ -262,8 +351,12 @@ fn largest<const D: usize>(op: &Operator, scores: Tensor<2>) -> Result<Tensor<2>
     let local = scores.max_dim(1);
     let mut shape = op.input_spec(0).shape().clone();
     shape[D - 1] = 1;
-    let spec =
-        DTensorSpec::decided(op.input_spec(0).mesh(), with_sums(op.output_layout(0), MAX)?, shape, local.dtype());
+    let spec = DTensorSpec::decided(
+        op.input_spec(0).mesh(),
+        with_sums(op.output_layout(0), MAX)?,
+        shape,
+        local.dtype(),
+    );
     let local = reshape::<2, D, Float>(local, spec.local_shape());
     let full = with_sums(op.output_layout(0), R)?;
     let largest = DTensor::from_parts(local, spec.shared()).redistribute_to(&full)?;

@@ -17,10 +17,17 @@ use crate::dtensor::DTensor;
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes differ.
 #[must_use]
 #[track_caller]
-pub fn mse_loss<const D: usize>(x: DTensor<D>, target: DTensor<D>, reduction: Reduction) -> DTensor<1> {
+pub fn mse_loss<const D: usize>(
+    x: DTensor<D>,
+    target: DTensor<D>,
+    reduction: Reduction,
+) -> DTensor<1> {
     check_same_layout("mse_loss", &x, &target);
     let rule = const { EinsumRule::pointwise("mse_loss", NO_PARTIAL) };
-    reduced(apply(&rule, (x, target), |(x, target), _| (x - target).square()), reduction)
+    reduced(
+        apply(&rule, (x, target), |(x, target), _| (x - target).square()),
+        reduction,
+    )
 }
 
 /// Returns the mean or sum of `-(target log p + (1 - target) log (1 - p))` with `p = sigmoid(logits)`, as
@@ -41,7 +48,9 @@ pub fn binary_cross_entropy_with_logits<const D: usize>(
     let name = "binary_cross_entropy_with_logits";
     check_same_layout(name, &logits, &target);
     let rule = const { EinsumRule::pointwise("binary_cross_entropy_with_logits", NO_PARTIAL) };
-    let losses = apply(&rule, (logits, target), |(x, target), _| (target.neg() + 1.0) * x.clone() - log_sigmoid(x));
+    let losses = apply(&rule, (logits, target), |(x, target), _| {
+        (target.neg() + 1.0) * x.clone() - log_sigmoid(x)
+    });
     reduced(losses, reduction)
 }
 

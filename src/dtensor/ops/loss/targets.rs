@@ -27,13 +27,17 @@ impl ClassTargets {
         }
         let elsewhere = outside(&self.indices, &(start..start + classes));
         let indices = moved(self.indices.clone(), &elsewhere, start, 0);
-        scores.gather(1, indices.reshape([samples, 1])).mask_fill(elsewhere.reshape([samples, 1]), 0)
+        scores
+            .gather(1, indices.reshape([samples, 1]))
+            .mask_fill(elsewhere.reshape([samples, 1]), 0)
     }
 
     /// Returns the weight of each target's class, if classes have weights.
     pub(super) fn weights(&self) -> Option<Tensor<1>> {
         let indices = self.indices.clone().clamp(0, self.classes as i64 - 1);
-        self.weights.clone().map(|weights| weights.select(0, indices))
+        self.weights
+            .clone()
+            .map(|weights| weights.select(0, indices))
     }
 
     /// Returns `x` times the sum of the weights of all classes.
@@ -62,7 +66,9 @@ impl ClassTargets {
     /// Returns `x`, which has an element per sample, with 0 for ignored samples.
     pub(super) fn without_ignored(&self, x: Tensor<1>) -> Tensor<1> {
         // No index of an unsigned type is negative.
-        let ignored = self.ignored.filter(|&ignored| ignored >= 0 || !self.indices.dtype().is_uint());
+        let ignored = self
+            .ignored
+            .filter(|&ignored| ignored >= 0 || !self.indices.dtype().is_uint());
         match ignored {
             Some(ignored) => x.mask_fill(self.indices.clone().equal_scalar(ignored), 0),
             None => x,

@@ -9,7 +9,8 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
 use burn_dtensor::Error;
 use burn_dtensor::comm::backend::{
-    Backend, CallContext, Completed, Failure, GroupBackend, GroupMember, PostResult, ReceivedTensors, Request,
+    Backend, CallContext, Completed, Failure, GroupBackend, GroupMember, PostResult,
+    ReceivedTensors, Request,
 };
 use burn_dtensor::comm::{CollectivePlan, CommError, Op, ReduceOp, TensorMeta};
 
@@ -35,7 +36,10 @@ pub struct Fault {
 
 impl Broken {
     pub fn new(ranks: usize, fault: Fault) -> Arc<Self> {
-        Arc::new(Self { backend: Naive::new(ranks), fault })
+        Arc::new(Self {
+            backend: Naive::new(ranks),
+            fault,
+        })
     }
 }
 
@@ -61,7 +65,11 @@ impl Backend for Broken {
 
     fn channel(self: Arc<Self>, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
         let fault = (member.rank() == self.fault.rank).then_some(self.fault);
-        Arc::new(BrokenChannel { channel: self.backend.clone().channel(member, name), fault, calls: AtomicU64::new(0) })
+        Arc::new(BrokenChannel {
+            channel: self.backend.clone().channel(member, name),
+            fault,
+            calls: AtomicU64::new(0),
+        })
     }
 
     fn fail(&self, failure: Failure) -> CommError {
@@ -72,7 +80,12 @@ impl Backend for Broken {
         self.backend.failure()
     }
 
-    fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
+    fn rank_exited(
+        &self,
+        rank: usize,
+        error: Option<Error>,
+        at: Option<&'static Location<'static>>,
+    ) {
         self.backend.rank_exited(rank, error, at);
     }
 
@@ -105,8 +118,10 @@ impl BrokenChannel {
     ) -> PostResult<Vec<DispatchTensor>> {
         let signature = &post.signature;
         let is_it = |fault: &Fault| (signature.op, &*signature.label) == (fault.op, fault.label);
-        let fault =
-            self.fault.filter(is_it).filter(|fault| self.calls.fetch_add(1, Ordering::SeqCst) + 1 == fault.number);
+        let fault = self
+            .fault
+            .filter(is_it)
+            .filter(|fault| self.calls.fetch_add(1, Ordering::SeqCst) + 1 == fault.number);
         let pending = call(post)?;
         Ok(match fault {
             Some(_) => Box::new(Flipped(pending, self.member().device.clone())),
@@ -136,7 +151,9 @@ impl GroupBackend for BrokenChannel {
         full_tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
-        self.through(post, |post| self.channel.reduce_scatter(post, plan, full_tensors, op))
+        self.through(post, |post| {
+            self.channel.reduce_scatter(post, plan, full_tensors, op)
+        })
     }
 
     fn all_reduce(
@@ -171,7 +188,13 @@ impl GroupBackend for BrokenChannel {
         self.channel.barrier(post)
     }
 
-    fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()> {
+    fn send(
+        &self,
+        post: CallContext,
+        tensors: Vec<DispatchTensor>,
+        to: usize,
+        tag: u32,
+    ) -> PostResult<()> {
         self.channel.send(post, tensors, to, tag)
     }
 
@@ -191,11 +214,16 @@ impl Request<Vec<DispatchTensor>> for Flipped {
         self.0.is_complete()
     }
 
-    fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
+    fn wait(
+        self: Box<Self>,
+        deadline: Duration,
+    ) -> Result<Completed<Vec<DispatchTensor>>, CommError> {
         let Self(pending, device) = *self;
         let mut waited = pending.wait(deadline)?;
         let first = waited.value.remove(0);
-        waited.value.insert(0, host::write(flipped(host::read(first), 0), &device));
+        waited
+            .value
+            .insert(0, host::write(flipped(host::read(first), 0), &device));
         Ok(waited)
     }
 }

@@ -7,7 +7,8 @@ use std::time::Duration;
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, TensorData};
 use burn_dtensor::comm::backend::{
-    CallContext, CallSignature, Completed, GroupBackend, GroupMember, PostResult, ReceivedTensors, Request,
+    CallContext, CallSignature, Completed, GroupBackend, GroupMember, PostResult, ReceivedTensors,
+    Request,
 };
 use burn_dtensor::comm::{CollectiveId, CollectivePlan, CommError, ReduceOp, TensorMeta};
 use burn_dtensor::placement::ShardSizes;
@@ -40,7 +41,13 @@ struct Called {
 
 impl NaiveChannel {
     pub fn new(backend: Arc<Naive>, member: GroupMember, name: &'static str) -> Self {
-        Self { backend, member, name: name.into(), calls: AtomicU64::new(0), messages: AtomicU64::new(0) }
+        Self {
+            backend,
+            member,
+            name: name.into(),
+            calls: AtomicU64::new(0),
+            messages: AtomicU64::new(0),
+        }
     }
 
     fn device(&self) -> Device {
@@ -53,11 +60,24 @@ impl NaiveChannel {
 
     /// Counts a call.
     fn enter(&self, post: CallContext, calls: &AtomicU64) -> Result<Called, CommError> {
-        let (signature, ranks) = (Arc::new(post.signature), Arc::from(self.member.group.ranks()));
-        let (backend, place, channel) = (self.backend.clone(), self.member.group.rank(), (ranks, self.name.clone()));
+        let (signature, ranks) = (
+            Arc::new(post.signature),
+            Arc::from(self.member.group.ranks()),
+        );
+        let (backend, place, channel) = (
+            self.backend.clone(),
+            self.member.group.rank(),
+            (ranks, self.name.clone()),
+        );
         let id = id(&signature, calls.fetch_add(1, Ordering::SeqCst), &channel);
         backend.enter(self.member.rank(), &id)?;
-        Ok(Called { backend, channel, place, signature, id })
+        Ok(Called {
+            backend,
+            channel,
+            place,
+            signature,
+            id,
+        })
     }
 
     /// Sends `parts` to the ranks of the group. The result is that of `finish` on the parts of all ranks for this one.
@@ -71,12 +91,20 @@ impl NaiveChannel {
         for (to, tensors) in parts.into_iter().enumerate() {
             called.send(to, About::Call(called.id.seq), tensors);
         }
-        Ok(Box::new(Meeting { called, finish: Box::new(finish) }))
+        Ok(Box::new(Meeting {
+            called,
+            finish: Box::new(finish),
+        }))
     }
 }
 
 fn id(signature: &CallSignature, seq: u64, (ranks, _): &Key) -> CollectiveId {
-    CollectiveId { op: signature.op, seq, label: signature.label.clone(), ranks: ranks.clone() }
+    CollectiveId {
+        op: signature.op,
+        seq,
+        label: signature.label.clone(),
+        ranks: ranks.clone(),
+    }
 }
 
 fn read(tensors: Vec<DispatchTensor>) -> Vec<TensorData> {
@@ -84,7 +112,9 @@ fn read(tensors: Vec<DispatchTensor>) -> Vec<TensorData> {
 }
 
 fn write(data: Vec<TensorData>, device: &Device) -> Vec<DispatchTensor> {
-    data.into_iter().map(|data| host::write(data, device)).collect()
+    data.into_iter()
+        .map(|data| host::write(data, device))
+        .collect()
 }
 
 /// Returns tensor `at` of each rank.
@@ -105,8 +135,11 @@ impl GroupBackend for NaiveChannel {
     ) -> PostResult<Vec<DispatchTensor>> {
         let device = self.device();
         self.call(post, vec![read(tensors); self.size()], move |parts| {
-            let full_tensors =
-                plan.shardings().iter().enumerate().map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
+            let full_tensors = plan
+                .shardings()
+                .iter()
+                .enumerate()
+                .map(|(at, (dim, _))| concat(&column(&parts, at), *dim));
             write(full_tensors.collect(), &device)
         })
     }
@@ -120,11 +153,23 @@ impl GroupBackend for NaiveChannel {
     ) -> PostResult<Vec<DispatchTensor>> {
         let (device, size, count) = (self.device(), self.size(), full_tensors.len());
         let full_tensors = read(full_tensors);
-        let part =
-            |rank: usize, (full, (dim, sizes)): (_, &(usize, ShardSizes))| narrow(full, *dim, sizes.range(size, rank));
-        let parts_of = |rank: usize| full_tensors.iter().zip(plan.shardings()).map(|full| part(rank, full)).collect();
+        let part = |rank: usize, (full, (dim, sizes)): (_, &(usize, ShardSizes))| {
+            narrow(full, *dim, sizes.range(size, rank))
+        };
+        let parts_of = |rank: usize| {
+            full_tensors
+                .iter()
+                .zip(plan.shardings())
+                .map(|full| part(rank, full))
+                .collect()
+        };
         self.call(post, (0..size).map(parts_of).collect(), move |terms| {
-            write((0..count).map(|at| reduce(&column(&terms, at), op)).collect(), &device)
+            write(
+                (0..count)
+                    .map(|at| reduce(&column(&terms, at), op))
+                    .collect(),
+                &device,
+            )
         })
     }
 
@@ -137,7 +182,10 @@ impl GroupBackend for NaiveChannel {
         let (place, device) = (self.member.group.rank(), self.device());
         let own = std::mem::take(&mut parts[place]);
         self.call(post, parts.into_iter().map(read).collect(), move |parts| {
-            let mut parts: Vec<_> = parts.into_iter().map(|tensors| write(tensors, &device)).collect();
+            let mut parts: Vec<_> = parts
+                .into_iter()
+                .map(|tensors| write(tensors, &device))
+                .collect();
             parts[place] = own;
             parts
         })
@@ -151,14 +199,22 @@ impl GroupBackend for NaiveChannel {
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
         let device = self.device();
-        self.call(post, vec![read(tensors); self.size()], move |mut parts| write(parts.swap_remove(root), &device))
+        self.call(post, vec![read(tensors); self.size()], move |mut parts| {
+            write(parts.swap_remove(root), &device)
+        })
     }
 
     fn barrier(&self, post: CallContext) -> PostResult<()> {
         self.call(post, vec![Vec::new(); self.size()], |_| ())
     }
 
-    fn send(&self, post: CallContext, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> PostResult<()> {
+    fn send(
+        &self,
+        post: CallContext,
+        tensors: Vec<DispatchTensor>,
+        to: usize,
+        tag: u32,
+    ) -> PostResult<()> {
         let called = self.enter(post, &self.messages)?;
         called.send(to, About::Message(tag), read(tensors));
         Ok(Box::new(Sent))
@@ -173,8 +229,20 @@ impl GroupBackend for NaiveChannel {
     ) -> PostResult<ReceivedTensors> {
         let called = self.enter(post, &self.messages)?;
         let (channel, number) = (called.channel.clone(), called.id.seq);
-        called.desk(|desk| desk.receive(Receive { channel, number, from, tag, message: None }));
-        Ok(Box::new(Awaited { called, from, device: self.device() }))
+        called.desk(|desk| {
+            desk.receive(Receive {
+                channel,
+                number,
+                from,
+                tag,
+                message: None,
+            })
+        });
+        Ok(Box::new(Awaited {
+            called,
+            from,
+            device: self.device(),
+        }))
     }
 }
 
@@ -189,7 +257,16 @@ impl Called {
 
     fn send(&self, to: usize, about: About, tensors: Vec<TensorData>) {
         let (channel, signature) = (self.channel.clone(), self.signature.clone());
-        self.backend.deliver(self.channel.0[to], Envelope { channel, about, from: self.place, signature, tensors });
+        self.backend.deliver(
+            self.channel.0[to],
+            Envelope {
+                channel,
+                about,
+                from: self.place,
+                signature,
+                tensors,
+            },
+        );
     }
 
     fn is_over(&self) -> bool {
@@ -203,14 +280,18 @@ impl Called {
             return Seen::Wrong(error);
         }
         let ranks = self.channel.0.iter().enumerate();
-        let missing: Vec<_> =
-            ranks.filter(|(place, _)| came.iter().all(|envelope| envelope.from != *place)).map(|(_, &r)| r).collect();
+        let missing: Vec<_> = ranks
+            .filter(|(place, _)| came.iter().all(|envelope| envelope.from != *place))
+            .map(|(_, &r)| r)
+            .collect();
         if !missing.is_empty() {
             return Seen::Awaited(missing);
         }
         let mut came = desk.take_call(&self.channel, self.id.seq);
         came.sort_by_key(|envelope| envelope.from);
-        if let Some(divergence) = CallSignature::divergence(came.iter().map(|envelope| &*envelope.signature)) {
+        if let Some(divergence) =
+            CallSignature::divergence(came.iter().map(|envelope| &*envelope.signature))
+        {
             return Seen::Wrong(divergence.error(&self.channel.0, self.id.clone()));
         }
         Seen::There(came.into_iter().map(|envelope| envelope.tensors).collect())
@@ -218,11 +299,23 @@ impl Called {
 
     /// Blames the rank that fewer ranks agree with. Every rank compares its signature with every other, by itself.
     fn disagreement(&self, came: &[&Envelope]) -> Option<CommError> {
-        let other = came.iter().find(|envelope| self.signature.difference(&envelope.signature).is_some())?;
-        let agree =
-            |own: &CallSignature| came.iter().filter(|envelope| own.difference(&envelope.signature).is_none()).count();
-        let (own, its) = ((self.place, &self.signature), (other.from, &other.signature));
-        let (blamed, other) = if agree(own.1) < agree(its.1) { (own, its) } else { (its, own) };
+        let other = came
+            .iter()
+            .find(|envelope| self.signature.difference(&envelope.signature).is_some())?;
+        let agree = |own: &CallSignature| {
+            came.iter()
+                .filter(|envelope| own.difference(&envelope.signature).is_none())
+                .count()
+        };
+        let (own, its) = (
+            (self.place, &self.signature),
+            (other.from, &other.signature),
+        );
+        let (blamed, other) = if agree(own.1) < agree(its.1) {
+            (own, its)
+        } else {
+            (its, own)
+        };
         Some(CommError::Mismatch {
             rank: self.channel.0[blamed.0],
             other: self.channel.0[other.0],
@@ -234,11 +327,21 @@ impl Called {
     /// Looks for the message of a receive.
     fn message(&self, desk: &mut Desk, from: Option<usize>) -> Seen<Envelope> {
         let Some(message) = desk.take_message(&self.channel, self.id.seq) else {
-            return Seen::Awaited(from.map_or_else(|| self.channel.0.to_vec(), |from| vec![self.channel.0[from]]));
+            return Seen::Awaited(from.map_or_else(
+                || self.channel.0.to_vec(),
+                |from| vec![self.channel.0[from]],
+            ));
         };
-        let Some(differs) = self.signature.refusal(&message.signature) else { return Seen::There(message) };
+        let Some(differs) = self.signature.refusal(&message.signature) else {
+            return Seen::There(message);
+        };
         let (rank, other, during) = (self.rank(), self.channel.0[message.from], self.id.clone());
-        Seen::Wrong(CommError::Mismatch { rank, other, during, differs })
+        Seen::Wrong(CommError::Mismatch {
+            rank,
+            other,
+            during,
+            differs,
+        })
     }
 }
 
@@ -251,12 +354,19 @@ struct Meeting<T> {
 impl<T> Request<T> for Meeting<T> {
     fn is_complete(&self) -> bool {
         let Called { channel, id, .. } = &self.called;
-        self.called.is_over() || self.called.desk(|desk| desk.of_call(channel, id.seq).count() == channel.0.len())
+        self.called.is_over()
+            || self
+                .called
+                .desk(|desk| desk.of_call(channel, id.seq).count() == channel.0.len())
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError> {
         let Self { called, finish } = *self;
-        let parts = called.backend.wait(called.rank(), &called.id, deadline, |desk| called.parts(desk))?;
+        let parts = called
+            .backend
+            .wait(called.rank(), &called.id, deadline, |desk| {
+                called.parts(desk)
+            })?;
         Ok(Completed::timed(|| finish(parts)))
     }
 }
@@ -275,10 +385,19 @@ impl Request<ReceivedTensors> for Awaited {
     }
 
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<ReceivedTensors>, CommError> {
-        let Self { called, from, device } = *self;
+        let Self {
+            called,
+            from,
+            device,
+        } = *self;
         let look = |desk: &mut Desk| called.message(desk, from);
-        let message = called.backend.wait(called.rank(), &called.id, deadline, look)?;
-        Ok(Completed::timed(|| ReceivedTensors { from: message.from, tensors: write(message.tensors, &device) }))
+        let message = called
+            .backend
+            .wait(called.rank(), &called.id, deadline, look)?;
+        Ok(Completed::timed(|| ReceivedTensors {
+            from: message.from,
+            tensors: write(message.tensors, &device),
+        }))
     }
 }
 

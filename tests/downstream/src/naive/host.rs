@@ -28,7 +28,9 @@ pub fn read(tensor: DispatchTensor) -> TensorData {
 pub fn write(data: TensorData, device: &Device) -> DispatchTensor {
     fn typed<const D: usize>(data: TensorData, device: &Device) -> DispatchTensor {
         match data.dtype() {
-            dtype if dtype.is_float() => Tensor::<D, Float>::from_data(data, (device, dtype)).into_dispatch(),
+            dtype if dtype.is_float() => {
+                Tensor::<D, Float>::from_data(data, (device, dtype)).into_dispatch()
+            }
             dtype if dtype.is_bool() => Tensor::<D, Bool>::from_data(data, device).into_dispatch(),
             dtype => Tensor::<D, Int>::from_data(data, (device, dtype)).into_dispatch(),
         }
@@ -45,7 +47,10 @@ pub fn write(data: TensorData, device: &Device) -> DispatchTensor {
 /// Returns the number of rows along `dim`, and the bytes of one element of a row.
 fn rows(data: &TensorData, dim: usize) -> (usize, usize) {
     let shape = &data.shape()[..];
-    (shape[..dim].iter().product(), shape[dim + 1..].iter().product::<usize>() * data.dtype().size())
+    (
+        shape[..dim].iter().product(),
+        shape[dim + 1..].iter().product::<usize>() * data.dtype().size(),
+    )
 }
 
 /// Returns the elements whose index in `dim` lies in `range`.
@@ -53,7 +58,8 @@ pub fn narrow(data: &TensorData, dim: usize, range: Range<usize>) -> TensorData 
     let (count, width) = rows(data, dim);
     let (mut shape, bytes) = (data.shape().clone(), data.as_bytes());
     let starts = (0..count).map(|row| row * shape[dim]);
-    let parts = starts.map(|start| &bytes[(start + range.start) * width..(start + range.end) * width]);
+    let parts =
+        starts.map(|start| &bytes[(start + range.start) * width..(start + range.end) * width]);
     let bytes = parts.collect::<Vec<_>>().concat();
     shape[dim] = range.len();
     TensorData::from_bytes_vec(bytes, shape, data.dtype())
@@ -66,7 +72,9 @@ pub fn concat(parts: &[TensorData], dim: usize) -> TensorData {
         let length = part.shape()[dim] * width;
         part.as_bytes()[row * length..(row + 1) * length].to_vec()
     };
-    let bytes = (0..count).flat_map(|at| parts.iter().flat_map(move |part| row(part, at))).collect();
+    let bytes = (0..count)
+        .flat_map(|at| parts.iter().flat_map(move |part| row(part, at)))
+        .collect();
     let mut shape = parts[0].shape().clone();
     shape[dim] = parts.iter().map(|part| part.shape()[dim]).sum();
     TensorData::from_bytes_vec(bytes, shape, parts[0].dtype())
@@ -79,7 +87,9 @@ pub fn reduce(terms: &[TensorData], op: ReduceOp) -> TensorData {
         return TensorData::new(floats(terms, op, dtype), shape).convert_dtype(dtype);
     }
     // Of two's complement, the low bytes are the number modulo a power of two.
-    let bytes = integers(terms, op, dtype).into_iter().flat_map(|value| low_bytes(value, dtype));
+    let bytes = integers(terms, op, dtype)
+        .into_iter()
+        .flat_map(|value| low_bytes(value, dtype));
     TensorData::from_bytes_vec(bytes.collect(), shape, dtype)
 }
 
@@ -89,9 +99,18 @@ fn low_bytes(value: i128, dtype: DType) -> Vec<u8> {
 
 /// Reduces floats. An operation in 64 bits, rounded to 32, is the operation in 32 bits.
 fn floats(terms: &[TensorData], op: ReduceOp, dtype: DType) -> Vec<f64> {
-    let round = |value: f64| if dtype == DType::F64 { value } else { f64::from(value as f32) };
+    let round = |value: f64| {
+        if dtype == DType::F64 {
+            value
+        } else {
+            f64::from(value as f32)
+        }
+    };
     let term = |term: &TensorData| match op {
-        ReduceOp::PremulSum(factor) => term.iter::<f64>().map(|x| round(round(factor.value()) * x)).collect(),
+        ReduceOp::PremulSum(factor) => term
+            .iter::<f64>()
+            .map(|x| round(round(factor.value()) * x))
+            .collect(),
         _ => term.iter::<f64>().collect(),
     };
     let terms: Vec<Vec<_>> = terms.iter().map(term).collect();
@@ -104,15 +123,26 @@ fn floats(terms: &[TensorData], op: ReduceOp, dtype: DType) -> Vec<f64> {
         ReduceOp::Max => a.max(b),
         ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => panic!("{op:?} of floats"),
     });
-    let count = if op == ReduceOp::Avg { terms.len() as f64 } else { 1.0 };
-    reduced.into_iter().map(|value| round(value / count)).collect()
+    let count = if op == ReduceOp::Avg {
+        terms.len() as f64
+    } else {
+        1.0
+    };
+    reduced
+        .into_iter()
+        .map(|value| round(value / count))
+        .collect()
 }
 
 /// Reduces integers, in enough bits for every sum; the sum of an average has 64 bits.
 fn integers(terms: &[TensorData], op: ReduceOp, dtype: DType) -> Vec<i128> {
     let signed = !dtype.is_uint() && !dtype.is_bool();
     let term = |term: &TensorData| -> Vec<i128> {
-        if signed { term.iter::<i64>().map(i128::from).collect() } else { term.iter::<u64>().map(i128::from).collect() }
+        if signed {
+            term.iter::<i64>().map(i128::from).collect()
+        } else {
+            term.iter::<u64>().map(i128::from).collect()
+        }
     };
     let terms: Vec<_> = terms.iter().map(term).collect();
     let reduced = tree(&terms, &|a, b| match op {
@@ -125,9 +155,19 @@ fn integers(terms: &[TensorData], op: ReduceOp, dtype: DType) -> Vec<i128> {
         ReduceOp::BitXor => a ^ b,
         ReduceOp::PremulSum(_) => panic!("{op:?} of integers"),
     });
-    let in_64_bits = |sum: i128| if signed { i128::from(sum as i64) } else { i128::from(sum as u64) };
+    let in_64_bits = |sum: i128| {
+        if signed {
+            i128::from(sum as i64)
+        } else {
+            i128::from(sum as u64)
+        }
+    };
     let averaged = |sum: i128| in_64_bits(sum) / terms.len() as i128;
-    if op == ReduceOp::Avg { reduced.into_iter().map(averaged).collect() } else { reduced }
+    if op == ReduceOp::Avg {
+        reduced.into_iter().map(averaged).collect()
+    } else {
+        reduced
+    }
 }
 
 /// Combines neighbours in a binary tree whose first half is a power of two: pairs, then pairs of pairs, and so on.
@@ -137,5 +177,8 @@ fn tree<T: Copy>(terms: &[Vec<T>], combine: &impl Fn(T, T) -> T) -> Vec<T> {
     }
     let half = terms.len().next_power_of_two() / 2;
     let (low, high) = (tree(&terms[..half], combine), tree(&terms[half..], combine));
-    low.into_iter().zip(high).map(|(a, b)| combine(a, b)).collect()
+    low.into_iter()
+        .zip(high)
+        .map(|(a, b)| combine(a, b))
+        .collect()
 }

@@ -68,7 +68,9 @@ impl Envelope {
     /// Returns true if the envelope can have been sent on its channel, as must be checked for one of another process.
     pub fn fits(&self, size: usize) -> bool {
         let ranks = &self.channel.0;
-        self.from < ranks.len() && ranks.iter().all(|rank| *rank < size) && self.signature.fits(ranks.len())
+        self.from < ranks.len()
+            && ranks.iter().all(|rank| *rank < size)
+            && self.signature.fits(ranks.len())
     }
 
     fn is(&self, channel: &Key, number: u64) -> bool {
@@ -89,28 +91,48 @@ impl Desk {
 
     /// Gives every receive the first message that it accepts, in the order in which the receives were posted.
     fn sort(&mut self) {
-        for receive in self.receives.iter_mut().filter(|receive| receive.message.is_none()) {
-            let at = self.envelopes.iter().position(|envelope| receive.takes(envelope));
+        for receive in self
+            .receives
+            .iter_mut()
+            .filter(|receive| receive.message.is_none())
+        {
+            let at = self
+                .envelopes
+                .iter()
+                .position(|envelope| receive.takes(envelope));
             receive.message = at.map(|at| self.envelopes.remove(at));
         }
     }
 
     /// Returns the envelopes of a collective that have arrived.
-    pub fn of_call<'a>(&'a self, channel: &'a Key, number: u64) -> impl Iterator<Item = &'a Envelope> {
-        self.envelopes.iter().filter(move |envelope| envelope.is(channel, number))
+    pub fn of_call<'a>(
+        &'a self,
+        channel: &'a Key,
+        number: u64,
+    ) -> impl Iterator<Item = &'a Envelope> {
+        self.envelopes
+            .iter()
+            .filter(move |envelope| envelope.is(channel, number))
     }
 
     pub fn take_call(&mut self, channel: &Key, number: u64) -> Vec<Envelope> {
-        self.envelopes.extract_if(.., |envelope| envelope.is(channel, number)).collect()
+        self.envelopes
+            .extract_if(.., |envelope| envelope.is(channel, number))
+            .collect()
     }
 
     pub fn has_message(&self, channel: &Key, number: u64) -> bool {
-        self.receives.iter().any(|receive| receive.is(channel, number) && receive.message.is_some())
+        self.receives
+            .iter()
+            .any(|receive| receive.is(channel, number) && receive.message.is_some())
     }
 
     /// Removes a receive whose message has arrived, and returns the message.
     pub fn take_message(&mut self, channel: &Key, number: u64) -> Option<Envelope> {
-        let at = self.receives.iter().position(|receive| receive.is(channel, number) && receive.message.is_some())?;
+        let at = self
+            .receives
+            .iter()
+            .position(|receive| receive.is(channel, number) && receive.message.is_some())?;
         self.receives.remove(at).message
     }
 }

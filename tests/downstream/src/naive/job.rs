@@ -56,8 +56,16 @@ impl Peers {
 
     /// Queues a message, whose header is everything: the tensors of an envelope are among it.
     pub fn send(&self, to: usize, message: &PeerMessage) {
-        let header = postcard::to_stdvec(&(self.launch, message)).expect("every message can be encoded");
-        self.transport.send(to, Message { header, payloads: Vec::new(), taken: None });
+        let header =
+            postcard::to_stdvec(&(self.launch, message)).expect("every message can be encoded");
+        self.transport.send(
+            to,
+            Message {
+                header,
+                payloads: Vec::new(),
+                taken: None,
+            },
+        );
     }
 
     pub fn send_to_all(&self, message: &PeerMessage) {
@@ -87,7 +95,10 @@ struct JobState {
 impl NaiveJob {
     /// Connects this process with those of `transport`, of which it becomes the handler.
     pub fn new(transport: Arc<dyn Transport>) -> Arc<Self> {
-        let job = Arc::new(Self { transport: transport.clone(), state: Mutex::default() });
+        let job = Arc::new(Self {
+            transport: transport.clone(),
+            state: Mutex::default(),
+        });
         transport.set_handler(job.clone());
         job
     }
@@ -96,13 +107,28 @@ impl NaiveJob {
     pub fn backend(&self, each: usize) -> Arc<Naive> {
         let mut state = self.state.lock();
         let launch = state.launches.len() as u64;
-        let peers = Peers { transport: self.transport.clone(), each, launch };
-        let (size, here) = (each * self.transport.processes(), peers.ranks_of(peers.here()));
+        let peers = Peers {
+            transport: self.transport.clone(),
+            each,
+            launch,
+        };
+        let (size, here) = (
+            each * self.transport.processes(),
+            peers.ranks_of(peers.here()),
+        );
         let backend = Naive::of(Some(peers), size, here);
         state.launches.push(Arc::downgrade(&backend));
-        let early: Vec<_> = state.early.extract_if(.., |(number, ..)| *number == launch).collect();
-        early.into_iter().for_each(|(_, from, message)| backend.handle(from, message));
-        state.lost.iter().for_each(|(process, problem)| backend.lost(*process, problem));
+        let early: Vec<_> = state
+            .early
+            .extract_if(.., |(number, ..)| *number == launch)
+            .collect();
+        early
+            .into_iter()
+            .for_each(|(_, from, message)| backend.handle(from, message));
+        state
+            .lost
+            .iter()
+            .for_each(|(process, problem)| backend.lost(*process, problem));
         backend
     }
 }
@@ -117,29 +143,39 @@ impl MessageHandler for NaiveJob {
     fn header(&self, from: usize, header: Vec<u8>, lengths: &[usize]) -> Vec<Box<dyn RecvBuffer>> {
         let mut state = self.state.lock();
         match postcard::from_bytes::<(u64, PeerMessage)>(&header) {
-            Ok((launch, message)) if lengths.is_empty() => match state.launches.get(launch as usize) {
-                Some(backend) => {
-                    if let Some(backend) = backend.upgrade() {
-                        backend.handle(from, message);
+            Ok((launch, message)) if lengths.is_empty() => {
+                match state.launches.get(launch as usize) {
+                    Some(backend) => {
+                        if let Some(backend) = backend.upgrade() {
+                            backend.handle(from, message);
+                        }
                     }
+                    None => state.early.push((launch, from, message)),
                 }
-                None => state.early.push((launch, from, message)),
-            },
-            Ok(_) => {
-                state.backends().for_each(|backend| backend.misunderstood(from, "payloads without meaning".into()))
             }
-            Err(error) => state.backends().for_each(|backend| backend.misunderstood(from, error.to_string())),
+            Ok(_) => state
+                .backends()
+                .for_each(|backend| backend.misunderstood(from, "payloads without meaning".into())),
+            Err(error) => state
+                .backends()
+                .for_each(|backend| backend.misunderstood(from, error.to_string())),
         }
-        lengths.iter().map(|length| Box::new(Ignored(vec![MaybeUninit::uninit(); *length])) as _).collect()
+        lengths
+            .iter()
+            .map(|length| Box::new(Ignored(vec![MaybeUninit::uninit(); *length])) as _)
+            .collect()
     }
 
     unsafe fn arrived(&self, _: usize, _: u64, _: Vec<Box<dyn RecvBuffer>>) {}
 
     fn lost(&self, process: Option<usize>, problem: &str) {
         let mut state = self.state.lock();
-        let others = (0..self.transport.processes()).filter(|other| *other != self.transport.process_index());
+        let others = (0..self.transport.processes())
+            .filter(|other| *other != self.transport.process_index());
         for process in others.filter(|other| process.is_none_or(|process| process == *other)) {
-            state.backends().for_each(|backend| backend.lost(process, problem));
+            state
+                .backends()
+                .for_each(|backend| backend.lost(process, problem));
             state.lost.push((process, problem.into()));
         }
     }
@@ -156,6 +192,8 @@ impl RecvBuffer for Ignored {
 
 impl fmt::Debug for NaiveJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NaiveJob").field("transport", &self.transport).finish_non_exhaustive()
+        f.debug_struct("NaiveJob")
+            .field("transport", &self.transport)
+            .finish_non_exhaustive()
     }
 }

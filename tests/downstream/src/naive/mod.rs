@@ -34,7 +34,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use burn_dtensor::Error;
-use burn_dtensor::comm::backend::{Backend, Failure, GroupBackend, GroupMember, RemoteOutcome, launch_number};
+use burn_dtensor::comm::backend::{
+    Backend, Failure, GroupBackend, GroupMember, RemoteOutcome, launch_number,
+};
 use burn_dtensor::comm::flight::LaunchId;
 use burn_dtensor::comm::{CollectiveId, CommError, RankReport};
 use parking_lot::{Condvar, Mutex};
@@ -95,7 +97,9 @@ impl Naive {
 
     /// Returns the error that ends `id`, if the world has failed.
     fn over(&self, id: &CollectiveId) -> Result<(), CommError> {
-        self.end.get().map_or(Ok(()), |(failure, _)| Err(failure.error(Some(id.clone()))))
+        self.end
+            .get()
+            .map_or(Ok(()), |(failure, _)| Err(failure.error(Some(id.clone()))))
     }
 
     /// Notes a call of `rank`, which is an error once the world has failed.
@@ -112,7 +116,10 @@ impl Naive {
     fn deliver(&self, rank: usize, envelope: Envelope) {
         match &self.peers {
             Some(peers) if !self.here.contains(&rank) => {
-                peers.send(peers.process_of(rank), &PeerMessage::Envelope(rank, envelope));
+                peers.send(
+                    peers.process_of(rank),
+                    &PeerMessage::Envelope(rank, envelope),
+                );
             }
             _ => {
                 let inbox = self.inbox(rank);
@@ -144,11 +151,19 @@ impl Naive {
             };
             self.over(id)?;
             if let Some(rank) = self.in_vain(rank, id, &missing) {
-                break CommError::RankReturned { rank, during: id.clone() };
+                break CommError::RankReturned {
+                    rank,
+                    during: id.clone(),
+                };
             }
             match end {
                 Some(end) if end <= Instant::now() => {
-                    break CommError::DeadlineExceeded { rank, missing, during: id.clone(), deadline };
+                    break CommError::DeadlineExceeded {
+                        rank,
+                        missing,
+                        during: id.clone(),
+                        deadline,
+                    };
                 }
                 Some(end) => drop(inbox.bell.wait_until(&mut desk, end)),
                 None => inbox.bell.wait(&mut desk),
@@ -160,9 +175,20 @@ impl Naive {
 
     /// Returns one of `missing` that has exited, if `rank` waits in vain: a collective needs all of them, a message one.
     fn in_vain(&self, rank: usize, id: &CollectiveId, missing: &[usize]) -> Option<usize> {
-        let others: Vec<_> = missing.iter().copied().filter(|other| *other != rank).collect();
-        let exited: Vec<_> = others.iter().copied().filter(|other| self.has_exited(*other)).collect();
-        exited.first().copied().filter(|_| !id.op.is_message() || exited == others)
+        let others: Vec<_> = missing
+            .iter()
+            .copied()
+            .filter(|other| *other != rank)
+            .collect();
+        let exited: Vec<_> = others
+            .iter()
+            .copied()
+            .filter(|other| self.has_exited(*other))
+            .collect();
+        exited
+            .first()
+            .copied()
+            .filter(|_| !id.op.is_message() || exited == others)
     }
 
     fn has_exited(&self, rank: usize) -> bool {
@@ -182,7 +208,8 @@ impl Naive {
 
     /// Returns true if this process decides for itself which failure is the first.
     fn is_alone(&self) -> bool {
-        self.is_alone.load(Ordering::SeqCst) || self.peers.as_ref().is_none_or(|peers| peers.here() == 0)
+        self.is_alone.load(Ordering::SeqCst)
+            || self.peers.as_ref().is_none_or(|peers| peers.here() == 0)
     }
 
     /// Reports `failure` to the process that decides, without waiting for the decision.
@@ -196,11 +223,16 @@ impl Naive {
     /// Handles a message of process `from`, on the thread of the transport.
     fn handle(&self, from: usize, message: PeerMessage) {
         match message {
-            PeerMessage::Envelope(to, envelope) if self.here.contains(&to) && envelope.fits(self.size()) => {
+            PeerMessage::Envelope(to, envelope)
+                if self.here.contains(&to) && envelope.fits(self.size()) =>
+            {
                 self.deliver(to, envelope);
             }
             PeerMessage::Envelope(to, envelope) => {
-                self.misunderstood(from, format!("{:?} does not fit rank {to}", envelope.signature));
+                self.misunderstood(
+                    from,
+                    format!("{:?} does not fit rank {to}", envelope.signature),
+                );
             }
             PeerMessage::Found(failure) | PeerMessage::Failed(failure) => self.decide(failure),
             PeerMessage::Exited(report) => {
@@ -213,7 +245,10 @@ impl Naive {
 
     fn misunderstood(&self, from: usize, problem: String) {
         let Some(peers) = &self.peers else { return };
-        self.find(Failure::Collective(CommError::Protocol { rank: peers.ranks_of(from).start, problem }));
+        self.find(Failure::Collective(CommError::Protocol {
+            rank: peers.ranks_of(from).start,
+            problem,
+        }));
     }
 
     /// Handles the loss of a process, which is a failure if a rank of it has not exited.
@@ -222,14 +257,28 @@ impl Naive {
         if process == 0 {
             self.is_alone.store(true, Ordering::SeqCst);
         }
-        let disconnected = |rank| CommError::Disconnected { rank, problem: problem.into() };
-        let running: Vec<_> = peers.ranks_of(process).filter(|rank| !self.has_exited(*rank)).collect();
+        let disconnected = |rank| CommError::Disconnected {
+            rank,
+            problem: problem.into(),
+        };
+        let running: Vec<_> = peers
+            .ranks_of(process)
+            .filter(|rank| !self.has_exited(*rank))
+            .collect();
         if let Some(first) = running.first() {
             self.find(Failure::Collective(disconnected(*first)));
         }
         for rank in running {
-            let (activity, error) = ("in a process that was lost".into(), Some(disconnected(rank).into()));
-            self.reports.lock().push(RankReport { rank, activity, error, at: None });
+            let (activity, error) = (
+                "in a process that was lost".into(),
+                Some(disconnected(rank).into()),
+            );
+            self.reports.lock().push(RankReport {
+                rank,
+                activity,
+                error,
+                at: None,
+            });
             self.exit(rank);
         }
     }
@@ -283,7 +332,11 @@ impl Backend for Naive {
     }
 
     fn launch_id(&self) -> LaunchId {
-        self.peers.as_ref().map_or(LaunchId::of_process(0, self.launch), |peers| LaunchId::first(peers.launch()))
+        self.peers
+            .as_ref()
+            .map_or(LaunchId::of_process(0, self.launch), |peers| {
+                LaunchId::first(peers.launch())
+            })
     }
 
     fn channel(self: Arc<Self>, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
@@ -301,17 +354,30 @@ impl Backend for Naive {
         self.end.get().map(|(failure, _)| failure.clone())
     }
 
-    fn rank_exited(&self, rank: usize, error: Option<Error>, at: Option<&'static Location<'static>>) {
+    fn rank_exited(
+        &self,
+        rank: usize,
+        error: Option<Error>,
+        at: Option<&'static Location<'static>>,
+    ) {
         self.now(rank, "finished".into());
         if let Some(peers) = &self.peers {
             let (activity, at) = (self.activity(rank), at.map(ToString::to_string));
-            peers.send_to_all(&PeerMessage::Exited(RankReport { rank, activity, error, at }));
+            peers.send_to_all(&PeerMessage::Exited(RankReport {
+                rank,
+                activity,
+                error,
+                at,
+            }));
         }
         self.exit(rank);
     }
 
     fn activity(&self, rank: usize) -> String {
-        self.end.get().map_or_else(|| self.doing.lock()[rank].clone(), |(_, doing)| doing[rank].clone())
+        self.end.get().map_or_else(
+            || self.doing.lock()[rank].clone(),
+            |(_, doing)| doing[rank].clone(),
+        )
     }
 
     fn is_finished(&self) -> bool {
@@ -319,21 +385,35 @@ impl Backend for Naive {
     }
 
     fn finish(&self, deadline: Duration) -> RemoteOutcome {
-        let Some(peers) = &self.peers else { return RemoteOutcome::default() };
+        let Some(peers) = &self.peers else {
+            return RemoteOutcome::default();
+        };
         let has_failed = || self.end.get().is_some();
         // The report of a rank that has failed may arrive before the decision of process 0.
         let is_over = |reports: &[RankReport]| {
-            self.is_finished() && (has_failed() || reports.iter().all(|report| report.error.is_none()))
+            self.is_finished()
+                && (has_failed() || reports.iter().all(|report| report.error.is_none()))
         };
         self.await_news(None, |reports| is_over(reports) || has_failed());
         self.await_news(Instant::now().checked_add(deadline), is_over);
-        let Some(failure) = self.failure() else { return RemoteOutcome::default() };
+        let Some(failure) = self.failure() else {
+            return RemoteOutcome::default();
+        };
         let mut reports = self.reports.lock().clone();
         let elsewhere = (0..self.size()).filter(|rank| !self.here.contains(rank));
         for rank in elsewhere.filter(|rank| !self.has_exited(*rank)) {
             let error = Some(CommError::StillRunning { rank, deadline }.into());
-            reports.push(RankReport { rank, activity: "running its program".into(), error, at: None });
+            reports.push(RankReport {
+                rank,
+                activity: "running its program".into(),
+                error,
+                at: None,
+            });
         }
-        RemoteOutcome { failure: Some(failure), reports, is_reported_by_other_process: peers.here() != 0 }
+        RemoteOutcome {
+            failure: Some(failure),
+            reports,
+            is_reported_by_other_process: peers.here() != 0,
+        }
     }
 }

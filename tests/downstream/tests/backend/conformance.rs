@@ -10,13 +10,20 @@ fn is_long() -> bool {
 }
 
 fn threads() -> Conformance<impl Fn(usize) -> Launch> {
-    let conformance = Conformance::of(|ranks| Launch::on_backend(Naive::new(ranks))).with_ranks([2, 3]);
-    if is_long() { conformance } else { conformance.with_few_cases() }
+    let conformance =
+        Conformance::of(|ranks| Launch::on_backend(Naive::new(ranks))).with_ranks([2, 3]);
+    if is_long() {
+        conformance
+    } else {
+        conformance.with_few_cases()
+    }
 }
 
 #[test]
 fn a_backend_of_threads_passes_every_check() {
-    let cases: Vec<_> = Conformance::names().map(|check| (check, threads().check(check))).collect();
+    let cases: Vec<_> = Conformance::names()
+        .map(|check| (check, threads().check(check)))
+        .collect();
     assert!(cases.iter().all(|(_, cases)| *cases > 0), "{cases:?}");
 }
 
@@ -36,7 +43,11 @@ mod processes {
     /// Runs every check in two processes, with `each` ranks in each.
     fn conforms(launch: impl Fn() -> Launch, each: usize) {
         let conformance = Conformance::of(|_| launch()).with_ranks([2 * each]);
-        let conformance = if is_long() { conformance } else { conformance.with_few_cases() };
+        let conformance = if is_long() {
+            conformance
+        } else {
+            conformance.with_few_cases()
+        };
         let report = conformance.run();
         assert!(report.cases.iter().all(|(_, cases)| *cases > 0), "{report}");
         println!("{report}");

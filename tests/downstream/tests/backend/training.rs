@@ -27,7 +27,10 @@ const STEPS: usize = 6;
 fn tensor<const D: usize>(seed: usize, shape: [usize; D], device: &Device) -> Tensor<D> {
     let count: usize = shape.iter().product();
     let value = |i: usize| ((i * 7919 + seed * 104_729) % 1013) as f32 / 506.5 - 1.0;
-    Tensor::from_data(TensorData::new((0..count).map(value).collect(), shape), device)
+    Tensor::from_data(
+        TensorData::new((0..count).map(value).collect(), shape),
+        device,
+    )
 }
 
 impl Net {
@@ -36,13 +39,18 @@ impl Net {
             weight: Param::from_tensor(tensor(seed, [WIDTH, WIDTH], device)),
             bias: Some(Param::from_tensor(tensor(seed + 1, [WIDTH], device))),
         };
-        Self { first: linear(10), blocks: [20, 30, 40].map(linear).into() }
+        Self {
+            first: linear(10),
+            blocks: [20, 30, 40].map(linear).into(),
+        }
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         unit(self, x, |net, x| {
             let x = net.first.forward(x);
-            net.blocks.iter().fold(x, |x, block| unit(block, x, |block, x| block.forward(x).tanh()))
+            net.blocks.iter().fold(x, |x, block| {
+                unit(block, x, |block, x| block.forward(x).tanh())
+            })
         })
     }
 }
@@ -59,7 +67,10 @@ fn train(mesh: &DeviceMesh, config: FullyShard) -> Result<Trained> {
         let x = tensor(100 + mesh.rank(), [4, WIDTH], &device);
         let grads = Error::catch(|| {
             let loss = (net.forward(x) - 0.3).square().mean();
-            Ok((loss.clone().into_scalar::<f64>(), GradientsParams::from_grads(loss.backward(), &net)))
+            Ok((
+                loss.clone().into_scalar::<f64>(),
+                GradientsParams::from_grads(loss.backward(), &net),
+            ))
         });
         match grads {
             Ok((loss, grads)) => {
@@ -85,7 +96,8 @@ fn trained(config: Launch) -> Vec<(usize, LossesAndWeights)> {
         let layers = [&net.first].into_iter().chain(&net.blocks);
         let values = |layer: &Linear| {
             let bias = layer.bias.as_ref().expect("every layer has one").val();
-            [layer.weight.val().into_data(), bias.into_data()].map(|data| data.try_to_vec::<f32>().expect("f32"))
+            [layer.weight.val().into_data(), bias.into_data()]
+                .map(|data| data.try_to_vec::<f32>().expect("f32"))
         };
         Ok((losses, layers.flat_map(values).collect()))
     });
@@ -95,19 +107,26 @@ fn trained(config: Launch) -> Vec<(usize, LossesAndWeights)> {
 #[test]
 fn training_on_another_backend_gives_the_same_bits() {
     let threads = trained(Launch::threads(3));
-    assert!(threads.iter().all(|(_, (losses, _))| losses[STEPS - 1] < losses[0]), "it has learned");
+    assert!(
+        threads
+            .iter()
+            .all(|(_, (losses, _))| losses[STEPS - 1] < losses[0]),
+        "it has learned"
+    );
     assert_eq!(trained(Launch::on_backend(Naive::new(3))), threads);
 }
 
 #[cfg(unix)]
 #[test]
 fn training_in_two_processes_of_another_backend_gives_the_same_bits() {
-    let test = "backend::training::training_in_two_processes_of_another_backend_gives_the_same_bits";
+    let test =
+        "backend::training::training_in_two_processes_of_another_backend_gives_the_same_bits";
     super::two_processes::in_two_processes(test, |transport| {
         let job = downstream::naive::NaiveJob::new(transport);
         let own = trained(Launch::on_backend(job.backend(2)));
-        let threads =
-            trained(Launch::threads(4)).into_iter().filter(|(rank, _)| own.iter().any(|(own, _)| own == rank));
+        let threads = trained(Launch::threads(4))
+            .into_iter()
+            .filter(|(rank, _)| own.iter().any(|(own, _)| own == rank));
         assert_eq!(own, threads.collect::<Vec<_>>());
         assert_eq!(own.len(), 2);
     });
@@ -121,13 +140,20 @@ fn found_on_broken(shape: [usize; 2], fault: Fault) -> (CommError, usize) {
         let mesh = DeviceMesh::new(world, shape, ["replicate", "shard"])?;
         let replicated = FullyShard::new()
             .with_units(["blocks.*"])
-            .with_shard_placement_fn(|param| (param.shape.len() == 1).then_some(Placement::Replicate));
+            .with_shard_placement_fn(|param| {
+                (param.shape.len() == 1).then_some(Placement::Replicate)
+            });
         let (losses, _, error) = train(&mesh, replicated.with_replica_check_every(1))?;
-        let Some(Error::Comm(error)) = error else { panic!("{error:?}, after {} steps", losses.len()) };
+        let Some(Error::Comm(error)) = error else {
+            panic!("{error:?}, after {} steps", losses.len())
+        };
         Ok((error, losses.len()))
     });
     let found = found.unwrap();
-    assert!(found.iter().all(|(_, (error, _))| *error == found[0].1.0), "{found:?}");
+    assert!(
+        found.iter().all(|(_, (error, _))| *error == found[0].1.0),
+        "{found:?}"
+    );
     found[fault.rank].1.clone()
 }
 
@@ -137,25 +163,110 @@ fn found_on_broken(shape: [usize; 2], fault: Fault) -> (CommError, usize) {
 fn a_bit_error_of_one_host_names_the_parameter_and_the_rank() {
     use ReplicatedValue::{GatheredWeight, Gradient};
     for (shape, op, label, of, param, during) in [
-        ([1, 2], Op::AllGather, "blocks.1", GatheredWeight, "blocks.1.weight", Op::ReduceScatter),
-        ([1, 3], Op::AllGather, "blocks.1", GatheredWeight, "blocks.1.weight", Op::ReduceScatter),
-        ([2, 3], Op::AllGather, "root", GatheredWeight, "first.weight", Op::ReduceScatter),
-        ([2, 1], Op::AllReduce, "blocks.2", Gradient, "blocks.2.weight", Op::AllReduce),
-        ([3, 1], Op::AllReduce, "blocks.2", Gradient, "blocks.2.weight", Op::AllReduce),
-        ([3, 2], Op::AllReduce, "blocks.2", Gradient, "blocks.2.bias", Op::ReduceScatter),
-        ([3, 2], Op::AllReduce, "root", Gradient, "first.bias", Op::ReduceScatter),
-        ([1, 3], Op::AllReduce, "root", Gradient, "first.bias", Op::ReduceScatter),
+        (
+            [1, 2],
+            Op::AllGather,
+            "blocks.1",
+            GatheredWeight,
+            "blocks.1.weight",
+            Op::ReduceScatter,
+        ),
+        (
+            [1, 3],
+            Op::AllGather,
+            "blocks.1",
+            GatheredWeight,
+            "blocks.1.weight",
+            Op::ReduceScatter,
+        ),
+        (
+            [2, 3],
+            Op::AllGather,
+            "root",
+            GatheredWeight,
+            "first.weight",
+            Op::ReduceScatter,
+        ),
+        (
+            [2, 1],
+            Op::AllReduce,
+            "blocks.2",
+            Gradient,
+            "blocks.2.weight",
+            Op::AllReduce,
+        ),
+        (
+            [3, 1],
+            Op::AllReduce,
+            "blocks.2",
+            Gradient,
+            "blocks.2.weight",
+            Op::AllReduce,
+        ),
+        (
+            [3, 2],
+            Op::AllReduce,
+            "blocks.2",
+            Gradient,
+            "blocks.2.bias",
+            Op::ReduceScatter,
+        ),
+        (
+            [3, 2],
+            Op::AllReduce,
+            "root",
+            Gradient,
+            "first.bias",
+            Op::ReduceScatter,
+        ),
+        (
+            [1, 3],
+            Op::AllReduce,
+            "root",
+            Gradient,
+            "first.bias",
+            Op::ReduceScatter,
+        ),
     ] {
-        let fault = Fault { rank: 1, op, label, number: 4 };
+        let fault = Fault {
+            rank: 1,
+            op,
+            label,
+            number: 4,
+        };
         let (error, made) = found_on_broken(shape, fault);
         let text = error.to_string();
-        let CommError::Diverged { rank, other, param: its, of: what, step, majority, during: found } = error else {
+        let CommError::Diverged {
+            rank,
+            other,
+            param: its,
+            of: what,
+            step,
+            majority,
+            during: found,
+        } = error
+        else {
             panic!("{shape:?} {label}: {text}")
         };
-        assert_eq!((what, &*its, found.op, step), (of, param, during, 4), "{shape:?} {label}: {text}");
-        assert_eq!(made, if of == Gradient && label == "root" { 4 } else { 3 }, "{shape:?} {label}: {text}");
+        assert_eq!(
+            (what, &*its, found.op, step),
+            (of, param, during, 4),
+            "{shape:?} {label}: {text}"
+        );
+        assert_eq!(
+            made,
+            if of == Gradient && label == "root" {
+                4
+            } else {
+                3
+            },
+            "{shape:?} {label}: {text}"
+        );
         match found.ranks.len() {
-            2 => assert!(!majority && [rank, other].contains(&1), "{shape:?} {label}: {text}"),
+            2 => assert!(
+                !majority && [rank, other].contains(&1),
+                "{shape:?} {label}: {text}"
+            ),
             _ => assert!(majority && rank == 1, "{shape:?} {label}: {text}"),
         }
     }

@@ -24,19 +24,36 @@ pub fn in_two_processes(test: &str, body: impl Fn(Arc<SocketTransport>)) {
         transport.flush();
     };
     if env::var_os(SECOND).is_some_and(|second| second == test) {
-        let stream = stdin().as_fd().try_clone_to_owned().expect("the socket is the standard input");
+        let stream = stdin()
+            .as_fd()
+            .try_clone_to_owned()
+            .expect("the socket is the standard input");
         return run(1, vec![Some(stream.into()), None]);
     }
     let (own, its) = UnixStream::pair().expect("a pair of sockets");
     let program = env::current_exe().expect("the test program");
     let mut command = Command::new(program);
-    command.args([test, "--exact", "--nocapture"]).env(SECOND, test).stdin(OwnedFd::from(its));
-    let second = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the test program starts");
+    command
+        .args([test, "--exact", "--nocapture"])
+        .env(SECOND, test)
+        .stdin(OwnedFd::from(its));
+    let second = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the test program starts");
     // It still holds the end of the socket that the other process has.
     drop(command);
     let second = thread::spawn(|| second.wait_with_output());
     run(0, vec![None, Some(own)]);
-    let output = second.join().expect("the thread only waits").expect("the process was started");
-    let [text, errors] = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    assert!(output.status.success() && text.contains("running 1 test"), "process 1: {text}{errors}");
+    let output = second
+        .join()
+        .expect("the thread only waits")
+        .expect("the process was started");
+    let [text, errors] =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(
+        output.status.success() && text.contains("running 1 test"),
+        "process 1: {text}{errors}"
+    );
 }

@@ -1,8 +1,8 @@
 //! Attention, normalizations, convolutions, pools and dropout.
 
 use burn::tensor::ops::{
-    AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions, InterpolateMode,
-    InterpolateOptions, MaxPoolOptions, UnfoldOptions,
+    AttentionModuleOptions, AvgPoolOptions, ConvOptions, ConvTransposeOptions, DeformConvOptions,
+    InterpolateMode, InterpolateOptions, MaxPoolOptions, UnfoldOptions,
 };
 
 use super::{Operator, operator, step};
@@ -16,7 +16,9 @@ pub mod plain {
     use burn_dtensor::placement::Placement;
 
     pub fn dropout(x: Tensor<2>, seed: u64) -> Tensor<2> {
-        let mask = alone(x.dims(), x.dtype(), &x.device(), |ones| super::sharded::dropout(ones, seed));
+        let mask = alone(x.dims(), x.dtype(), &x.device(), |ones| {
+            super::sharded::dropout(ones, seed)
+        });
         x * mask
     }
 
@@ -28,7 +30,13 @@ pub mod plain {
     }
 
     /// By means: burn's variances have gradients in single precision.
-    pub fn group_norm(x: Tensor<3>, groups: usize, gamma: Tensor<1>, beta: Tensor<1>, epsilon: f64) -> Tensor<3> {
+    pub fn group_norm(
+        x: Tensor<3>,
+        groups: usize,
+        gamma: Tensor<1>,
+        beta: Tensor<1>,
+        epsilon: f64,
+    ) -> Tensor<3> {
         let [batch, channels, len] = x.dims();
         let rows = x.reshape([batch, groups, channels / groups * len]);
         let rows = rows.clone() - rows.mean_dim(2);
@@ -38,16 +46,26 @@ pub mod plain {
     }
 
     pub fn random_like(x: Tensor<2>, seed: u64) -> Tensor<2> {
-        alone(x.dims(), x.dtype(), &x.device(), |ones| super::sharded::random_like(ones, seed))
+        alone(x.dims(), x.dtype(), &x.device(), |ones| {
+            super::sharded::random_like(ones, seed)
+        })
     }
 
     /// By the shares that the categories add up to, of the numbers that `random_like` draws.
     pub fn categorical(x: Tensor<2>, samples: usize, seed: u64) -> Tensor<2, Int> {
         let [rows, categories] = x.dims();
-        let uniform = alone([rows, samples], x.dtype(), &x.device(), |ones| super::sharded::uniform(&ones, seed));
+        let uniform = alone([rows, samples], x.dtype(), &x.device(), |ones| {
+            super::sharded::uniform(&ones, seed)
+        });
         let shares = (x.clone() / x.sum_dim(1)).cumsum(1);
-        let below = shares.unsqueeze_dim::<3>(2).lower(uniform.unsqueeze_dim::<3>(1));
-        below.int().sum_dim(1).squeeze_dim::<2>(1).clamp(0, categories as i64 - 1)
+        let below = shares
+            .unsqueeze_dim::<3>(2)
+            .lower(uniform.unsqueeze_dim::<3>(1));
+        below
+            .int()
+            .sum_dim(1)
+            .squeeze_dim::<2>(1)
+            .clamp(0, categories as i64 - 1)
     }
 
     /// What `make` gives of ones on a mesh of one rank.
@@ -59,7 +77,12 @@ pub mod plain {
     ) -> Tensor<2> {
         let mut all = launch(Launch::threads(1), |world| {
             let mesh = DeviceMesh::new(world, [1], ["one"])?;
-            let ones = DTensor::ones(shape, &mesh, &[Placement::Replicate], (world.device(), dtype))?;
+            let ones = DTensor::ones(
+                shape,
+                &mesh,
+                &[Placement::Replicate],
+                (world.device(), dtype),
+            )?;
             Ok(make(ones).to_local().into_data())
         })
         .expect("one rank");
@@ -75,7 +98,13 @@ pub mod sharded {
 
     pub use burn_dtensor::dtensor::ops::module::rms_norm;
 
-    pub fn group_norm(x: DTensor<3>, groups: usize, gamma: DTensor<1>, beta: DTensor<1>, epsilon: f64) -> DTensor<3> {
+    pub fn group_norm(
+        x: DTensor<3>,
+        groups: usize,
+        gamma: DTensor<1>,
+        beta: DTensor<1>,
+        epsilon: f64,
+    ) -> DTensor<3> {
         module::group_norm(x, Some((gamma, beta)), groups, epsilon)
     }
 
@@ -110,7 +139,11 @@ pub fn operators() -> Vec<Operator> {
             step!((x: Float<2>) [seed] => dropout(x, seed))
         }),
         operator!("categorical", |d| {
-            let (x, samples, seed) = (d.within::<2>(0.1..4.0), 1 + d.below(4), d.below(1000) as u64);
+            let (x, samples, seed) = (
+                d.within::<2>(0.1..4.0),
+                1 + d.below(4),
+                d.below(1000) as u64,
+            );
             step!((x: Float<2>) [samples, seed] => categorical(x, samples, seed))
         }),
         operator!("random_like", |d| {
@@ -124,32 +157,49 @@ pub fn operators() -> Vec<Operator> {
 fn attention() -> Vec<Operator> {
     vec![
         operator!("attention", |d| {
-            let [batch, heads, queries, keys, width] = [3, 3, 4, 5, 3].map(|most| 1 + d.below(most));
+            let [batch, heads, queries, keys, width] =
+                [3, 3, 4, 5, 3].map(|most| 1 + d.below(most));
             let (q, k, v) = (
                 d.floats([batch, heads, queries, width]),
                 d.floats([batch, heads, keys, width]),
                 d.floats([batch, heads, keys, width]),
             );
-            let options = AttentionModuleOptions { scale: Some(0.4), softcap: Some(2.0), is_causal: false };
+            let options = AttentionModuleOptions {
+                scale: Some(0.4),
+                softcap: Some(2.0),
+                is_causal: false,
+            };
             step!((q: Float<4>, k: Float<4>, v: Float<4>) [options] =>
                 module::attention(q, k, v, None, None, options))
         }),
         operator!("attention_fallback", |d| {
             let [batch, heads, len, width] = [3, 3, 5, 3].map(|most| 1 + d.below(most));
             let x = d.floats([batch, heads, len, width]);
-            let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+            let options = AttentionModuleOptions {
+                is_causal: true,
+                ..Default::default()
+            };
             step!((x: Float<4>) [options] => module::attention_fallback(x.clone(), x.clone(), x, None, None, options))
         }),
         operator!("attention", |d| {
             let [batch, heads, len, width] = [3, 3, 5, 3].map(|most| 1 + d.below(most));
             let x = d.floats([batch, heads, len, width]);
-            let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+            let options = AttentionModuleOptions {
+                is_causal: true,
+                ..Default::default()
+            };
             step!((x: Float<4>) [options] => module::attention(x.clone(), x.clone(), x, None, None, options))
         }),
         operator!("attention", |d| {
             let [batch, heads, len, width] = [2, 3, 4, 3].map(|most| 1 + d.below(most));
-            let (x, bias) = (d.floats([batch, heads, len, width]), d.floats([1, heads, len, len]));
-            let options = AttentionModuleOptions { is_causal: true, ..Default::default() };
+            let (x, bias) = (
+                d.floats([batch, heads, len, width]),
+                d.floats([1, heads, len, len]),
+            );
+            let options = AttentionModuleOptions {
+                is_causal: true,
+                ..Default::default()
+            };
             step!((x: Float<4>, bias: Float<4>) [options] =>
                 module::attention(x.clone(), x.clone(), x, None, Some(bias), options))
         }),
@@ -171,9 +221,14 @@ fn normalizations() -> Vec<Operator> {
             step!((x: Float<D>, gamma: Float<1>) [] => rms_norm(x, gamma, 0.1))
         }),
         operator!("group_norm", |d| {
-            let (groups, per_group, batch, len) = (1 + d.below(3), 1 + d.below(3), d.len(), 1 + d.below(4));
+            let (groups, per_group, batch, len) =
+                (1 + d.below(3), 1 + d.below(3), d.len(), 1 + d.below(4));
             let channels = groups * per_group;
-            let (x, gamma, beta) = (d.floats([batch, channels, len]), d.floats([channels]), d.floats([channels]));
+            let (x, gamma, beta) = (
+                d.floats([batch, channels, len]),
+                d.floats([channels]),
+                d.floats([channels]),
+            );
             step!((x: Float<3>, gamma: Float<1>, beta: Float<1>) [groups] =>
                 group_norm(x, groups, gamma, beta, 0.1))
         }),
@@ -206,14 +261,20 @@ fn convolutions() -> Vec<Operator> {
             let [channels, out] = [groups * (1 + d.below(2)), groups * (1 + d.below(3))];
             let (batch, kernel) = (1 + d.below(4), 1 + d.below(3));
             let len = kernel + d.below(6);
-            let (x, weight, bias) =
-                (d.floats([batch, channels, len]), d.floats([out, channels / groups, kernel]), d.floats([out]));
+            let (x, weight, bias) = (
+                d.floats([batch, channels, len]),
+                d.floats([out, channels / groups, kernel]),
+                d.floats([out]),
+            );
             step!((x: Float<3>, weight: Float<3>, bias: Float<1>) [stride, groups] =>
                 module::conv1d(x, weight, Some(bias), ConvOptions::new([stride], [1], [1], groups)))
         }),
         operator!("conv2d", |d| {
             let [batch, channels, out] = [3, 3, 4].map(|most| 1 + d.below(most));
-            let (x, weight) = (d.floats([batch, channels, 4, 3]), d.floats([out, channels, 2, 2]));
+            let (x, weight) = (
+                d.floats([batch, channels, 4, 3]),
+                d.floats([out, channels, 2, 2]),
+            );
             let stride = 1 + d.below(2);
             step!((x: Float<4>, weight: Float<4>) [stride] =>
                 module::conv2d(x, weight, None, ConvOptions::new([1, stride], [1, 0], [2, 1], 1)))
@@ -222,34 +283,49 @@ fn convolutions() -> Vec<Operator> {
             let groups = d.one_of(&[1, 1, 2]);
             let [channels, out] = [groups * (1 + d.below(2)), 1 + d.below(2)];
             let (batch, len) = (1 + d.below(4), 2 + d.below(5));
-            let (x, weight, bias) =
-                (d.floats([batch, channels, len]), d.floats([channels, out, 3]), d.floats([out * groups]));
+            let (x, weight, bias) = (
+                d.floats([batch, channels, len]),
+                d.floats([channels, out, 3]),
+                d.floats([out * groups]),
+            );
             step!((x: Float<3>, weight: Float<3>, bias: Float<1>) [groups] => module::conv_transpose1d(
                 x, weight, Some(bias), ConvTransposeOptions::new([2], [1], [1], [1], groups)))
         }),
         operator!("conv_transpose2d", |d| {
             let [batch, channels, out] = [3, 3, 3].map(|most| 1 + d.below(most));
-            let (x, weight) = (d.floats([batch, channels, 3, 2]), d.floats([channels, out, 2, 3]));
+            let (x, weight) = (
+                d.floats([batch, channels, 3, 2]),
+                d.floats([channels, out, 2, 3]),
+            );
             step!((x: Float<4>, weight: Float<4>) [] => module::conv_transpose2d(
                 x, weight, None, ConvTransposeOptions::new([1, 2], [1, 0], [0, 1], [1, 1], 1)))
         }),
         operator!("conv3d", |d| {
             let [batch, channels, out] = [3, 2, 3].map(|most| 1 + d.below(most));
-            let (x, weight) = (d.floats([batch, channels, 3, 2, 3]), d.floats([out, channels, 2, 1, 2]));
+            let (x, weight) = (
+                d.floats([batch, channels, 3, 2, 3]),
+                d.floats([out, channels, 2, 1, 2]),
+            );
             let stride = 1 + d.below(2);
             step!((x: Float<5>, weight: Float<5>) [stride] =>
                 module::conv3d(x, weight, None, ConvOptions::new([1, stride, 1], [1, 0, 1], [1, 1, 2], 1)))
         }),
         operator!("deform_conv2d", |d| {
             let [batch, channels, out] = [3, 2, 3].map(|most| 1 + d.below(most));
-            let (x, weight) = (d.floats([batch, channels, 3, 4]), d.floats([out, channels, 2, 2]));
+            let (x, weight) = (
+                d.floats([batch, channels, 3, 4]),
+                d.floats([out, channels, 2, 2]),
+            );
             let offset = d.floats([batch, 8, 2, 3]);
             step!((x: Float<4>, offset: Float<4>, weight: Float<4>) [] => module::deform_conv2d(
                 x.detach(), offset.detach(), weight.detach(), None, None, DeformConvOptions::new([1, 1], [0, 0], [1, 1], 1, 1)))
         }),
         operator!("conv_transpose3d", |d| {
             let [batch, channels, out] = [3, 2, 2].map(|most| 1 + d.below(most));
-            let (x, weight) = (d.floats([batch, channels, 2, 2, 1]), d.floats([channels, out, 2, 1, 2]));
+            let (x, weight) = (
+                d.floats([batch, channels, 2, 2, 1]),
+                d.floats([channels, out, 2, 1, 2]),
+            );
             step!((x: Float<5>, weight: Float<5>) [] => module::conv_transpose3d(
                 x, weight, None, ConvTransposeOptions::new([1, 2, 1], [1, 0, 0], [0, 1, 0], [1, 1, 1], 1)))
         }),

@@ -85,7 +85,10 @@ pub fn operators() -> Vec<Operator> {
         operator!("scatter_nd", |d| {
             let (x, count) = (d.any::<3>(), d.len());
             let [rows, columns, width] = d.shape::<3>(x);
-            let (i, v) = (d.ints([count, 2], rows.min(columns)), d.floats([count, width]));
+            let (i, v) = (
+                d.ints([count, 2], rows.min(columns)),
+                d.floats([count, width]),
+            );
             step!((x: Float<3>, i: Int<2>, v: Float<2>) [] => x.scatter_nd(i, v, IndexingUpdateOp::Add))
         }),
         operator!("scatter_nd", |d| {
@@ -127,7 +130,8 @@ pub fn operators() -> Vec<Operator> {
             step!((i: Int<1>) [classes] => i.one_hot::<2>(classes))
         }),
         operator!("one_hot_fill", |d| {
-            let (shape, classes, axis) = (d.any_shape::<2>(), 2 + d.below(3), d.one_of(&[0, 1, -1]));
+            let (shape, classes, axis) =
+                (d.any_shape::<2>(), 2 + d.below(3), d.one_of(&[0, 1, -1]));
             let i = d.ints(shape, classes);
             step!((i: Int<2>) [classes, axis] => i.one_hot_fill::<3>(classes, 2.0, 0.0, axis))
         }),

@@ -17,7 +17,11 @@ pub mod plain {
     fn nll(log_probs: Tensor<2>, targets: Tensor<1, Int>, smoothing: f32) -> Tensor<1> {
         let [samples, classes] = log_probs.dims();
         let smoothing = f64::from(smoothing);
-        let picked = log_probs.clone().gather(1, targets.reshape([samples, 1])).sum() * (1.0 - smoothing);
+        let picked = log_probs
+            .clone()
+            .gather(1, targets.reshape([samples, 1]))
+            .sum()
+            * (1.0 - smoothing);
         (picked + log_probs.sum() * (smoothing / classes as f64)) / -(samples as f64)
     }
 
@@ -38,8 +42,15 @@ pub mod sharded {
 
     pub use burn_dtensor::dtensor::ops::loss::nll_loss;
 
-    pub fn cross_entropy(logits: DTensor<2>, targets: DTensor<1, Int>, smoothing: f32) -> DTensor<1> {
-        CrossEntropyLossConfig::new().with_smoothing(smoothing).init(&Device::flex()).forward(logits, targets)
+    pub fn cross_entropy(
+        logits: DTensor<2>,
+        targets: DTensor<1, Int>,
+        smoothing: f32,
+    ) -> DTensor<1> {
+        CrossEntropyLossConfig::new()
+            .with_smoothing(smoothing)
+            .init(&Device::flex())
+            .forward(logits, targets)
     }
 
     pub fn mse_loss(x: DTensor<2>, target: DTensor<2>) -> DTensor<1> {
@@ -61,8 +72,11 @@ pub fn operators() -> Vec<Operator> {
         }),
         operator!("ctc_loss", |d| {
             let count = 1 + d.below(5);
-            let (x, targets, lengths) =
-                (d.floats_within([4, count, 4], -2.0..-0.1), d.ints([count, 2], 3), d.ints([count], 2));
+            let (x, targets, lengths) = (
+                d.floats_within([4, count, 4], -2.0..-0.1),
+                d.ints([count, 2], 3),
+                d.ints([count], 2),
+            );
             step!((x: Float<3>, targets: Int<2>, lengths: Int<1>) [] => module::ctc_loss(
                 x, targets + 1, lengths.ones_like() * 4, lengths + 1, 0))
         }),
@@ -80,7 +94,11 @@ pub fn operators() -> Vec<Operator> {
         operator!("ctc_loss", |d| {
             let (time, batch, classes) = (3 + d.below(3), d.len(), 2 + d.below(2));
             let x = d.floats([time, batch, classes]);
-            let (t, n, m) = (d.ints([batch, 1], classes - 1), d.ints([batch], 2), d.ints([batch], 2));
+            let (t, n, m) = (
+                d.ints([batch, 1], classes - 1),
+                d.ints([batch], 2),
+                d.ints([batch], 2),
+            );
             step!((x: Float<3>, t: Int<2>, n: Int<1>, m: Int<1>) [time] => {
                 module::ctc_loss(x, t + 1, n.neg() + time as i64, m, 0)
             })

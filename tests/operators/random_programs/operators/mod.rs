@@ -143,7 +143,10 @@ pub fn squeeze(_: &mut Draft, x: Id, rank: usize, range: Range<f64>) -> Option<S
         step!((x: Float<D>) [low, width] => activation::sigmoid(x).mul_scalar(width).add_scalar(low))
     }
     // Well inside, whatever rounds.
-    let (low, width) = (range.start + 0.01 * (range.end - range.start), 0.98 * (range.end - range.start));
+    let (low, width) = (
+        range.start + 0.01 * (range.end - range.start),
+        0.98 * (range.end - range.start),
+    );
     let mut step = by_rank!(rank, of::<D>(x, low, width))?;
     step.operator = "sigmoid";
     Some(step)

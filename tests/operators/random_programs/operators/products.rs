@@ -21,15 +21,28 @@ pub fn operators() -> Vec<Operator> {
             step!((a: Float<3>, b: Float<3>) [] => a.matmul(b))
         }),
         operator!("matmul", |d| {
-            let (batch, heads, rows, inner, columns) =
-                (1 + d.below(3), 1 + d.below(3), d.one_of(&[1, 1, 3]), 1 + d.below(4), 1 + d.below(4));
-            let (a, b) = (d.floats([batch, heads, rows, inner]), d.floats([batch, heads, inner, columns]));
+            let (batch, heads, rows, inner, columns) = (
+                1 + d.below(3),
+                1 + d.below(3),
+                d.one_of(&[1, 1, 3]),
+                1 + d.below(4),
+                1 + d.below(4),
+            );
+            let (a, b) = (
+                d.floats([batch, heads, rows, inner]),
+                d.floats([batch, heads, inner, columns]),
+            );
             step!((a: Float<4>, b: Float<4>) [] => a.matmul(b))
         }),
         // One matrix for several, along either dimension of the batch.
         operator!("matmul", |d| {
-            let (batch, heads, rows, inner, columns) =
-                (1 + d.below(4), 1 + d.below(5), 1 + d.below(5), 1 + d.below(4), 1 + d.below(4));
+            let (batch, heads, rows, inner, columns) = (
+                1 + d.below(4),
+                1 + d.below(5),
+                1 + d.below(5),
+                1 + d.below(4),
+                1 + d.below(4),
+            );
             let a = d.floats([batch, heads, rows, inner]);
             let [batch, heads] = d.broadcast([batch, heads]);
             let b = d.floats([batch, heads, inner, columns]);

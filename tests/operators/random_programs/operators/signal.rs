@@ -83,7 +83,10 @@ fn transforms() -> Vec<Operator> {
         }),
         operator!("istft", |d| {
             let (batch, frames) = (d.len(), 2 + d.below(2));
-            let (x, w) = (d.floats([batch, frames, 3, 2]), d.floats_within([4], 0.5..2.0));
+            let (x, w) = (
+                d.floats([batch, frames, 3, 2]),
+                d.floats_within([4], 0.5..2.0),
+            );
             step!((x: Float<4>, w: Float<1>) [] => {
                 let options = StftOptions { hop_length: 2, ..StftOptions::new(4) };
                 signal::istft(x, Some(w), None, options)
@@ -121,7 +124,10 @@ fn grids() -> Vec<Operator> {
         }),
         operator!("grid_sample_2d", |d| {
             let [batch, channels, rows, columns] = [4, 3, 4, 3].map(|most| 1 + d.below(most));
-            let (x, g) = (d.floats([batch, channels, 3, 4]), d.floats_within([batch, rows, columns, 2], -1.0..1.0));
+            let (x, g) = (
+                d.floats([batch, channels, 3, 4]),
+                d.floats_within([batch, rows, columns, 2], -1.0..1.0),
+            );
             step!((x: Float<4>, g: Float<4>) [] => x.grid_sample_2d(g, GridSampleOptions::default()))
         }),
     ]

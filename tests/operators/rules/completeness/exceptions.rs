@@ -4,7 +4,12 @@
 pub const EXCEPTIONS: &[(&[&str], &str)] = &[
     (&["Tensor::rank"], "it is `D`, and a rank is a process here"),
     (
-        &["Tensor::from_data", "Tensor::from_floats", "Tensor::from_ints", "Tensor::from_bool"],
+        &[
+            "Tensor::from_data",
+            "Tensor::from_floats",
+            "Tensor::from_ints",
+            "Tensor::from_bool",
+        ],
         "data are no tensor of a mesh yet: `distribute_tensor` and `distribute_replicated` place a tensor made of them",
     ),
     (
@@ -81,14 +86,31 @@ pub const EXCEPTIONS: &[(&[&str], &str)] = &[
         "quantized elements are none of a DTensor",
     ),
     (
-        &["Tensor::is_distributed", "Tensor::set_distributed", "distributed::all_reduce"],
+        &[
+            "Tensor::is_distributed",
+            "Tensor::set_distributed",
+            "distributed::all_reduce",
+        ],
         "burn's own data parallelism: a DTensor's placements say what is reduced, and where",
     ),
-    (&["Tensor::random"], "of integers it is `random_range`, which says of which"),
-    (&["tensor::capture"], "it records what a device does, not what tensors are"),
-    (&["tensor::set_print_options", "tensor::check_closeness"], "printing: of `full_tensor`"),
     (
-        &["module::conv2d_weight_backward", "module::avg_pool2d_backward", "module::max_pool2d_with_indices_backward"],
+        &["Tensor::random"],
+        "of integers it is `random_range`, which says of which",
+    ),
+    (
+        &["tensor::capture"],
+        "it records what a device does, not what tensors are",
+    ),
+    (
+        &["tensor::set_print_options", "tensor::check_closeness"],
+        "printing: of `full_tensor`",
+    ),
+    (
+        &[
+            "module::conv2d_weight_backward",
+            "module::avg_pool2d_backward",
+            "module::max_pool2d_with_indices_backward",
+        ],
         "steps of backward, which burn takes on local tensors",
     ),
 ];

@@ -11,13 +11,28 @@ use super::sources::{is_test, of_crate, parsed};
 
 /// Of a module: its crate and its sources there, and our sources of the same functions.
 const FAMILIES: [(&str, &str, &str, &[&str]); 9] = [
-    ("activation", "burn-tensor", "tensor/activation", &["ops/activation.rs"]),
+    (
+        "activation",
+        "burn-tensor",
+        "tensor/activation",
+        &["ops/activation.rs"],
+    ),
     ("grid", "burn-tensor", "tensor/grid", &["ops/grid.rs"]),
     ("loss", "burn-tensor", "tensor/loss", &["ops/loss"]),
-    ("module", "burn-tensor", "tensor/module.rs", &["ops/module.rs"]),
+    (
+        "module",
+        "burn-tensor",
+        "tensor/module.rs",
+        &["ops/module.rs"],
+    ),
     ("quantization", "burn-tensor", "tensor/quantization.rs", &[]),
     ("distributed", "burn-tensor", "tensor/distributed.rs", &[]),
-    ("linalg", "burn-linalg", "functions", &["ops/linalg.rs", "ops/linalg"]),
+    (
+        "linalg",
+        "burn-linalg",
+        "functions",
+        &["ops/linalg.rs", "ops/linalg"],
+    ),
     ("signal", "burn-signal", "functions", &["ops/signal.rs"]),
     ("tensor", "burn-tensor", "tensor/api", &["factory.rs"]),
 ];
@@ -33,7 +48,9 @@ pub fn of_burn() -> BTreeSet<String> {
         let sources = sources(&of_crate(from).join(at));
         assert!(!sources.is_empty(), "`{family}` has no sources at {at}");
         // What checks arguments, and how einsum runs, are not public.
-        let public = sources.into_iter().filter(|path| !path.ends_with("check.rs") && !path.ends_with("execution.rs"));
+        let public = sources
+            .into_iter()
+            .filter(|path| !path.ends_with("check.rs") && !path.ends_with("execution.rs"));
         for item in public.flat_map(|path| parsed(&path).items) {
             if let Item::Fn(function) = item
                 && matches!(function.vis, Visibility::Public(_))
@@ -55,7 +72,10 @@ pub fn ours() -> BTreeSet<String> {
             let source = tokens(&fs::read_to_string(&path).expect("a source"));
             // Operators of several files: what `module` says again is what there is.
             let again = source.iter().filter(|_| family == "module").cloned();
-            let names: Vec<String> = again.chain(functions(&source)).chain(of_macros(&source)).collect();
+            let names: Vec<String> = again
+                .chain(functions(&source))
+                .chain(of_macros(&source))
+                .collect();
             all.extend(names.into_iter().map(|name| format!("{family}::{name}")));
         }
     }
@@ -77,5 +97,9 @@ fn of_macros(source: &[String]) -> Vec<String> {
 
 /// A file, or all of a folder's.
 fn sources(path: &Path) -> Vec<PathBuf> {
-    if path.is_dir() { files(path) } else { vec![path.to_owned()] }
+    if path.is_dir() {
+        files(path)
+    } else {
+        vec![path.to_owned()]
+    }
 }

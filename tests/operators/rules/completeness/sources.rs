@@ -11,15 +11,28 @@ use syn::{Attribute, File};
 /// # Panics
 /// If it is nowhere.
 pub fn of_crate(name: &str) -> PathBuf {
-    let lock = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock")).expect("a lock file");
-    let (_, after) = lock.split_once(&format!("name = \"{name}\"\nversion = \"")).expect("it is a dependency");
+    let lock = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock"))
+        .expect("a lock file");
+    let (_, after) = lock
+        .split_once(&format!("name = \"{name}\"\nversion = \""))
+        .expect("it is a dependency");
     let (version, _) = after.split_once('"').expect("quotes are closed");
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo"))).expect("cargo has a home");
-    let registries = fs::read_dir(home.join("registry/src")).into_iter().flatten().flatten();
-    let found = registries.map(|registry| registry.path().join(format!("{name}-{version}/src"))).find(|at| at.is_dir());
+    let home = home
+        .or_else(|| Some(std::env::home_dir()?.join(".cargo")))
+        .expect("cargo has a home");
+    let registries = fs::read_dir(home.join("registry/src"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let found = registries
+        .map(|registry| registry.path().join(format!("{name}-{version}/src")))
+        .find(|at| at.is_dir());
     found.unwrap_or_else(|| {
-        panic!("the sources of {name} {version} are not in {}/registry/src: let cargo fetch them", home.display())
+        panic!(
+            "the sources of {name} {version} are not in {}/registry/src: let cargo fetch them",
+            home.display()
+        )
     })
 }
 

@@ -1,9 +1,9 @@
 pub(crate) mod backend;
+pub(crate) mod control;
 #[path = "../../../../src/comm/digests.rs"]
 mod digests;
 #[path = "../../../../src/comm/error.rs"]
 mod error;
-pub(crate) mod control;
 
 pub use burn_dtensor_flight::{CollectiveId, Op};
 #[cfg(test)]

@@ -44,7 +44,10 @@ pub struct OnceLock<T> {
 
 impl<T> OnceLock<T> {
     pub fn new() -> Self {
-        Self { value: std::sync::OnceLock::new(), step: AtomicBool::new(false) }
+        Self {
+            value: std::sync::OnceLock::new(),
+            step: AtomicBool::new(false),
+        }
     }
 
     pub fn get(&self) -> Option<&T> {

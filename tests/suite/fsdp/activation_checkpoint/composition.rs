@@ -15,19 +15,30 @@ type Loss = fn(&Tower, &Device, usize, How) -> Tensor<1>;
 
 /// On meshes of several ranks.
 fn compare(config: FullyShard, prepare: fn(Tower) -> Tower, loss: Loss) {
-    for (shape, names) in [(vec![2], vec!["shard"]), (vec![3], vec!["shard"]), (vec![2, 2], vec!["replicate", "shard"])]
-    {
+    for (shape, names) in [
+        (vec![2], vec!["shard"]),
+        (vec![3], vec!["shard"]),
+        (vec![2, 2], vec!["replicate", "shard"]),
+    ] {
         MeshTest::new(shape, names).run(|mesh| {
             for checkpointing in [false, true] {
                 let device = mesh.device().clone().autodiff();
-                let device = if checkpointing { device.gradient_checkpointing() } else { device };
+                let device = if checkpointing {
+                    device.gradient_checkpointing()
+                } else {
+                    device
+                };
                 let model = prepare(on_device(&Tower::new(&Device::flex()), &device));
                 let model = fully_shard(model, mesh, config.clone())?;
                 let grads = |how| full_grads(&model, loss(&model, &device, mesh.rank(), how));
                 let expected: BTreeMap<_, _> = grads(KEPT)?;
                 assert!(expected.values().flatten().any(|grad| *grad != 0.0));
                 for how in WAYS {
-                    assert_eq!(grads(how)?, expected, "{mesh}, {how:?}, gradient checkpointing {checkpointing}");
+                    assert_eq!(
+                        grads(how)?,
+                        expected,
+                        "{mesh}, {how:?}, gradient checkpointing {checkpointing}"
+                    );
                 }
             }
             Ok(())
@@ -57,7 +68,8 @@ fn two_forwards_before_a_backward() {
         config(),
         |tower| tower,
         |tower, device, rank, how| {
-            let [first, second] = [1, 2].map(|at| tower.forward(batch(10 * at + rank as u64, device), how));
+            let [first, second] =
+                [1, 2].map(|at| tower.forward(batch(10 * at + rank as u64, device), how));
             first.square().sum() + second.sum()
         },
     );
@@ -88,14 +100,30 @@ fn frozen_parameters_next_to_trained_ones() {
         tower.blocks[2].feed = tower.blocks[2].feed.clone().no_grad();
         tower
     };
-    compare(config(), freeze, |tower, device, rank, how| tower.forward(batch(rank as u64, device), how).square().sum());
+    compare(config(), freeze, |tower, device, rank, how| {
+        tower
+            .forward(batch(rank as u64, device), how)
+            .square()
+            .sum()
+    });
 }
 
 #[test]
 fn units_of_one_module_and_of_several() {
-    let grouped = FullyShard::new().with_units(["blocks.0"]).with_group_unit(["blocks.1", "blocks.2"]);
-    for config in [FullyShard::new(), FullyShard::new().with_units(["blocks.*.feed"]), grouped] {
-        let loss: Loss = |tower, device, rank, how| tower.forward(batch(rank as u64, device), how).square().sum();
+    let grouped = FullyShard::new()
+        .with_units(["blocks.0"])
+        .with_group_unit(["blocks.1", "blocks.2"]);
+    for config in [
+        FullyShard::new(),
+        FullyShard::new().with_units(["blocks.*.feed"]),
+        grouped,
+    ] {
+        let loss: Loss = |tower, device, rank, how| {
+            tower
+                .forward(batch(rank as u64, device), how)
+                .square()
+                .sum()
+        };
         compare(config, |tower| tower, loss);
     }
 }
@@ -105,15 +133,23 @@ fn units_of_one_module_and_of_several() {
 fn units_that_reads_open() {
     let only_blocks = |tower: &Tower, device: &Device, rank: usize, how: How| {
         let x = unit(tower, batch(rank as u64, device), move |tower, x| {
-            let compute = |block: &Block, x: Tensor<2>| block.feed.down.forward(block.up.forward(x).tanh());
-            tower.blocks.iter().fold(x, |x, block| match how.checkpointed {
-                true => checkpoint_activations(block, x, compute),
-                false => unit(block, x, compute),
-            })
+            let compute =
+                |block: &Block, x: Tensor<2>| block.feed.down.forward(block.up.forward(x).tanh());
+            tower
+                .blocks
+                .iter()
+                .fold(x, |x, block| match how.checkpointed {
+                    true => checkpoint_activations(block, x, compute),
+                    false => unit(block, x, compute),
+                })
         });
         x.square().sum()
     };
-    compare(FullyShard::new().with_units(["blocks.*", "blocks.*.up", "blocks.*.feed"]), |tower| tower, only_blocks);
+    compare(
+        FullyShard::new().with_units(["blocks.*", "blocks.*.up", "blocks.*.feed"]),
+        |tower| tower,
+        only_blocks,
+    );
 }
 
 /// Whole modules of several blocks compute again, and blocks inside do so too.
@@ -125,10 +161,17 @@ fn blocks_inside_blocks() {
         |tower, device, rank, how| {
             let compute = move |tower: &Tower, x| {
                 let x = tower.first.forward(x);
-                tower.blocks.iter().fold(x, |x, block| block.forward(x, how))
+                tower
+                    .blocks
+                    .iter()
+                    .fold(x, |x, block| block.forward(x, how))
             };
             let x = batch(rank as u64, device).require_grad();
-            let y = if how.checkpointed { checkpoint_activations(tower, x, compute) } else { unit(tower, x, compute) };
+            let y = if how.checkpointed {
+                checkpoint_activations(tower, x, compute)
+            } else {
+                unit(tower, x, compute)
+            };
             y.square().sum()
         },
     );
@@ -149,9 +192,13 @@ struct Reader {
 impl Tied {
     fn loss(&self, x: Tensor<2>, again: bool) -> Tensor<1> {
         unit(self, x, |tied, x| {
-            let embed = |tied: &Self, x: Tensor<2>| x.matmul(tied.table.val()) * tied.block.scale.val().unsqueeze();
+            let embed = |tied: &Self, x: Tensor<2>| {
+                x.matmul(tied.table.val()) * tied.block.scale.val().unsqueeze()
+            };
             let head = |tied: &Self, x: Tensor<2>| x.tanh().matmul(tied.table.val().transpose());
-            let inside = |tied: &Self, x: Tensor<2>| unit(&tied.block, x, |block, x| x + block.scale.val().unsqueeze());
+            let inside = |tied: &Self, x: Tensor<2>| {
+                unit(&tied.block, x, |block, x| x + block.scale.val().unsqueeze())
+            };
             match again {
                 true => checkpoint_activations(
                     tied,
@@ -174,7 +221,9 @@ fn a_weight_that_two_blocks_read() {
             let device = mesh.device().clone().autodiff();
             let tied = Tied {
                 table: Param::from_tensor(tensor(1, [WIDTH, WIDTH], &device)),
-                block: Reader { scale: Param::from_tensor(tensor(2, [WIDTH], &device)) },
+                block: Reader {
+                    scale: Param::from_tensor(tensor(2, [WIDTH], &device)),
+                },
             };
             let x = || batch(mesh.rank() as u64, &device);
             let plain = full_grads(&tied, tied.loss(x(), false))?;
@@ -201,7 +250,11 @@ fn a_weight_of_the_unit_around_that_blocks_read() {
         x.square().sum()
     };
     compare(FullyShard::new(), |tower| tower, loss);
-    compare(FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always), |tower| tower, loss);
+    compare(
+        FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always),
+        |tower| tower,
+        loss,
+    );
 }
 
 /// A block whose output is in no loss takes part in its reductions all the same, as without.
@@ -229,9 +282,18 @@ fn gradients_that_wait_are_those_without() {
         let model = fully_shard(Tower::new(&device), mesh, config())?;
         let grads = |how| {
             let guard = burn_dtensor::fsdp::FsdpModule::of(&model)?.no_sync();
-            model.forward(batch(mesh.rank() as u64, &device), how).sum().backward();
+            model
+                .forward(batch(mesh.rank() as u64, &device), how)
+                .sum()
+                .backward();
             drop(guard);
-            full_grads(&model, model.forward(batch(9 + mesh.rank() as u64, &device), how).square().sum())
+            full_grads(
+                &model,
+                model
+                    .forward(batch(9 + mesh.rank() as u64, &device), how)
+                    .square()
+                    .sum(),
+            )
         };
         assert_eq!(grads(AGAIN)?, grads(KEPT)?);
         Ok(())

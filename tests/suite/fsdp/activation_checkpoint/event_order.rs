@@ -19,11 +19,17 @@ fn trace(events: &[Event]) -> String {
         };
         let unit = match event.unit.strip_prefix("blocks.") {
             None => String::new(),
-            Some(block) => block.strip_suffix(".feed").map_or(block.into(), |block| format!("f{block}")),
+            Some(block) => block
+                .strip_suffix(".feed")
+                .map_or(block.into(), |block| format!("f{block}")),
         };
         Some(format!("{kind}{unit}"))
     };
-    events.iter().filter_map(letter).collect::<Vec<_>>().join(" ")
+    events
+        .iter()
+        .filter_map(letter)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Which units are gathered ahead in backward.
@@ -47,7 +53,9 @@ fn both(tower: &Tower) -> Result<()> {
 fn from_inside(tower: &Tower) -> Result<()> {
     for (at, block) in tower.blocks.iter().enumerate() {
         let before = tower.blocks[..at].last();
-        let before = before.map(|block| Ok::<_, Error>([own(block)?, FsdpModule::of(&block.feed)?])).transpose()?;
+        let before = before
+            .map(|block| Ok::<_, Error>([own(block)?, FsdpModule::of(&block.feed)?]))
+            .transpose()?;
         own(block)?.set_backward_prefetch([]);
         FsdpModule::of(&block.feed)?.set_backward_prefetch(before.into_iter().flatten());
     }
@@ -71,10 +79,15 @@ fn units_do_what_they_do_without() {
     ] {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let model = fully_shard(Tower::new(&device), mesh, config().with_reshard_after_forward(reshard))?;
+            let model = fully_shard(
+                Tower::new(&device),
+                mesh,
+                config().with_reshard_after_forward(reshard),
+            )?;
             prefetch(&model)?;
             for how in [KEPT].into_iter().chain(WAYS) {
-                let (loss, events) = record_events(|| model.forward(batch(1, &device).require_grad(), how).sum());
+                let (loss, events) =
+                    record_events(|| model.forward(batch(1, &device).require_grad(), how).sum());
                 assert_eq!(trace(&events), forward, "{reshard:?}, {how:?}");
                 let (_, events) = record_events(|| loss.backward());
                 assert_eq!(trace(&events), backward, "{reshard:?}, {how:?}");
@@ -97,11 +110,22 @@ fn a_unit_is_gathered_once_in_backward_and_reduced_once() {
         for how in WAYS {
             ledger.reset();
             model.forward(batch(1, &device), how).sum().backward();
-            assert_eq!(ledger.calls_in(Op::AllGather, Phase::Forward), inside + 1, "{how:?}");
-            assert_eq!(ledger.calls_in(Op::AllGather, Phase::Backward), inside, "{how:?}: the root stays");
+            assert_eq!(
+                ledger.calls_in(Op::AllGather, Phase::Forward),
+                inside + 1,
+                "{how:?}"
+            );
+            assert_eq!(
+                ledger.calls_in(Op::AllGather, Phase::Backward),
+                inside,
+                "{how:?}: the root stays"
+            );
             assert_eq!(ledger.calls(Op::ReduceScatter), inside + 1, "{how:?}");
             // Five rows are six, three a rank: weights are cut by rows, biases too.
-            assert!(ledger.bytes_in(Op::AllGather, Phase::Backward) >= inside * LAYER, "{how:?}");
+            assert!(
+                ledger.bytes_in(Op::AllGather, Phase::Backward) >= inside * LAYER,
+                "{how:?}"
+            );
         }
         Ok(())
     });
@@ -116,8 +140,22 @@ fn a_unit_inside_is_not_freed_between_computing_again_and_its_gradients() {
         let loss = model.forward(batch(1, &device).require_grad(), AGAIN).sum();
         let (_, events) = record_events(|| loss.backward());
         for unit in ["blocks.0", "blocks.0.feed", "blocks.2", "blocks.2.feed"] {
-            let of = |kind| events.iter().filter(|event| *event.unit == *unit && event.kind == kind).count();
-            assert_eq!([EventKind::PreBackward, EventKind::Reshard, EventKind::PostBackward].map(of), [1; 3], "{unit}");
+            let of = |kind| {
+                events
+                    .iter()
+                    .filter(|event| *event.unit == *unit && event.kind == kind)
+                    .count()
+            };
+            assert_eq!(
+                [
+                    EventKind::PreBackward,
+                    EventKind::Reshard,
+                    EventKind::PostBackward
+                ]
+                .map(of),
+                [1; 3],
+                "{unit}"
+            );
         }
         Ok(())
     });
@@ -131,11 +169,17 @@ fn units_inside_are_reduced_in_reverse_order_of_entry() {
         let model = fully_shard(Tower::new(&device), mesh, config())?;
         for how in [KEPT].into_iter().chain(WAYS) {
             let x = batch(1, &device).require_grad();
-            let (a, b) = (model.blocks[0].forward(x.clone().tanh().tanh(), how), model.blocks[1].forward(x, how));
+            let (a, b) = (
+                model.blocks[0].forward(x.clone().tanh().tanh(), how),
+                model.blocks[1].forward(x, how),
+            );
             let loss = (a.tanh().tanh().tanh() + b).sum();
             let (_, events) = record_events(|| loss.backward());
             let trace = trace(&events);
-            let reduced: Vec<_> = trace.split(' ').filter(|event| event.starts_with('B')).collect();
+            let reduced: Vec<_> = trace
+                .split(' ')
+                .filter(|event| event.starts_with('B'))
+                .collect();
             assert_eq!(reduced, ["Bf1", "B1", "Bf0", "B0"], "{how:?}: {trace}");
         }
         Ok(())
@@ -151,18 +195,29 @@ fn patterns_say_which_units_compute_again() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(Tower::new(&device), mesh, config())?;
-        FsdpModule::of(&model)?.matching(["blocks.[02]"])?.set_activation_checkpointing(false);
+        FsdpModule::of(&model)?
+            .matching(["blocks.[02]"])?
+            .set_activation_checkpointing(false);
         let computed = [(); BLOCKS].map(|()| Arc::new(AtomicUsize::new(0)));
         let through = |x: Tensor<2>| {
-            model.blocks.iter().zip(&computed).fold(x, |x, (block, count)| {
-                let count = count.clone();
-                checkpoint_activations(block, x, move |block, x| {
-                    count.fetch_add(1, Relaxed);
-                    block.compute(x, How::default())
+            model
+                .blocks
+                .iter()
+                .zip(&computed)
+                .fold(x, |x, (block, count)| {
+                    let count = count.clone();
+                    checkpoint_activations(block, x, move |block, x| {
+                        count.fetch_add(1, Relaxed);
+                        block.compute(x, How::default())
+                    })
                 })
-            })
         };
-        let counts = || computed.iter().map(|count| count.load(Relaxed)).collect::<Vec<_>>();
+        let counts = || {
+            computed
+                .iter()
+                .map(|count| count.load(Relaxed))
+                .collect::<Vec<_>>()
+        };
         through(batch(1, &device)).sum().backward();
         assert_eq!(counts(), [1, 2, 1]);
         FsdpModule::of(&model)?.set_activation_checkpointing(true);

@@ -16,7 +16,9 @@ fn error(program: impl Fn(&Tower, Tensor<2>) -> Tensor<2> + Sync) -> Error {
     let failed = MeshTest::new([2], ["shard"]).run_failing(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(Tower::new(&device), mesh, config())?;
-        program(&model, batch(1, &device).require_grad()).sum().backward();
+        program(&model, batch(1, &device).require_grad())
+            .sum()
+            .backward();
         Ok(())
     });
     failed.cause
@@ -26,17 +28,30 @@ fn error(program: impl Fn(&Tower, Tensor<2>) -> Tensor<2> + Sync) -> Error {
 fn what_is_captured_and_tracked_is_an_error() {
     let captured = error(|tower, x| {
         let aside = x.clone();
-        checkpoint_activations(&tower.blocks[0], x, move |block, x| block.compute(x, AGAIN) + aside.clone())
+        checkpoint_activations(&tower.blocks[0], x, move |block, x| {
+            block.compute(x, AGAIN) + aside.clone()
+        })
     });
-    let Error::Param(ParamError::CapturedTrackedTensor { block }) = &captured else { panic!("{captured}") };
+    let Error::Param(ParamError::CapturedTrackedTensor { block }) = &captured else {
+        panic!("{captured}")
+    };
     assert_eq!(block, "blocks.0");
-    assert!(captured.to_string().contains("Pass it in `input`"), "{captured}");
+    assert!(
+        captured.to_string().contains("Pass it in `input`"),
+        "{captured}"
+    );
 
     let of_another = error(|tower, x| {
         let other: Block = tower.blocks[1].clone();
         checkpoint_activations(&tower.blocks[0], x, move |_, x| other.compute(x, AGAIN))
     });
-    assert!(matches!(of_another, Error::Param(ParamError::CapturedTrackedTensor { .. })), "{of_another}");
+    assert!(
+        matches!(
+            of_another,
+            Error::Param(ParamError::CapturedTrackedTensor { .. })
+        ),
+        "{of_another}"
+    );
 
     let by_itself = error(|tower, x| {
         let other: Linear = tower.head.clone();
@@ -44,7 +59,13 @@ fn what_is_captured_and_tracked_is_an_error() {
             block.compute(x, AGAIN) * other.bias.as_ref().unwrap().val().unsqueeze()
         })
     });
-    assert!(matches!(by_itself, Error::Param(ParamError::CapturedTrackedTensor { .. })), "{by_itself}");
+    assert!(
+        matches!(
+            by_itself,
+            Error::Param(ParamError::CapturedTrackedTensor { .. })
+        ),
+        "{by_itself}"
+    );
 }
 
 /// What a block does each time, which it is told.
@@ -54,20 +75,45 @@ type Program = fn(&Block, Tensor<2>, usize) -> Tensor<2>;
 fn changing(compute: Program) -> Error {
     error(|tower, x| {
         let count = Arc::new(AtomicUsize::new(0));
-        checkpoint_activations(&tower.blocks[0], x, move |block, x| compute(block, x, count.fetch_add(1, Relaxed)))
+        checkpoint_activations(&tower.blocks[0], x, move |block, x| {
+            compute(block, x, count.fetch_add(1, Relaxed))
+        })
     })
 }
 
 #[test]
 fn a_block_that_computes_other_things_again_is_an_error() {
     let programs: [(Program, _); 3] = [
-        (|block, x, time| block.up.forward(x) * (1.0 + time as f32), "computes other values"),
-        (|block, x, time| if time == 0 { fed(block, x) } else { block.up.forward(x) }, "enters fewer units"),
-        (|block, x, time| if time == 0 { block.up.forward(x) } else { fed(block, x) }, "enters other units"),
+        (
+            |block, x, time| block.up.forward(x) * (1.0 + time as f32),
+            "computes other values",
+        ),
+        (
+            |block, x, time| {
+                if time == 0 {
+                    fed(block, x)
+                } else {
+                    block.up.forward(x)
+                }
+            },
+            "enters fewer units",
+        ),
+        (
+            |block, x, time| {
+                if time == 0 {
+                    block.up.forward(x)
+                } else {
+                    fed(block, x)
+                }
+            },
+            "enters other units",
+        ),
     ];
     for (program, expected) in programs {
         let error = changing(program);
-        let Error::Param(ParamError::NondeterministicRecompute { differs, .. }) = &error else { panic!("{error}") };
+        let Error::Param(ParamError::NondeterministicRecompute { differs, .. }) = &error else {
+            panic!("{error}")
+        };
         assert_eq!(*differs, expected);
     }
 }

@@ -63,10 +63,27 @@ enum Drops {
     Burns,
 }
 
-const KEPT: How = How { checkpointed: false, inner: false, drops: Drops::Nothing };
-const AGAIN: How = How { checkpointed: true, ..KEPT };
+const KEPT: How = How {
+    checkpointed: false,
+    inner: false,
+    drops: Drops::Nothing,
+};
+const AGAIN: How = How {
+    checkpointed: true,
+    ..KEPT
+};
 /// Every way in which something computes again.
-const WAYS: [How; 3] = [AGAIN, How { inner: true, ..KEPT }, How { inner: true, ..AGAIN }];
+const WAYS: [How; 3] = [
+    AGAIN,
+    How {
+        inner: true,
+        ..KEPT
+    },
+    How {
+        inner: true,
+        ..AGAIN
+    },
+];
 
 impl How {
     fn drops(self, drops: Drops) -> Self {
@@ -85,17 +102,26 @@ impl Tower {
     fn new(device: &Device) -> Self {
         let block = |at| Block {
             up: linear(100 + 10 * at, device),
-            feed: Feed { down: linear(200 + 10 * at, device) },
+            feed: Feed {
+                down: linear(200 + 10 * at, device),
+            },
             dropout: DropoutConfig::new(0.3).init(),
         };
         let blocks = (0..BLOCKS as u64).map(block).collect();
-        Self { first: linear(10, device), blocks, head: linear(20, device) }
+        Self {
+            first: linear(10, device),
+            blocks,
+            head: linear(20, device),
+        }
     }
 
     fn forward(&self, x: Tensor<2>, how: How) -> Tensor<2> {
         unit(self, x, |tower, x| {
             let x = tower.first.forward(x);
-            let x = tower.blocks.iter().fold(x, |x, block| block.forward(x, how));
+            let x = tower
+                .blocks
+                .iter()
+                .fold(x, |x, block| block.forward(x, how));
             tower.head.forward(x)
         })
     }
@@ -135,5 +161,8 @@ fn batch(seed: u64, device: &Device) -> Tensor<2> {
 /// Whole gradients, averaged over ranks where the model is sharded.
 fn full_grads<M: Module>(model: &M, loss: Tensor<1>) -> Result<BTreeMap<String, Vec<f32>>> {
     let mut grads = GradientsParams::from_grads(loss.backward(), model);
-    Ok(values(&full_model(&model.clone().map(&mut Holder(&mut grads)))?, None))
+    Ok(values(
+        &full_model(&model.clone().map(&mut Holder(&mut grads)))?,
+        None,
+    ))
 }

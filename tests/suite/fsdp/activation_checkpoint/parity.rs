@@ -18,7 +18,11 @@ const STEPS: u64 = 10;
 
 fn device(mesh: &DeviceMesh, checkpointing: bool) -> Device {
     let device = mesh.device().clone().autodiff();
-    if checkpointing { device.gradient_checkpointing() } else { device }
+    if checkpointing {
+        device.gradient_checkpointing()
+    } else {
+        device
+    }
 }
 
 /// The weights after all steps. Without a configuration the model is unsharded, and gradients are averaged by hand.
@@ -33,7 +37,9 @@ fn train(
     if let Some(config) = config {
         model = fully_shard(model, mesh, config)?;
         // The weights of a block that computes again are gathered all the same.
-        FsdpModule::of(&model)?.matching(["blocks.*", "blocks.*.feed"])?.set_unshard_in_backward(!how.checkpointed);
+        FsdpModule::of(&model)?
+            .matching(["blocks.*", "blocks.*.feed"])?
+            .set_unshard_in_backward(!how.checkpointed);
     }
     let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
     random::seed(7);
@@ -42,7 +48,10 @@ fn train(
         let loss = (model.forward(x, how) - 0.3).square().mean();
         let mut grads = GradientsParams::from_grads(loss.backward(), &model);
         if !sharded {
-            let mut reduce = AllReduce { world: mesh.world(), grads };
+            let mut reduce = AllReduce {
+                world: mesh.world(),
+                grads,
+            };
             model = model.map(&mut reduce);
             grads = reduce.grads;
         }
@@ -54,12 +63,25 @@ fn train(
 fn compare(mesh: &DeviceMesh, checkpointing: bool) -> Result<()> {
     let device = device(mesh, checkpointing);
     let expected = train(mesh, &device, KEPT.drops(Drops::Own), None)?;
-    assert!(max_diff(&expected, &values(&Tower::new(&device), None)) > 1e-2, "it has learned");
-    let ways = if mesh.size() == 2 { &WAYS[..] } else { &WAYS[2..] };
+    assert!(
+        max_diff(&expected, &values(&Tower::new(&device), None)) > 1e-2,
+        "it has learned"
+    );
+    let ways = if mesh.size() == 2 {
+        &WAYS[..]
+    } else {
+        &WAYS[2..]
+    };
     for how in ways.iter().map(|how| how.drops(Drops::Own)) {
         for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never] {
-            let trained = train(mesh, &device, how, Some(config().with_reshard_after_forward(reshard)))?;
-            let context = format!("{mesh}, {how:?}, {reshard:?}, gradient checkpointing {checkpointing}");
+            let trained = train(
+                mesh,
+                &device,
+                how,
+                Some(config().with_reshard_after_forward(reshard)),
+            )?;
+            let context =
+                format!("{mesh}, {how:?}, {reshard:?}, gradient checkpointing {checkpointing}");
             match mesh.size() {
                 // Averages over three are added up in another order.
                 3 => assert!(max_diff(&trained, &expected) < 1e-5, "{context}"),
@@ -68,7 +90,10 @@ fn compare(mesh: &DeviceMesh, checkpointing: bool) -> Result<()> {
         }
     }
     let alone = train(mesh, &device, WAYS[2].drops(Drops::Own), None)?;
-    assert_eq!(alone, expected, "unsharded, {mesh}, gradient checkpointing {checkpointing}");
+    assert_eq!(
+        alone, expected,
+        "unsharded, {mesh}, gradient checkpointing {checkpointing}"
+    );
     Ok(())
 }
 
@@ -83,11 +108,15 @@ fn ten_steps_are_those_of_the_unsharded_model_that_keeps_activations() {
 #[cfg(feature = "mpi")]
 #[test]
 fn ten_steps_in_two_processes() {
-    MeshTest::new([2], ["shard"]).with_processes(2).run(|mesh| compare(mesh, false));
+    MeshTest::new([2], ["shard"])
+        .with_processes(2)
+        .run(|mesh| compare(mesh, false));
 }
 
 #[cfg(feature = "mpi")]
 #[test]
 fn ten_steps_in_three_processes() {
-    MeshTest::new([3], ["shard"]).with_processes(3).run(|mesh| compare(mesh, false));
+    MeshTest::new([3], ["shard"])
+        .with_processes(3)
+        .run(|mesh| compare(mesh, false));
 }

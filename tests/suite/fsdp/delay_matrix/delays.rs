@@ -107,20 +107,31 @@ struct Collective {
 
 impl Delays {
     pub fn new(late: Option<Late>, rank: usize, ranks: usize) -> Self {
-        Self { late, rank, ranks, now: Mutex::default() }
+        Self {
+            late,
+            rank,
+            ranks,
+            now: Mutex::default(),
+        }
     }
 
     /// The next step begins.
     pub fn begin(&self, step: u64) {
         let mut now = self.now.lock();
-        now.is_late = self.late.is_some_and(|late| late.is(self.rank, self.ranks, step));
+        now.is_late = self
+            .late
+            .is_some_and(|late| late.is(self.rank, self.ranks, step));
         now.step = step;
     }
 
     /// The rank is at `place`.
     pub fn at(&self, place: Place) {
         let mut now = self.now.lock();
-        if !now.is_late || !self.late.is_some_and(|late| [place, Place::Everywhere].contains(&late.place)) {
+        if !now.is_late
+            || !self
+                .late
+                .is_some_and(|late| [place, Place::Everywhere].contains(&late.place))
+        {
             return;
         }
         let step = now.step;
@@ -150,7 +161,10 @@ impl Subscriber for Delays {
         };
         self.at(before);
         let spans = &mut self.now.lock().spans;
-        spans.push(Collective { after, is_posted: false });
+        spans.push(Collective {
+            after,
+            is_posted: false,
+        });
         Id::from_u64(spans.len() as u64)
     }
 

@@ -35,13 +35,19 @@ use train::{Cell, Precision, PrefetchMode, Trained, alone, by_hand, steps};
 /// Nobody is late, and these ranks are, wherever.
 fn delays(of: &[Whom]) -> Vec<Option<Late>> {
     let late = Place::ALL.into_iter().cartesian_product(of.to_vec());
-    [None].into_iter().chain(late.map(|(place, whom)| Some(Late { place, whom }))).collect()
+    [None]
+        .into_iter()
+        .chain(late.map(|(place, whom)| Some(Late { place, whom })))
+        .collect()
 }
 
 /// The modes of resharding that so many ranks have.
 fn modes(ranks: usize) -> Vec<ReshardAfterForward> {
     use ReshardAfterForward::{Always, Auto, Never, Ranks};
-    let few = (2..ranks).rev().find(|few| ranks.is_multiple_of(*few)).map(Ranks);
+    let few = (2..ranks)
+        .rev()
+        .find(|few| ranks.is_multiple_of(*few))
+        .map(Ranks);
     [Auto, Always, Never].into_iter().chain(few).collect()
 }
 
@@ -67,8 +73,18 @@ fn cells(
     prefetch: PrefetchMode,
     late: &[Option<Late>],
 ) -> Vec<Cell> {
-    let pairs = modes.iter().copied().cartesian_product(late.iter().copied());
-    pairs.map(|(reshard, late)| Cell { precision, reshard, prefetch, late }).collect()
+    let pairs = modes
+        .iter()
+        .copied()
+        .cartesian_product(late.iter().copied());
+    pairs
+        .map(|(reshard, late)| Cell {
+            precision,
+            reshard,
+            prefetch,
+            late,
+        })
+        .collect()
 }
 
 /// On ranks that are threads, in every precision and mode; in single precision as one device trains, too.
@@ -76,7 +92,11 @@ fn train_on(shape: &[usize], prefetch: PrefetchMode, late: fn(Precision) -> Vec<
     let net = Net::new();
     for precision in Precision::ALL {
         let late = late(precision);
-        let every = if shape == [2] || late.len() < 3 || crate::effort::is_long() { 1 } else { 3 };
+        let every = if shape == [2] || late.len() < 3 || crate::effort::is_long() {
+            1
+        } else {
+            3
+        };
         let late: Vec<_> = late.into_iter().step_by(every).collect();
         let modes = modes(shape[shape.len() - 1]);
         let mut cells = cells(precision, &modes, prefetch, &late);
@@ -85,7 +105,10 @@ fn train_on(shape: &[usize], prefetch: PrefetchMode, late: fn(Precision) -> Vec<
             let is_tried = |mode: usize, delay: usize| {
                 delay == 0 || (mode + delay + precision as usize).is_multiple_of(modes.len())
             };
-            cells.retain(|_| at.next().is_some_and(|at: usize| is_tried(at / late.len(), at % late.len())));
+            cells.retain(|_| {
+                at.next()
+                    .is_some_and(|at: usize| is_tried(at / late.len(), at % late.len()))
+            });
         }
         let ranks = test(shape).run(|mesh| to_the_bit(&net, mesh, &cells));
         println!("{} cells in {precision:?} on {}", cells.len(), test(shape));
@@ -93,8 +116,13 @@ fn train_on(shape: &[usize], prefetch: PrefetchMode, late: fn(Precision) -> Vec<
             let one = alone(&net, ranks.len());
             let apart = max_diff(&ranks[0].weights, &one.weights);
             assert!(apart < 1e-5, "weights part by {apart}");
-            let mean = |step: usize| ranks.iter().map(|rank| rank.losses[step]).sum::<f32>() / ranks.len() as f32;
-            let apart = furthest(&(0..steps() as usize).map(mean).collect::<Vec<_>>(), &one.losses);
+            let mean = |step: usize| {
+                ranks.iter().map(|rank| rank.losses[step]).sum::<f32>() / ranks.len() as f32
+            };
+            let apart = furthest(
+                &(0..steps() as usize).map(mean).collect::<Vec<_>>(),
+                &one.losses,
+            );
             assert!(apart < 1e-6, "losses part by {apart}");
         }
     }
@@ -112,13 +140,23 @@ fn of_one_and_all(precision: Precision) -> Vec<Option<Late>> {
 fn of_one(precision: Precision) -> Vec<Option<Late>> {
     match precision {
         Precision::Single => delays(&[Whom::One]),
-        Precision::Bf16 | Precision::F16 => vec![None, Some(Late { place: Place::Everywhere, whom: Whom::One })],
+        Precision::Bf16 | Precision::F16 => vec![
+            None,
+            Some(Late {
+                place: Place::Everywhere,
+                whom: Whom::One,
+            }),
+        ],
     }
 }
 
 #[test]
 fn one_rank_trains_as_by_hand() {
-    for prefetch in [PrefetchMode::Nothing, PrefetchMode::NextTwo, PrefetchMode::Everything] {
+    for prefetch in [
+        PrefetchMode::Nothing,
+        PrefetchMode::NextTwo,
+        PrefetchMode::Everything,
+    ] {
         train_on(&[1], prefetch, |_| vec![None]);
     }
 }

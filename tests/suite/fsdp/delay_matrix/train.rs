@@ -78,7 +78,11 @@ impl PrefetchMode {
     fn set(self, net: &Net) -> Result<()> {
         let Self::NextTwo = self else { return Ok(()) };
         let root = FsdpModule::of(net)?.own();
-        let blocks = net.blocks.iter().map(FsdpModule::of).collect::<Result<Vec<_>>>()?;
+        let blocks = net
+            .blocks
+            .iter()
+            .map(FsdpModule::of)
+            .collect::<Result<Vec<_>>>()?;
         let forward: Vec<_> = std::iter::once(root).chain(blocks).collect();
         for (at, unit) in forward.iter().enumerate() {
             let after = forward[at + 1..].iter().take(2).cloned();
@@ -95,7 +99,9 @@ impl PrefetchMode {
         if let Self::Everything = self {
             // Their forwards wait.
             drop(unshard(net)?);
-            net.blocks.iter().try_for_each(|block| unshard(block).map(drop))?;
+            net.blocks
+                .iter()
+                .try_for_each(|block| unshard(block).map(drop))?;
         }
         Ok(())
     }
@@ -108,8 +114,12 @@ impl Cell {
             .with_units(["blocks.*"])
             .with_reshard_after_forward(self.reshard)
             .with_shard_placement_fn(full);
-        let Some(param) = self.precision.param() else { return config };
-        let policy = MixedPrecisionPolicy::new().with_param_dtype(param).with_reduce_dtype(self.precision.reduce());
+        let Some(param) = self.precision.param() else {
+            return config;
+        };
+        let policy = MixedPrecisionPolicy::new()
+            .with_param_dtype(param)
+            .with_reduce_dtype(self.precision.reduce());
         config
             .with_mixed_precision(policy.clone().with_output_dtype(DType::F32))
             .with_mixed_precision_for(["blocks.*"], policy)
@@ -121,18 +131,37 @@ impl Cell {
     /// If the ranks that were to be late were not.
     pub fn train(&self, net: &Net, mesh: &DeviceMesh) -> Result<Trained> {
         let (ranks, ledger) = (mesh.size(), mesh.world().ledger());
-        let net = fully_shard(on_device(net, &mesh.device().clone().autodiff()), mesh, self.config())?;
+        let net = fully_shard(
+            on_device(net, &mesh.device().clone().autodiff()),
+            mesh,
+            self.config(),
+        )?;
         self.prefetch.set(&net)?;
         ledger.reset();
         let delays = Arc::new(Delays::new(self.late, mesh.rank(), ranks));
-        let (net, losses) = tracing::subscriber::with_default(delays.clone(), || self.steps(net, mesh, &delays))?;
-        let by_program =
-            if let PrefetchMode::Everything = self.prefetch { steps() * (1 + net.blocks.len() as u64) } else { 0 };
+        let (net, losses) =
+            tracing::subscriber::with_default(delays.clone(), || self.steps(net, mesh, &delays))?;
+        let by_program = if let PrefetchMode::Everything = self.prefetch {
+            steps() * (1 + net.blocks.len() as u64)
+        } else {
+            0
+        };
         let is_sharded = u64::from(ranks > 1);
-        assert_eq!(ledger.calls_in(Op::AllGather, Phase::Other), is_sharded * by_program, "{self:?}");
+        assert_eq!(
+            ledger.calls_in(Op::AllGather, Phase::Other),
+            is_sharded * by_program,
+            "{self:?}"
+        );
         let slept = mesh.all_reduce(delays.slept() as f64, ReduceOp::Sum)?;
-        assert_eq!(slept, self.late.map_or(0, |late| late.count(steps(), ranks)) as f64, "{self:?}");
-        Ok(Trained { losses, weights: values(&full_model(&net)?, None) })
+        assert_eq!(
+            slept,
+            self.late.map_or(0, |late| late.count(steps(), ranks)) as f64,
+            "{self:?}"
+        );
+        Ok(Trained {
+            losses,
+            weights: values(&full_model(&net)?, None),
+        })
     }
 
     fn steps(&self, mut net: Net, mesh: &DeviceMesh, delays: &Delays) -> Result<(Net, Vec<f32>)> {
@@ -169,7 +198,10 @@ pub fn by_hand(net: &Net, mesh: &DeviceMesh, precision: Precision) -> Result<Tra
         let grads = average(&net, grads, mesh, |_| precision.reduce());
         net = optim.step(LR, net, grads);
     }
-    Ok(Trained { losses, weights: values(&net, None) })
+    Ok(Trained {
+        losses,
+        weights: values(&net, None),
+    })
 }
 
 /// One device, by the mean of the losses of the batches of all ranks.
@@ -184,5 +216,8 @@ pub fn alone(net: &Net, ranks: usize) -> Trained {
         let grads = GradientsParams::from_grads(loss.backward(), &net);
         net = optim.step(LR, net, grads);
     }
-    Trained { losses, weights: values(&net, None) }
+    Trained {
+        losses,
+        weights: values(&net, None),
+    }
 }

@@ -6,7 +6,8 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Op, ReduceOp};
 use burn_dtensor::fsdp::{
-    FullyShard, GradScaler, MixedPrecisionPolicy, ParamExt, full_model, fully_shard, named_parameters, unit,
+    FullyShard, GradScaler, MixedPrecisionPolicy, ParamExt, full_model, fully_shard,
+    named_parameters, unit,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
@@ -57,7 +58,9 @@ fn the_scale_grows_after_2000_good_steps_and_shrinks_at_a_bad_one() {
         let mut scaler = GradScaler::new();
         assert_eq!(scaler.current_scale(), 65536.0);
         let mut step = |odd| {
-            let is_finite = scaler.unscale(layer, &mut grads(layer, 65536.0, odd)).unwrap();
+            let is_finite = scaler
+                .unscale(layer, &mut grads(layer, 65536.0, odd))
+                .unwrap();
             scaler.update().unwrap();
             (is_finite, scaler.current_scale())
         };
@@ -83,14 +86,22 @@ fn factors_and_interval_may_be_set_and_an_infinite_scale_is_none() {
             .with_growth_interval(2);
         let scales = |mut scaler: GradScaler, odd: &[bool]| -> Vec<f32> {
             let mut scale = |&odd: &bool| {
-                scaler.unscale(layer, &mut grads(layer, 1.0, odd.then_some(f32::NAN))).unwrap();
+                scaler
+                    .unscale(layer, &mut grads(layer, 1.0, odd.then_some(f32::NAN)))
+                    .unwrap();
                 scaler.update().unwrap();
                 scaler.current_scale()
             };
             odd.iter().map(&mut scale).collect()
         };
-        assert_eq!(scales(scaler.clone(), &[false, true, false, false, false, false]), [8.0, 2.0, 2.0, 8.0, 8.0, 32.0]);
-        assert_eq!(scales(scaler.with_init_scale(f32::MAX), &[false; 3]), [f32::MAX; 3]);
+        assert_eq!(
+            scales(scaler.clone(), &[false, true, false, false, false, false]),
+            [8.0, 2.0, 2.0, 8.0, 8.0, 32.0]
+        );
+        assert_eq!(
+            scales(scaler.with_init_scale(f32::MAX), &[false; 3]),
+            [f32::MAX; 3]
+        );
     });
 }
 
@@ -102,15 +113,28 @@ fn one_rank_that_overflows_has_all_skip_the_step() {
             let own = (mesh.rank() == odd_rank).then_some(odd);
             mesh.world().ledger().reset();
             let mut grads = grads(layer, 1.0, own);
-            assert!(!scaler.unscale(layer, &mut grads).unwrap(), "{odd} on rank {odd_rank}");
-            scaler.step(layer.clone(), grads, |_, _| panic!("a step that overflowed")).unwrap();
+            assert!(
+                !scaler.unscale(layer, &mut grads).unwrap(),
+                "{odd} on rank {odd_rank}"
+            );
+            scaler
+                .step(layer.clone(), grads, |_, _| {
+                    panic!("a step that overflowed")
+                })
+                .unwrap();
             scaler.update().unwrap();
             assert_eq!(mesh.world().ledger().calls(Op::AllReduce), 1);
-            let scales = mesh.all_reduce(scaler.current_scale(), ReduceOp::Max).unwrap();
+            let scales = mesh
+                .all_reduce(scaler.current_scale(), ReduceOp::Max)
+                .unwrap();
             assert_eq!([scales, scaler.current_scale()], [32768.0; 2]);
         }
         // A rank without gradients takes part.
-        let mut own = if mesh.rank() == 1 { GradientsParams::new() } else { grads(layer, 1.0, None) };
+        let mut own = if mesh.rank() == 1 {
+            GradientsParams::new()
+        } else {
+            grads(layer, 1.0, None)
+        };
         assert!(GradScaler::new().unscale(layer, &mut own).unwrap());
     });
 }
@@ -127,9 +151,16 @@ fn calls_out_of_order_are_refused_and_two_models_share_a_scale() {
         is(scaler.update(), "no gradients were unscaled");
         let mut own = grads(layer, 1.0, None);
         scaler.unscale(layer, &mut own).unwrap();
-        is(scaler.unscale(layer, &mut own).map(drop), "`GradScaler::unscale` was called twice");
+        is(
+            scaler.unscale(layer, &mut own).map(drop),
+            "`GradScaler::unscale` was called twice",
+        );
         let overflowed = grads(&other, 1.0, Some(f32::INFINITY));
-        scaler.step(other.clone(), overflowed, |_, _| panic!("a step that overflowed")).unwrap();
+        scaler
+            .step(other.clone(), overflowed, |_, _| {
+                panic!("a step that overflowed")
+            })
+            .unwrap();
         let mut is_stepped = false;
         scaler
             .step(layer.clone(), own, |layer, _| {
@@ -137,7 +168,10 @@ fn calls_out_of_order_are_refused_and_two_models_share_a_scale() {
                 Ok(layer)
             })
             .unwrap();
-        assert!(is_stepped, "the other model's gradients had overflowed, not these");
+        assert!(
+            is_stepped,
+            "the other model's gradients had overflowed, not these"
+        );
         let again = scaler.step(layer.clone(), GradientsParams::new(), |layer, _| Ok(layer));
         is(again.map(drop), "`GradScaler::step` was called twice");
         scaler.update().unwrap();
@@ -152,7 +186,9 @@ fn two_models_of_one_device_share_a_scale() {
     let mut scaler = GradScaler::new().with_growth_interval(1);
     for layer in [layer(&device), layer(&device)] {
         assert!(scaler.unscale(&layer, &mut GradientsParams::new()).unwrap());
-        scaler.step(layer, GradientsParams::new(), |layer, _| Ok(layer)).unwrap();
+        scaler
+            .step(layer, GradientsParams::new(), |layer, _| Ok(layer))
+            .unwrap();
     }
     scaler.update().unwrap();
     assert_eq!(scaler.current_scale(), 2.0 * 65536.0);
@@ -162,8 +198,18 @@ fn two_models_of_one_device_share_a_scale() {
 fn good_gradients_are_unscaled() {
     on_three(|_, layer| {
         let mut grads = grads(layer, 3.0, None);
-        assert!(GradScaler::new().with_init_scale(8.0).unscale(layer, &mut grads).unwrap());
-        let grad = layer.weight.shard_grad(&grads).expect("a gradient").local().clone();
+        assert!(
+            GradScaler::new()
+                .with_init_scale(8.0)
+                .unscale(layer, &mut grads)
+                .unwrap()
+        );
+        let grad = layer
+            .weight
+            .shard_grad(&grads)
+            .expect("a gradient")
+            .local()
+            .clone();
         assert_eq!(grad.clone().into_data(), grad.full_like(0.375).into_data());
     });
 }
@@ -173,12 +219,15 @@ fn its_state_is_saved_and_loaded() {
     on_three(|_, layer| {
         let mut scaler = GradScaler::new().with_growth_interval(3);
         let step = |scaler: &mut GradScaler| {
-            scaler.step(layer.clone(), grads(layer, 1.0, None), |layer, _| Ok(layer)).unwrap();
+            scaler
+                .step(layer.clone(), grads(layer, 1.0, None), |layer, _| Ok(layer))
+                .unwrap();
             scaler.update().unwrap();
         };
         step(&mut scaler);
         step(&mut scaler);
-        let mut loaded: GradScaler = serde_json::from_str(&serde_json::to_string(&scaler).unwrap()).unwrap();
+        let mut loaded: GradScaler =
+            serde_json::from_str(&serde_json::to_string(&scaler).unwrap()).unwrap();
         assert_eq!(loaded, scaler);
         step(&mut loaded);
         assert_eq!(loaded.current_scale(), 2.0 * scaler.current_scale());
@@ -210,7 +259,11 @@ fn small_gradients_of_half_precision_survive() {
             unit(&sharded, x, |layer, x| layer.forward(x)).sum() * 2f32.powi(-26)
         };
         let largest = |grads: &GradientsParams| {
-            let grad = sharded.weight.full_grad(grads).unwrap().expect("a gradient");
+            let grad = sharded
+                .weight
+                .full_grad(grads)
+                .unwrap()
+                .expect("a gradient");
             grad.abs().max().into_scalar::<f32>()
         };
         let unscaled = GradientsParams::from_grads(loss().backward(), &sharded);
@@ -218,8 +271,17 @@ fn small_gradients_of_half_precision_survive() {
         let mut scaler = GradScaler::new();
         let mut grads = GradientsParams::from_grads(scaler.scale(loss()).backward(), &sharded);
         assert!(scaler.unscale(&sharded, &mut grads)?);
-        let expected = tensor::<2>(1, [2, WIDTH], &device).sum_dim(0).abs().max().into_scalar::<f32>() * 2f32.powi(-26);
-        assert!((largest(&grads) / expected - 1.0).abs() < 1e-2, "{} and {expected}", largest(&grads));
+        let expected = tensor::<2>(1, [2, WIDTH], &device)
+            .sum_dim(0)
+            .abs()
+            .max()
+            .into_scalar::<f32>()
+            * 2f32.powi(-26);
+        assert!(
+            (largest(&grads) / expected - 1.0).abs() < 1e-2,
+            "{} and {expected}",
+            largest(&grads)
+        );
         Ok(())
     });
 }
@@ -252,7 +314,10 @@ fn training_that_overflows_at_first_goes_on_with_a_smaller_scale() {
             }
         }
         assert!((1..8).contains(&steps), "{steps} of 8 steps are made");
-        let diff = max_diff(&values(&full_model(&model)?, None), &values(&full_model(&reference)?, None));
+        let diff = max_diff(
+            &values(&full_model(&model)?, None),
+            &values(&full_model(&reference)?, None),
+        );
         assert!(diff < 1e-3, "{diff}");
         Ok(())
     });

@@ -9,8 +9,8 @@ use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
-    FsdpError, FullyShard, MixedPrecisionPolicy, ParamExt, ParamInfo, ReshardAfterForward, full_model, fully_shard,
-    remesh, unit, unshard,
+    FsdpError, FullyShard, MixedPrecisionPolicy, ParamExt, ParamInfo, ReshardAfterForward,
+    full_model, fully_shard, remesh, unit, unshard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, Style, parallelize};
@@ -43,16 +43,32 @@ fn shards_records_and_the_full_model_keep_what_is_stored() {
     let plain = layer();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
-        let sharded = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().with_mixed_precision(half()))?;
+        let sharded = fully_shard(
+            on_device(&plain, &device),
+            mesh,
+            FullyShard::new().with_mixed_precision(half()),
+        )?;
         let exact = |model: &Linear| {
-            assert_eq!(values(&full_model(model).unwrap(), None), values(&plain, None));
+            assert_eq!(
+                values(&full_model(model).unwrap(), None),
+                values(&plain, None)
+            );
         };
         exact(&sharded);
-        let loss = run(&sharded, tensor(1, [3, WIDTH], &device)).cast(DType::F32).sum();
+        let loss = run(&sharded, tensor(1, [3, WIDTH], &device))
+            .cast(DType::F32)
+            .sum();
         exact(&sharded);
         let grads = GradientsParams::from_grads(loss.backward(), &sharded);
         assert_eq!(sharded.weight.base().dtype(), DType::F32);
-        assert_eq!(sharded.weight.shard_grad(&grads).expect("it is used").dtype(), DType::F32);
+        assert_eq!(
+            sharded
+                .weight
+                .shard_grad(&grads)
+                .expect("it is used")
+                .dtype(),
+            DType::F32
+        );
         // What was gathered ahead is for a forward, and still there for it.
         unshard(&sharded)?.wait()?;
         exact(&sharded);
@@ -61,7 +77,10 @@ fn shards_records_and_the_full_model_keep_what_is_stored() {
         assert_eq!(mesh.world().ledger().calls(Op::AllGather), 0);
         // Outside the unit, too, a weight is what layers compute with.
         let read = sharded.weight.val();
-        assert_eq!(read.into_data(), plain.weight.val().cast(DType::BF16).into_data());
+        assert_eq!(
+            read.into_data(),
+            plain.weight.val().cast(DType::BF16).into_data()
+        );
         Ok(())
     });
 }
@@ -69,25 +88,45 @@ fn shards_records_and_the_full_model_keep_what_is_stored() {
 #[test]
 fn what_is_sent_has_the_types_of_the_policy() {
     let plain = layer();
-    for (reduce, size) in [(None, 4), (Some(DType::BF16), 2), (Some(DType::F32), 4), (Some(DType::F64), 8)] {
+    for (reduce, size) in [
+        (None, 4),
+        (Some(DType::BF16), 2),
+        (Some(DType::F32), 4),
+        (Some(DType::F64), 8),
+    ] {
         MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let policy = reduce.into_iter().fold(half(), MixedPrecisionPolicy::with_reduce_dtype);
-            let config =
-                FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(policy);
+            let policy = reduce
+                .into_iter()
+                .fold(half(), MixedPrecisionPolicy::with_reduce_dtype);
+            let config = FullyShard::new()
+                .with_reshard_after_forward(ReshardAfterForward::Always)
+                .with_mixed_precision(policy);
             let sharded = fully_shard(on_device(&plain, &device), mesh, config)?;
             let ledger = mesh.world().ledger();
             ledger.reset();
-            run(&sharded, tensor(1, [3, WIDTH], &device)).cast(DType::F32).sum().backward();
+            run(&sharded, tensor(1, [3, WIDTH], &device))
+                .cast(DType::F32)
+                .sum()
+                .backward();
             for phase in [Phase::Forward, Phase::Backward] {
                 assert_eq!(ledger.calls_in(Op::AllGather, phase), 1);
                 assert_eq!(ledger.bytes_in(Op::AllGather, phase), 2 * ELEMENTS);
             }
             // Beside the gradients a number for each parameter, and rank.
-            let numbers = [ledger.bytes(Op::ReduceScatter) / size, ledger.bytes(Op::AllReduce) / size];
-            let own: u64 = values(&sharded, None).values().map(|shard| shard.len() as u64).sum();
+            let numbers = [
+                ledger.bytes(Op::ReduceScatter) / size,
+                ledger.bytes(Op::AllReduce) / size,
+            ];
+            let own: u64 = values(&sharded, None)
+                .values()
+                .map(|shard| shard.len() as u64)
+                .sum();
             assert_eq!(numbers, [ELEMENTS + 2 * 2, own + 2]);
-            assert_eq!([ledger.calls(Op::ReduceScatter), ledger.calls(Op::AllReduce)], [1, 1]);
+            assert_eq!(
+                [ledger.calls(Op::ReduceScatter), ledger.calls(Op::AllReduce)],
+                [1, 1]
+            );
             Ok(())
         });
     }
@@ -104,20 +143,29 @@ impl Mixed {
     fn new() -> Self {
         let mut narrow = layer();
         narrow.weight = narrow.weight.map(|weight| weight.cast(DType::F16));
-        narrow.bias = narrow.bias.map(|bias| bias.map(|bias| bias.cast(DType::F16)));
-        Self { wide: layer(), narrow }
+        narrow.bias = narrow
+            .bias
+            .map(|bias| bias.map(|bias| bias.cast(DType::F16)));
+        Self {
+            wide: layer(),
+            narrow,
+        }
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         unit(self, x, |mixed, x| {
-            let read = |layer: &Linear, x: Tensor<2>| layer.forward(x.cast(layer.weight.val().dtype()));
+            let read =
+                |layer: &Linear, x: Tensor<2>| layer.forward(x.cast(layer.weight.val().dtype()));
             read(&mixed.narrow, read(&mixed.wide, x).tanh())
         })
     }
 }
 
 fn grads_of(model: &Mixed, device: &Device) -> GradientsParams {
-    let loss = model.forward(tensor(1, [3, WIDTH], device)).cast(DType::F32).sum();
+    let loss = model
+        .forward(tensor(1, [3, WIDTH], device))
+        .cast(DType::F32)
+        .sum();
     GradientsParams::from_grads(loss.backward(), model)
 }
 
@@ -128,8 +176,16 @@ fn parameters_of_several_stored_types_are_one_unit() {
     let mixed = Mixed::new();
     for (policy, sizes, config) in [
         (None, [4, 2], FullyShard::new()),
-        (Some(DType::BF16), [4, 2], FullyShard::new().with_mixed_precision(half())),
-        (Some(DType::BF16), [4, 4], FullyShard::new().with_mixed_precision(half().with_reduce_dtype(DType::F32))),
+        (
+            Some(DType::BF16),
+            [4, 2],
+            FullyShard::new().with_mixed_precision(half()),
+        ),
+        (
+            Some(DType::BF16),
+            [4, 4],
+            FullyShard::new().with_mixed_precision(half().with_reduce_dtype(DType::F32)),
+        ),
     ] {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
@@ -138,21 +194,36 @@ fn parameters_of_several_stored_types_are_one_unit() {
             let ledger = mesh.world().ledger();
             ledger.reset();
             let mut grads = grads_of(&sharded, &device);
-            assert_eq!([ledger.calls(Op::AllGather), ledger.calls(Op::ReduceScatter)], [1, 1]);
+            assert_eq!(
+                [ledger.calls(Op::AllGather), ledger.calls(Op::ReduceScatter)],
+                [1, 1]
+            );
             // The gradients, and a number for each of four parameters and each rank, in the type of the first gradient.
             let [wide, narrow] = sizes;
             let sent = (wide + narrow) * ELEMENTS + wide * 4 * 2;
             assert_eq!(ledger.bytes(Op::ReduceScatter), sent, "{policy:?}");
             let of = |layer: &Linear| layer.weight.shard_grad(&grads).expect("it is used").dtype();
-            assert_eq!([of(&sharded.wide), of(&sharded.narrow)], [DType::F32, DType::F16]);
+            assert_eq!(
+                [of(&sharded.wide), of(&sharded.narrow)],
+                [DType::F32, DType::F16]
+            );
             let full = full_model(&sharded.clone().map(&mut Holder(&mut grads)))?;
             let by_hand = match policy {
                 None => plain,
                 Some(dtype) => super::reference::with_weights_in(plain, |_| Some(dtype)),
             };
-            let expected = by_hand.clone().map(&mut Holder(&mut grads_of(&by_hand, &device)));
-            for (found, expected) in [(&full.wide, &expected.wide), (&full.narrow, &expected.narrow)] {
-                assert_eq!(found.weight.base().into_data(), expected.weight.base().into_data(), "{policy:?}");
+            let expected = by_hand
+                .clone()
+                .map(&mut Holder(&mut grads_of(&by_hand, &device)));
+            for (found, expected) in [
+                (&full.wide, &expected.wide),
+                (&full.narrow, &expected.narrow),
+            ] {
+                assert_eq!(
+                    found.weight.base().into_data(),
+                    expected.weight.base().into_data(),
+                    "{policy:?}"
+                );
             }
             Ok(())
         });
@@ -166,18 +237,21 @@ fn a_replicated_weight_is_cast_too() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let device = device.gradient_checkpointing();
-        let config =
-            FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always).with_mixed_precision(half());
-        let replicated = |param: ParamInfo<'_>| (param.path == "weight").then_some(Placement::Replicate);
+        let config = FullyShard::new()
+            .with_reshard_after_forward(ReshardAfterForward::Always)
+            .with_mixed_precision(half());
+        let replicated =
+            |param: ParamInfo<'_>| (param.path == "weight").then_some(Placement::Replicate);
         let x = || tensor::<2>(1, [3, WIDTH], &device);
-        let [full, sizes] = [config.clone().with_shard_placement_fn(replicated), config].map(|config| {
-            let model = fully_shard(on_device(&plain, &device), mesh, config).unwrap();
-            let output = run(&model, x());
-            let grads = output.clone().cast(DType::F32).sum().backward();
-            let grad = model.weight.full_grad(&grads).unwrap().expect("it is used");
-            assert_eq!(grad.dtype(), DType::F32);
-            (output.into_data(), grad.into_data())
-        });
+        let [full, sizes] =
+            [config.clone().with_shard_placement_fn(replicated), config].map(|config| {
+                let model = fully_shard(on_device(&plain, &device), mesh, config).unwrap();
+                let output = run(&model, x());
+                let grads = output.clone().cast(DType::F32).sum().backward();
+                let grad = model.weight.full_grad(&grads).unwrap().expect("it is used");
+                assert_eq!(grad.dtype(), DType::F32);
+                (output.into_data(), grad.into_data())
+            });
         assert_eq!(full, sizes);
         Ok(())
     });
@@ -190,8 +264,14 @@ fn a_rank_may_leave_out_a_weight() {
     for reduce in [None, Some(DType::BF16)] {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let policy = reduce.into_iter().fold(half(), MixedPrecisionPolicy::with_reduce_dtype);
-            let model = fully_shard(on_device(&plain, &device), mesh, FullyShard::new().with_mixed_precision(policy))?;
+            let policy = reduce
+                .into_iter()
+                .fold(half(), MixedPrecisionPolicy::with_reduce_dtype);
+            let model = fully_shard(
+                on_device(&plain, &device),
+                mesh,
+                FullyShard::new().with_mixed_precision(policy),
+            )?;
             let x = Tensor::<2>::ones([1, WIDTH], &device);
             let sum = unit(&model, x, |layer, x| match mesh.rank() {
                 0 => layer.forward(x),
@@ -199,10 +279,23 @@ fn a_rank_may_leave_out_a_weight() {
             });
             let grads = sum.sum().backward();
             let [weight, bias] = [
-                model.weight.full_grad(&grads)?.expect("a rank uses it").into_data(),
-                model.bias.as_ref().expect("it has one").full_grad(&grads)?.expect("all use it").into_data(),
+                model
+                    .weight
+                    .full_grad(&grads)?
+                    .expect("a rank uses it")
+                    .into_data(),
+                model
+                    .bias
+                    .as_ref()
+                    .expect("it has one")
+                    .full_grad(&grads)?
+                    .expect("all use it")
+                    .into_data(),
             ];
-            assert_eq!(weight, Tensor::<2>::full([WIDTH, WIDTH], 0.5, mesh.device()).into_data());
+            assert_eq!(
+                weight,
+                Tensor::<2>::full([WIDTH, WIDTH], 0.5, mesh.device()).into_data()
+            );
             assert_eq!(bias, Tensor::<1>::ones([WIDTH], mesh.device()).into_data());
             Ok(())
         });
@@ -217,17 +310,30 @@ fn tensor_parallel_parts_have_the_types_of_the_policy() {
             let plan = Plan::new().with_style("weight", Style::placed(Placement::Shard(1)));
             parallelize(layer, &mesh.slice("tp")?, plan)
         };
-        let shard =
-            |layer: Linear| fully_shard(layer, &mesh.slice("dp")?, FullyShard::new().with_mixed_precision(half()));
+        let shard = |layer: Linear| {
+            fully_shard(
+                layer,
+                &mesh.slice("dp")?,
+                FullyShard::new().with_mixed_precision(half()),
+            )
+        };
         for layer in [shard(place(plain.clone())?)?, place(shard(plain.clone())?)?] {
             let x = tensor::<2>(1, [3, WIDTH], mesh.device());
             let x = DTensor::distribute_replicated(x, &mesh.slice("tp")?, &[Placement::Replicate])?;
-            unit(&layer, x, |_, x| assert_eq!([x.dtype(), x.local().dtype()], [DType::BF16; 2]));
+            unit(&layer, x, |_, x| {
+                assert_eq!([x.dtype(), x.local().dtype()], [DType::BF16; 2])
+            });
             let part = layer.weight.dtensor()?;
             assert_eq!([part.dtype(), part.local().dtype()], [DType::BF16; 2]);
             let full = layer.weight.val();
-            assert_eq!(full.into_data(), plain.weight.val().cast(DType::BF16).into_data());
-            assert_eq!(layer.weight.shard().expect("it is sharded").dtype(), DType::F32);
+            assert_eq!(
+                full.into_data(),
+                plain.weight.val().cast(DType::BF16).into_data()
+            );
+            assert_eq!(
+                layer.weight.shard().expect("it is sharded").dtype(),
+                DType::F32
+            );
             assert_eq!(values(&full_model(&layer)?, None), values(&plain, None));
         }
         Ok(())
@@ -239,12 +345,24 @@ fn a_model_on_another_mesh_keeps_its_policies() {
     let plain = layer();
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let policy = half().with_output_dtype(DType::F64).with_excluded(["bias"]);
-        let model = fully_shard(plain.clone(), mesh, FullyShard::new().with_mixed_precision(policy))?;
+        let model = fully_shard(
+            plain.clone(),
+            mesh,
+            FullyShard::new().with_mixed_precision(policy),
+        )?;
         let model = remesh(model, &DeviceMesh::new(mesh.world(), [2], ["again"])?)?;
         let x = tensor::<2>(1, [3, WIDTH], mesh.device());
         let output = unit(&model, x, |model, x| {
             assert_eq!([x.dtype(), model.weight.val().dtype()], [DType::BF16; 2]);
-            assert_eq!(model.bias.as_ref().map(Param::val).expect("it has one").dtype(), DType::F32);
+            assert_eq!(
+                model
+                    .bias
+                    .as_ref()
+                    .map(Param::val)
+                    .expect("it has one")
+                    .dtype(),
+                DType::F32
+            );
             x
         });
         assert_eq!(output.dtype(), DType::F64);

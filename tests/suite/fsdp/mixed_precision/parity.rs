@@ -6,7 +6,9 @@ use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{DType, Int, Tensor};
 use burn_dtensor::Result;
-use burn_dtensor::fsdp::{FullyShard, MixedPrecisionPolicy, ReshardAfterForward, full_model, fully_shard};
+use burn_dtensor::fsdp::{
+    FullyShard, MixedPrecisionPolicy, ReshardAfterForward, full_model, fully_shard,
+};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 
@@ -28,7 +30,9 @@ struct Case {
 impl Case {
     fn policy(&self) -> MixedPrecisionPolicy {
         let policy = MixedPrecisionPolicy::new().with_param_dtype(self.param);
-        self.reduce.into_iter().fold(policy, MixedPrecisionPolicy::with_reduce_dtype)
+        self.reduce
+            .into_iter()
+            .fold(policy, MixedPrecisionPolicy::with_reduce_dtype)
     }
 
     fn config(&self) -> FullyShard {
@@ -53,7 +57,11 @@ type Trained = (Vec<f32>, BTreeMap<String, Vec<f32>>);
 
 fn train(mesh: &DeviceMesh, case: Case, sharded: bool) -> Result<Trained> {
     let device = mesh.device().clone().autodiff();
-    let device = if case.checkpointing { device.gradient_checkpointing() } else { device };
+    let device = if case.checkpointing {
+        device.gradient_checkpointing()
+    } else {
+        device
+    };
     let mut model = gpt(false, &device);
     model = match sharded {
         true => fully_shard(model, mesh, case.config())?,
@@ -62,7 +70,11 @@ fn train(mesh: &DeviceMesh, case: Case, sharded: bool) -> Result<Trained> {
     let mut optim = AdamWConfig::new().init();
     let (mut losses, rank) = (Vec::new(), mesh.rank());
     for step in 0..4 {
-        let loss = loss(&model, batch(step, rank, 0, &device), batch(step, rank, 1, &device));
+        let loss = loss(
+            &model,
+            batch(step, rank, 0, &device),
+            batch(step, rank, 1, &device),
+        );
         losses.push(loss.clone().into_scalar::<f32>());
         let mut grads = GradientsParams::from_grads(loss.backward(), &model);
         if !sharded {
@@ -76,9 +88,13 @@ fn train(mesh: &DeviceMesh, case: Case, sharded: bool) -> Result<Trained> {
 
 fn to_the_bit(case: Case) {
     let names = &["replicate", "shard"][2 - case.mesh.len()..];
-    let ranks = MeshTest::new(case.mesh, names).run(|mesh| Ok((train(mesh, case, true)?, train(mesh, case, false)?)));
+    let ranks = MeshTest::new(case.mesh, names)
+        .run(|mesh| Ok((train(mesh, case, true)?, train(mesh, case, false)?)));
     for (rank, (sharded, by_hand)) in ranks.into_iter().enumerate() {
-        assert!(by_hand.1.values().flatten().all(|x| x.is_finite()), "{case:?}");
+        assert!(
+            by_hand.1.values().flatten().all(|x| x.is_finite()),
+            "{case:?}"
+        );
         assert_eq!(sharded, by_hand, "rank {rank}, {case:?}");
     }
 }
@@ -95,17 +111,34 @@ const BF16: Case = Case {
 fn training_is_to_the_bit_that_of_a_model_cast_by_hand() {
     for mesh in [&[1][..], &[2], &[3], &[4], &[2, 2]] {
         for reduce in [Some(DType::F32), Some(DType::BF16), None] {
-            to_the_bit(Case { mesh, reduce, ..BF16 });
+            to_the_bit(Case {
+                mesh,
+                reduce,
+                ..BF16
+            });
         }
-        to_the_bit(Case { mesh, param: DType::F16, ..BF16 });
+        to_the_bit(Case {
+            mesh,
+            param: DType::F16,
+            ..BF16
+        });
     }
 }
 
 #[test]
 fn training_in_mixed_precision_is_the_same_whenever_weights_are_freed() {
     for checkpointing in [false, true] {
-        for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Ranks(2)] {
-            to_the_bit(Case { mesh: &[4], reshard, checkpointing, ..BF16 });
+        for reshard in [
+            ReshardAfterForward::Always,
+            ReshardAfterForward::Never,
+            ReshardAfterForward::Ranks(2),
+        ] {
+            to_the_bit(Case {
+                mesh: &[4],
+                reshard,
+                checkpointing,
+                ..BF16
+            });
         }
     }
 }
@@ -113,5 +146,10 @@ fn training_in_mixed_precision_is_the_same_whenever_weights_are_freed() {
 /// Gradients lose digits in what they are added up in, and in nothing else.
 #[test]
 fn single_precision_weights_may_be_reduced_in_half() {
-    to_the_bit(Case { mesh: &[3], param: DType::F32, reduce: Some(DType::BF16), ..BF16 });
+    to_the_bit(Case {
+        mesh: &[3],
+        param: DType::F32,
+        reduce: Some(DType::BF16),
+        ..BF16
+    });
 }

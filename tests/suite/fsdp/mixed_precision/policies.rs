@@ -29,7 +29,12 @@ fn net() -> Net {
     device.seed(5);
     let linear = || LinearConfig::new(WIDTH, WIDTH).init(&device);
     let scale = Param::from_tensor(tensor(5, [WIDTH], &device));
-    let net = Net { first: linear(), blocks: (0..BLOCKS).map(|_| linear()).collect(), scale, last: linear() };
+    let net = Net {
+        first: linear(),
+        blocks: (0..BLOCKS).map(|_| linear()).collect(),
+        scale,
+        last: linear(),
+    };
     let _ = values(&net, None);
     net
 }
@@ -44,9 +49,17 @@ struct Policy {
 
 impl Policy {
     fn mixed(self) -> MixedPrecisionPolicy {
-        let policy = self.param.into_iter().fold(MixedPrecisionPolicy::new(), MixedPrecisionPolicy::with_param_dtype);
-        let policy = self.reduce.into_iter().fold(policy, MixedPrecisionPolicy::with_reduce_dtype);
-        self.output.into_iter().fold(policy, MixedPrecisionPolicy::with_output_dtype)
+        let policy = self.param.into_iter().fold(
+            MixedPrecisionPolicy::new(),
+            MixedPrecisionPolicy::with_param_dtype,
+        );
+        let policy = self
+            .reduce
+            .into_iter()
+            .fold(policy, MixedPrecisionPolicy::with_reduce_dtype);
+        self.output
+            .into_iter()
+            .fold(policy, MixedPrecisionPolicy::with_output_dtype)
     }
 }
 
@@ -59,8 +72,9 @@ struct Policies {
 
 impl Policies {
     fn config(&self) -> FullyShard {
-        let config =
-            FullyShard::new().with_units(["blocks.*"]).with_mixed_precision(self.root.mixed().with_excluded(["scale"]));
+        let config = FullyShard::new()
+            .with_units(["blocks.*"])
+            .with_mixed_precision(self.root.mixed().with_excluded(["scale"]));
         let blocks = self.blocks.iter().enumerate();
         blocks.fold(config, |config, (i, policy)| {
             config.with_mixed_precision_for([format!("blocks.{i}")], policy.mixed())
@@ -146,14 +160,28 @@ fn passes_to_the_bit(policies: Policies, opened: bool) {
                 let grads = output.clone().cast(DType::F32).square().sum().backward();
                 let grad = x.grad(&grads).expect("it is tracked");
                 assert_eq!(grad.dtype(), DType::F32);
-                let numbers = |x: Tensor<2>| x.cast(DType::F32).into_data().try_to_vec::<f32>().unwrap();
-                (dtype, numbers(output), numbers(grad), GradientsParams::from_grads(grads, model))
+                let numbers =
+                    |x: Tensor<2>| x.cast(DType::F32).into_data().try_to_vec::<f32>().unwrap();
+                (
+                    dtype,
+                    numbers(output),
+                    numbers(grad),
+                    GradientsParams::from_grads(grads, model),
+                )
             };
             let (dtype, output, input, mut grads) = pass(&sharded, None);
-            let full = values(&full_model(&sharded.clone().map(&mut Holder(&mut grads)))?, None);
-            let (dtype_by_hand, output_by_hand, input_by_hand, grads) = pass(&by_hand, Some(&policies));
+            let full = values(
+                &full_model(&sharded.clone().map(&mut Holder(&mut grads)))?,
+                None,
+            );
+            let (dtype_by_hand, output_by_hand, input_by_hand, grads) =
+                pass(&by_hand, Some(&policies));
             let grads = average(&by_hand, grads, mesh, |path| policies.reduce(path));
-            let expected: Passed = (output_by_hand, input_by_hand, values(&by_hand, Some(&grads)));
+            let expected: Passed = (
+                output_by_hand,
+                input_by_hand,
+                values(&by_hand, Some(&grads)),
+            );
             assert_eq!((output, input, full), expected, "{policies:?}");
             assert_eq!(dtype, dtype_by_hand, "{policies:?}");
             Ok(())
@@ -161,37 +189,96 @@ fn passes_to_the_bit(policies: Policies, opened: bool) {
     }
 }
 
-const BF16: Policy = Policy { param: Some(DType::BF16), reduce: Some(DType::F32), output: None };
-const F16: Policy = Policy { param: Some(DType::F16), reduce: Some(DType::F16), output: None };
+const BF16: Policy = Policy {
+    param: Some(DType::BF16),
+    reduce: Some(DType::F32),
+    output: None,
+};
+const F16: Policy = Policy {
+    param: Some(DType::F16),
+    reduce: Some(DType::F16),
+    output: None,
+};
 /// Its gradients are reduced as its weights are stored.
-const AS_STORED: Policy = Policy { reduce: None, ..BF16 };
+const AS_STORED: Policy = Policy {
+    reduce: None,
+    ..BF16
+};
 /// Its weights stay as they are stored, and its inputs are what they are.
-const F32: Policy = Policy { param: Some(DType::F32), reduce: Some(DType::BF16), output: None };
+const F32: Policy = Policy {
+    param: Some(DType::F32),
+    reduce: Some(DType::BF16),
+    output: None,
+};
 
 #[test]
 fn each_unit_has_a_policy_of_its_own() {
-    to_the_bit(Policies { root: BF16, blocks: [F16, F32, Policy { output: Some(DType::F64), ..BF16 }] });
-    to_the_bit(Policies { root: Policy { output: Some(DType::F32), ..F16 }, blocks: [BF16, AS_STORED, BF16] });
+    to_the_bit(Policies {
+        root: BF16,
+        blocks: [
+            F16,
+            F32,
+            Policy {
+                output: Some(DType::F64),
+                ..BF16
+            },
+        ],
+    });
+    to_the_bit(Policies {
+        root: Policy {
+            output: Some(DType::F32),
+            ..F16
+        },
+        blocks: [BF16, AS_STORED, BF16],
+    });
 }
 
 #[test]
 fn a_policy_for_some_units_leaves_the_others_as_they_are() {
-    let single = Policy { param: Some(DType::F32), ..Policy::default() };
-    to_the_bit(Policies { root: Policy::default(), blocks: [BF16, single, F16] });
+    let single = Policy {
+        param: Some(DType::F32),
+        ..Policy::default()
+    };
+    to_the_bit(Policies {
+        root: Policy::default(),
+        blocks: [BF16, single, F16],
+    });
 }
 
 /// Outputs of a unit without weights of half precision, and gradients reduced in another type.
 #[test]
 fn outputs_and_reductions_have_types_of_their_own() {
-    let wide = Policy { param: None, reduce: Some(DType::F64), output: Some(DType::F64) };
-    to_the_bit(Policies { root: wide, blocks: [Policy::default(); BLOCKS] });
+    let wide = Policy {
+        param: None,
+        reduce: Some(DType::F64),
+        output: Some(DType::F64),
+    };
+    to_the_bit(Policies {
+        root: wide,
+        blocks: [Policy::default(); BLOCKS],
+    });
 }
 
 /// They cast neither inputs nor outputs: activations are in the type that the model casts its own to.
 #[test]
 fn units_that_reads_open_follow_one_policy_for_the_model_and_them() {
-    passes_to_the_bit(Policies { root: BF16, blocks: [BF16; BLOCKS] }, false);
-    passes_to_the_bit(Policies { root: F16, blocks: [Policy { reduce: Some(DType::F32), ..F16 }; BLOCKS] }, false);
+    passes_to_the_bit(
+        Policies {
+            root: BF16,
+            blocks: [BF16; BLOCKS],
+        },
+        false,
+    );
+    passes_to_the_bit(
+        Policies {
+            root: F16,
+            blocks: [Policy {
+                reduce: Some(DType::F32),
+                ..F16
+            }; BLOCKS],
+        },
+        false,
+    );
 }
 
 /// Of two that take a unit.
@@ -203,9 +290,13 @@ fn the_last_policy_for_a_unit_counts() {
         let config = FullyShard::new()
             .with_units(["blocks.*"])
             .with_mixed_precision_for(["blocks.*"], bf16)
-            .with_mixed_precision_for(["blocks.1"], MixedPrecisionPolicy::new().with_param_dtype(DType::F16));
+            .with_mixed_precision_for(
+                ["blocks.1"],
+                MixedPrecisionPolicy::new().with_param_dtype(DType::F16),
+            );
         let model = fully_shard(model.clone(), mesh, config)?;
-        let dtypes = [&model.first, &model.blocks[0], &model.blocks[1]].map(|layer| layer.weight.val().dtype());
+        let dtypes = [&model.first, &model.blocks[0], &model.blocks[1]]
+            .map(|layer| layer.weight.val().dtype());
         assert_eq!(dtypes, [DType::F32, DType::BF16, DType::F16]);
         Ok(())
     });

@@ -5,7 +5,9 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
 use burn_dtensor::Result;
 use burn_dtensor::comm::Op;
-use burn_dtensor::fsdp::{FsdpModule, FullyShard, MixedPrecisionPolicy, ParamExt, fully_shard, unit};
+use burn_dtensor::fsdp::{
+    FsdpModule, FullyShard, MixedPrecisionPolicy, ParamExt, fully_shard, unit,
+};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::testing::MeshTest;
 use half::bf16;
@@ -18,16 +20,23 @@ const WIDTH: usize = 5;
 const MESHES: [&[usize]; 3] = [&[2], &[3], &[2, 2]];
 
 /// Element types set by the policy, and those that gradients of `f32` parameters are then reduced in.
-const POLICIES: [(Option<DType>, DType); 3] =
-    [(Some(DType::F32), DType::F32), (None, DType::F32), (Some(DType::BF16), DType::BF16)];
+const POLICIES: [(Option<DType>, DType); 3] = [
+    (Some(DType::F32), DType::F32),
+    (None, DType::F32),
+    (Some(DType::BF16), DType::BF16),
+];
 
 fn layer() -> Linear {
-    LinearConfig::new(WIDTH, WIDTH).with_bias(false).init(&Device::flex())
+    LinearConfig::new(WIDTH, WIDTH)
+        .with_bias(false)
+        .init(&Device::flex())
 }
 
 fn sharded(layer: &Linear, mesh: &DeviceMesh, reduce: Option<DType>) -> Result<Linear> {
     let policy = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16);
-    let policy = reduce.into_iter().fold(policy, MixedPrecisionPolicy::with_reduce_dtype);
+    let policy = reduce
+        .into_iter()
+        .fold(policy, MixedPrecisionPolicy::with_reduce_dtype);
     fully_shard(
         on_device(layer, &mesh.device().clone().autodiff()),
         mesh,
@@ -38,28 +47,58 @@ fn sharded(layer: &Linear, mesh: &DeviceMesh, reduce: Option<DType>) -> Result<L
 /// The gradient of the weight's elements in a row, of one batch of a rank: a number that `bf16` has. The sum of the first
 /// and any of the others needs more digits than `bf16` has and no more than `f32` has.
 fn term(ranks: usize, rank: usize, batch: usize, row: usize) -> f32 {
-    let first = if (rank, batch) == (0, 0) { 1.0 } else { 1.0 / 4096.0 };
+    let first = if (rank, batch) == (0, 0) {
+        1.0
+    } else {
+        1.0 / 4096.0
+    };
     first * (ranks * (row + 1)) as f32
 }
 
 /// Runs a forward and a backward that have these gradients.
 fn backward(model: &Linear, mesh: &DeviceMesh, batch: usize) -> Gradients {
-    let terms: Vec<_> = (0..WIDTH).map(|row| term(mesh.size(), mesh.rank(), batch, row)).collect();
-    let x = Tensor::<2>::from_data(TensorData::new(terms, [1, WIDTH]), &mesh.device().clone().autodiff());
-    unit(model, x, |layer, x| layer.forward(x)).cast(DType::F32).sum().backward()
+    let terms: Vec<_> = (0..WIDTH)
+        .map(|row| term(mesh.size(), mesh.rank(), batch, row))
+        .collect();
+    let x = Tensor::<2>::from_data(
+        TensorData::new(terms, [1, WIDTH]),
+        &mesh.device().clone().autodiff(),
+    );
+    unit(model, x, |layer, x| layer.forward(x))
+        .cast(DType::F32)
+        .sum()
+        .backward()
 }
 
 fn full(model: &Linear, grads: &Gradients) -> Result<Vec<f32>> {
-    Ok(model.weight.full_grad(grads)?.expect("it is used").into_data().try_to_vec().expect("f32"))
+    Ok(model
+        .weight
+        .full_grad(grads)?
+        .expect("it is used")
+        .into_data()
+        .try_to_vec()
+        .expect("f32"))
 }
 
 /// What the gradients of all ranks become, divided by `divisor`: each sum is rounded to `reduce`, the one of a rank's
 /// batches, of the ranks that shard, and of the replicas.
 fn by_hand(mesh: &[usize], batches: usize, divisor: f32, reduce: DType) -> Vec<f32> {
-    let round = |x: f32| if reduce == DType::BF16 { bf16::from_f32(x).to_f32() } else { x };
+    let round = |x: f32| {
+        if reduce == DType::BF16 {
+            bf16::from_f32(x).to_f32()
+        } else {
+            x
+        }
+    };
     let (ranks, sharding) = (mesh.iter().product(), mesh[mesh.len() - 1]);
     let of_row = |row| {
-        let own = |rank| round((0..batches).map(|batch| term(ranks, rank, batch, row)).sum());
+        let own = |rank| {
+            round(
+                (0..batches)
+                    .map(|batch| term(ranks, rank, batch, row))
+                    .sum(),
+            )
+        };
         let replica = |first| round((first..first + sharding).map(own).sum());
         round((0..ranks).step_by(sharding).map(replica).sum::<f32>() / divisor)
     };
@@ -79,7 +118,10 @@ fn on_meshes(check: impl Fn(&[usize], &DeviceMesh, &Linear) -> Result<()> + Sync
 fn the_stored_type_is_reduced_in_unless_a_policy_sets_another() {
     on_meshes(|shape, mesh, layer| {
         let ranks = mesh.size();
-        assert_ne!(by_hand(shape, 1, ranks as f32, DType::F32), by_hand(shape, 1, ranks as f32, DType::BF16));
+        assert_ne!(
+            by_hand(shape, 1, ranks as f32, DType::F32),
+            by_hand(shape, 1, ranks as f32, DType::BF16)
+        );
         for (set, reduce) in POLICIES {
             let model = sharded(layer, mesh, set)?;
             mesh.world().ledger().reset();
@@ -87,8 +129,15 @@ fn the_stored_type_is_reduced_in_unless_a_policy_sets_another() {
             // The gradients, and a number for each rank that shards.
             let elements = WIDTH * WIDTH + shape[shape.len() - 1];
             let sent = mesh.world().ledger().bytes(Op::ReduceScatter) as usize;
-            let expected = (elements * reduce.size(), by_hand(shape, 1, ranks as f32, reduce));
-            assert_eq!((sent, full(&model, &grads)?), expected, "{shape:?}, {set:?}");
+            let expected = (
+                elements * reduce.size(),
+                by_hand(shape, 1, ranks as f32, reduce),
+            );
+            assert_eq!(
+                (sent, full(&model, &grads)?),
+                expected,
+                "{shape:?}, {set:?}"
+            );
         }
         Ok(())
     });
@@ -106,7 +155,10 @@ fn a_factor_divides_gradients_in_mixed_precision() {
                     FsdpModule::of(&model)?.set_force_sum_reduction(force_sum);
                     let expected = by_hand(shape, 1, factor as f32, reduce);
                     let found = full(&model, &backward(&model, mesh, 0))?;
-                    assert_eq!(found, expected, "{shape:?}, {set:?}, by {factor}, force {force_sum}");
+                    assert_eq!(
+                        found, expected,
+                        "{shape:?}, {set:?}, by {factor}, force {force_sum}"
+                    );
                 }
             }
         }
@@ -120,10 +172,19 @@ fn batches_without_sync_are_added_up_in_the_type_of_the_reduction() {
         for (set, reduce) in POLICIES {
             let model = sharded(layer, mesh, set)?;
             let waiting = FsdpModule::of(&model)?.no_sync();
-            assert!(model.weight.full_grad(&backward(&model, mesh, 0))?.is_none());
+            assert!(
+                model
+                    .weight
+                    .full_grad(&backward(&model, mesh, 0))?
+                    .is_none()
+            );
             drop(waiting);
             let expected = by_hand(shape, 2, mesh.size() as f32, reduce);
-            assert_eq!(full(&model, &backward(&model, mesh, 1))?, expected, "{shape:?}, {set:?}");
+            assert_eq!(
+                full(&model, &backward(&model, mesh, 1))?,
+                expected,
+                "{shape:?}, {set:?}"
+            );
         }
         Ok(())
     });
@@ -141,12 +202,22 @@ const SLOPE: f32 = 24576.0;
 
 /// Of one batch, where the first rank alone uses a weight, or of two, where it does so in the first of them and the replicas
 /// add up after the second.
-fn ranks_differ_in_what_they_use(shape: &[usize], reduce: DType, factor: f64, batches: usize, sums: bool) {
+fn ranks_differ_in_what_they_use(
+    shape: &[usize],
+    reduce: DType,
+    factor: f64,
+    batches: usize,
+    sums: bool,
+) {
     let names = &["replicate", "shard"][2 - shape.len()..];
     MeshTest::new(shape, names).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let weight = || Param::from_tensor(Tensor::ones([WIDTH, WIDTH], &device));
-        let model = Weights { of_all: weight(), of_one: weight(), unused: weight() };
+        let model = Weights {
+            of_all: weight(),
+            of_one: weight(),
+            unused: weight(),
+        };
         let policy = MixedPrecisionPolicy::new()
             .with_param_dtype(reduce)
             .with_reduce_dtype(reduce)
@@ -157,21 +228,37 @@ fn ranks_differ_in_what_they_use(shape: &[usize], reduce: DType, factor: f64, ba
         let mut grads = None;
         for batch in 0..batches {
             FsdpModule::of(&model)?.set_requires_all_reduce(batch + 1 == batches);
-            let y = unit(&model, Tensor::<2>::ones([WIDTH, WIDTH], &device), |model, x| {
-                let y = x.clone() * model.of_all.val();
-                if (mesh.rank(), batch) == (0, 0) { y + x * model.of_one.val() } else { y }
-            });
+            let y = unit(
+                &model,
+                Tensor::<2>::ones([WIDTH, WIDTH], &device),
+                |model, x| {
+                    let y = x.clone() * model.of_all.val();
+                    if (mesh.rank(), batch) == (0, 0) {
+                        y + x * model.of_one.val()
+                    } else {
+                        y
+                    }
+                },
+            );
             grads = Some((y * SLOPE).sum().backward());
         }
         let grads = grads.expect("there is a batch");
-        let what =
-            format!("{shape:?}, {reduce:?}, by {factor:e}, {batches} batches, sums {sums}, rank {}", mesh.rank());
-        let shard = model.of_one.shard_grad(&grads).unwrap_or_else(|| panic!("{what}: a rank has used it"));
+        let what = format!(
+            "{shape:?}, {reduce:?}, by {factor:e}, {batches} batches, sums {sums}, rank {}",
+            mesh.rank()
+        );
+        let shard = model
+            .of_one
+            .shard_grad(&grads)
+            .unwrap_or_else(|| panic!("{what}: a rank has used it"));
         let expected = f64::from(SLOPE) / factor;
         // Half an ulp of either type, or of the subnormal numbers of `f16`.
         let tolerance = (expected / 250.0).max(3e-8);
         for found in shard.local().clone().into_data().iter::<f64>() {
-            assert!((found - expected).abs() <= tolerance, "{what}: {found} for {expected}");
+            assert!(
+                (found - expected).abs() <= tolerance,
+                "{what}: {found} for {expected}"
+            );
         }
         assert!(model.unused.shard_grad(&grads).is_none(), "{what}");
         Ok(())

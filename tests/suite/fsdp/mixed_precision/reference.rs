@@ -49,7 +49,12 @@ pub fn average<M: Module>(
     mesh: &DeviceMesh,
     dtype: impl Fn(&str) -> DType,
 ) -> GradientsParams {
-    let mut average = Average { path: Vec::new(), mesh, dtype, grads };
+    let mut average = Average {
+        path: Vec::new(),
+        mesh,
+        dtype,
+        grads,
+    };
     model.visit(&mut average);
     average.grads
 }
@@ -71,12 +76,24 @@ impl<F: Fn(&str) -> DType> ModuleVisitor for Average<'_, F> {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let grad = self.grads.remove::<D>(param.id).expect("every parameter is used");
-        let mut grad = grad.cast((self.dtype)(&self.path.join("."))).into_dispatch();
+        let grad = self
+            .grads
+            .remove::<D>(param.id)
+            .expect("every parameter is used");
+        let mut grad = grad
+            .cast((self.dtype)(&self.path.join(".")))
+            .into_dispatch();
         for dim in (0..self.mesh.ndim()).rev() {
             let group = self.mesh.communicator(dim).unwrap();
-            grad = group.all_reduce(Call::new("by hand"), vec![grad], ReduceOp::Avg).wait().unwrap().remove(0);
+            grad = group
+                .all_reduce(Call::new("by hand"), vec![grad], ReduceOp::Avg)
+                .wait()
+                .unwrap()
+                .remove(0);
         }
-        self.grads.register(param.id, Tensor::<D>::from_dispatch(grad).cast(param.base().dtype()));
+        self.grads.register(
+            param.id,
+            Tensor::<D>::from_dispatch(grad).cast(param.base().dtype()),
+        );
     }
 }

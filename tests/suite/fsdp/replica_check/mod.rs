@@ -25,7 +25,11 @@ struct Flip {
 
 impl Flip {
     fn new(param: &'static str, bit: u32) -> Self {
-        Self { param, bit, path: vec![] }
+        Self {
+            param,
+            bit,
+            path: vec![],
+        }
     }
 }
 
@@ -43,7 +47,9 @@ impl ModuleMapper for Flip {
             return param;
         }
         let device = Device::flex().autodiff();
-        param.map(|base| Tensor::from_data(flipped(base.inner().into_data(), self.bit), &device).require_grad())
+        param.map(|base| {
+            Tensor::from_data(flipped(base.inner().into_data(), self.bit), &device).require_grad()
+        })
     }
 }
 
@@ -78,7 +84,11 @@ fn train(
 
 /// Of a batch of the step and the rank.
 fn gradients(net: &Net, step: usize, mesh: &DeviceMesh) -> GradientsParams {
-    let x = tensor((10 * step + mesh.rank()) as u64, [4, WIDTH], &mesh.device().clone().autodiff());
+    let x = tensor(
+        (10 * step + mesh.rank()) as u64,
+        [4, WIDTH],
+        &mesh.device().clone().autodiff(),
+    );
     let loss = (with_units(net, x, 0) - 1.0).square().mean();
     GradientsParams::from_grads(loss.backward(), net)
 }
@@ -120,13 +130,21 @@ const NEXT: Case = Case {
 /// The ranks of one shard.
 fn replicas(mesh: &DeviceMesh, rank: usize) -> Vec<usize> {
     let shards = mesh.shape()[mesh.ndim() - 1];
-    mesh.ranks().iter().copied().filter(|other| other % shards == rank % shards).collect()
+    mesh.ranks()
+        .iter()
+        .copied()
+        .filter(|other| other % shards == rank % shards)
+        .collect()
 }
 
 /// The ranks of one replica.
 fn shards(mesh: &DeviceMesh, rank: usize) -> Vec<usize> {
     let shards = mesh.shape()[mesh.ndim() - 1];
-    mesh.ranks().iter().copied().filter(|other| other / shards == rank / shards).collect()
+    mesh.ranks()
+        .iter()
+        .copied()
+        .filter(|other| other / shards == rank / shards)
+        .collect()
 }
 
 /// Of a group of two both are named, of a larger one who is at fault, on all ranks.
@@ -136,23 +154,57 @@ fn is_told(mesh: &DeviceMesh, case: &Case) -> Result<()> {
         false => net,
     };
     let (_, made, error) = train(mesh, (case.config)(), flip)?;
-    let error = error.unwrap_or_else(|| panic!("`{}` on rank {} was not found", case.param, case.culprit));
+    let error =
+        error.unwrap_or_else(|| panic!("`{}` on rank {} was not found", case.param, case.culprit));
     let text = error.to_string();
-    let Error::Comm(CommError::Diverged { rank, other, during, param, of, step, majority }) = error else {
+    let Error::Comm(CommError::Diverged {
+        rank,
+        other,
+        during,
+        param,
+        of,
+        step,
+        majority,
+    }) = error
+    else {
         panic!("{text}")
     };
     let group = (case.group)(mesh, case.culprit);
-    assert_eq!((&*param, of, during.op), (case.param, ReplicatedValue::Weight, case.during), "{text}");
-    assert_eq!((step, &during.ranks[..]), (case.told_in as u64, &group[..]), "{text}");
+    assert_eq!(
+        (&*param, of, during.op),
+        (case.param, ReplicatedValue::Weight, case.during),
+        "{text}"
+    );
+    assert_eq!(
+        (step, &during.ranks[..]),
+        (case.told_in as u64, &group[..]),
+        "{text}"
+    );
     // Word of it may reach others when they have ended the step.
     let prefetch = (made + 1).checked_sub(case.told_in);
-    assert!(prefetch == Some(0) || prefetch == Some(1) && !group.contains(&mesh.rank()), "{text}, after step {made}");
+    assert!(
+        prefetch == Some(0) || prefetch == Some(1) && !group.contains(&mesh.rank()),
+        "{text}, after step {made}"
+    );
     match group.len() {
-        2 => assert!(!majority && rank.min(other) == group[0] && rank.max(other) == group[1], "{text}"),
-        _ => assert!(majority && rank == case.culprit && rank != other && group.contains(&other), "{text}"),
+        2 => assert!(
+            !majority && rank.min(other) == group[0] && rank.max(other) == group[1],
+            "{text}"
+        ),
+        _ => assert!(
+            majority && rank == case.culprit && rank != other && group.contains(&other),
+            "{text}"
+        ),
     }
-    let remedy = if majority { "is wrong, as most ranks hold the value of" } else { "either may be wrong" };
-    assert!(text.contains(remedy) && text.contains("World::shrink"), "{text}");
+    let remedy = if majority {
+        "is wrong, as most ranks hold the value of"
+    } else {
+        "either may be wrong"
+    };
+    assert!(
+        text.contains(remedy) && text.contains("World::shrink"),
+        "{text}"
+    );
     Ok(())
 }
 
@@ -165,21 +217,59 @@ fn mesh_of(shape: [usize; 2]) -> MeshTest {
 fn a_bit_of_a_shard_is_told_between_replicas() {
     for shape in [[2, 2], [2, 3], [3, 1], [3, 2], [4, 1]] {
         for culprit in 0..shape[0] * shape[1] {
-            mesh_of(shape).run(|mesh| is_told(mesh, &Case { param: "blocks.1.weight", culprit, ..NEXT }));
+            mesh_of(shape).run(|mesh| {
+                is_told(
+                    mesh,
+                    &Case {
+                        param: "blocks.1.weight",
+                        culprit,
+                        ..NEXT
+                    },
+                )
+            });
         }
     }
 }
 
-mesh_test!(a_bit_of_a_shard_of_one_of_two_replicas, [2, 2], ["replicate", "shard"], |mesh| {
-    is_told(mesh, &Case { param: "first.weight", culprit: 1, ..NEXT })
-});
+mesh_test!(
+    a_bit_of_a_shard_of_one_of_two_replicas,
+    [2, 2],
+    ["replicate", "shard"],
+    |mesh| {
+        is_told(
+            mesh,
+            &Case {
+                param: "first.weight",
+                culprit: 1,
+                ..NEXT
+            },
+        )
+    }
+);
 
-mesh_test!(a_bit_of_a_shard_of_one_of_three_replicas, [3, 1], ["replicate", "shard"], |mesh| {
-    is_told(mesh, &Case { param: "blocks.2.weight", culprit: 2, ..NEXT })
-});
+mesh_test!(
+    a_bit_of_a_shard_of_one_of_three_replicas,
+    [3, 1],
+    ["replicate", "shard"],
+    |mesh| {
+        is_told(
+            mesh,
+            &Case {
+                param: "blocks.2.weight",
+                culprit: 2,
+                ..NEXT
+            },
+        )
+    }
+);
 
 /// In a unit with other parameters that are cut, whose reduction comes first.
-const REPLICATED: Case = Case { param: "blocks.0.bias", group: shards, during: Op::ReduceScatter, ..NEXT };
+const REPLICATED: Case = Case {
+    param: "blocks.0.bias",
+    group: shards,
+    during: Op::ReduceScatter,
+    ..NEXT
+};
 
 /// In a unit of its own: all that is reduced is whole.
 const ALONE: Case = Case {
@@ -204,20 +294,46 @@ fn a_bit_of_a_replicated_parameter_is_found_between_shards() {
         }
     }
     for culprit in 0..3 {
-        MeshTest::new([3], ["shard"]).run(|mesh| is_told(mesh, &Case { culprit, ..REPLICATED }));
+        MeshTest::new([3], ["shard"]).run(|mesh| {
+            is_told(
+                mesh,
+                &Case {
+                    culprit,
+                    ..REPLICATED
+                },
+            )
+        });
     }
 }
 
-mesh_test!(a_bit_of_a_parameter_that_four_ranks_replicate, [4], ["shard"], |mesh| {
-    is_told(mesh, &Case { culprit: 3, ..REPLICATED })
-});
+mesh_test!(
+    a_bit_of_a_parameter_that_four_ranks_replicate,
+    [4],
+    ["shard"],
+    |mesh| {
+        is_told(
+            mesh,
+            &Case {
+                culprit: 3,
+                ..REPLICATED
+            },
+        )
+    }
+);
 
 #[test]
 fn without_a_number_it_is_told_by_the_tenth_step() {
     for (in_step, culprit) in [(1, 0), (3, 1), (10, 2)] {
         // A lesser bit may be rounded away until then, and is no harm any more.
-        let case =
-            Case { config: replicated, param: "blocks.1.weight", bit: 20, in_step, culprit, told_in: 10, ..NEXT };
+        let case = Case {
+            config: replicated,
+            param: "blocks.1.weight",
+            bit: 20,
+            in_step,
+            culprit,
+            told_in: 10,
+            ..NEXT
+        };
         mesh_of([3, 1]).run(|mesh| is_told(mesh, &case));
     }
     // Of those that nobody compares nobody knows.
@@ -247,9 +363,15 @@ fn weights_that_an_optimizer_makes_differ_are_no_failure_by_default() {
             // The biases are replicated between the ranks that shard.
             let config = || replicated().with_weight_check(false);
             let (_, made, error) = train(mesh, config(), last_bits)?;
-            assert!(made == STEPS && error.is_none(), "after {made} steps: {error:?}");
+            assert!(
+                made == STEPS && error.is_none(),
+                "after {made} steps: {error:?}"
+            );
             let (_, made, error) = train(mesh, config().with_replica_check_every(1), last_bits)?;
-            assert!(made == STEPS && error.is_none(), "after {made} steps: {error:?}");
+            assert!(
+                made == STEPS && error.is_none(),
+                "after {made} steps: {error:?}"
+            );
             Ok(())
         });
     }
@@ -267,7 +389,10 @@ fn parameters_that_are_read_outside_their_unit_are_compared_each() {
                 config().with_weight_check(true).with_replica_check_every(2),
             )?;
             let step = |net: &Net| {
-                let (weight, bias) = (net.spare.weight.val(), net.spare.bias.as_ref().expect("it has one").val());
+                let (weight, bias) = (
+                    net.spare.weight.val(),
+                    net.spare.bias.as_ref().expect("it has one").val(),
+                );
                 let _ = (weight.square().sum() + bias.square().sum()).backward();
                 Ok(())
             };
@@ -277,7 +402,14 @@ fn parameters_that_are_read_outside_their_unit_are_compared_each() {
             net = net.map(&mut Flip::new(if mesh.rank() == 1 { param } else { "" }, 0));
             Error::catch(|| step(&net))?;
             let error = Error::catch(|| step(&net)).expect_err("it is told");
-            let Error::Comm(CommError::Diverged { param: told, step: 4, .. }) = &error else { panic!("{error}") };
+            let Error::Comm(CommError::Diverged {
+                param: told,
+                step: 4,
+                ..
+            }) = &error
+            else {
+                panic!("{error}")
+            };
             assert_eq!(told, param, "{error}");
             Ok(())
         });
@@ -293,9 +425,20 @@ fn the_others_go_on_without_the_rank_that_is_named() {
             (1, 5) => net.map(&mut Flip::new("blocks.1.weight", 0)),
             _ => net,
         };
-        let (net, made, error) = train(&mesh, config().with_weight_check(true).with_replica_check_every(1), flip)?;
+        let (net, made, error) = train(
+            &mesh,
+            config().with_weight_check(true).with_replica_check_every(1),
+            flip,
+        )?;
         let error = error.expect("it is told");
-        let Error::Comm(CommError::Diverged { rank, majority: true, .. }) = error else { panic!("{error}") };
+        let Error::Comm(CommError::Diverged {
+            rank,
+            majority: true,
+            ..
+        }) = error
+        else {
+            panic!("{error}")
+        };
         if rank == mesh.rank() {
             return Err(error);
         }
@@ -306,9 +449,20 @@ fn the_others_go_on_without_the_rank_that_is_named() {
             net = AdamWConfig::new().init().step(1e-2, net, grads);
         }
         // There, too, they compare in every step.
-        let net = if mesh.rank() == 0 { net.map(&mut Flip::new("first.bias", 0)) } else { net };
+        let net = if mesh.rank() == 0 {
+            net.map(&mut Flip::new("first.bias", 0))
+        } else {
+            net
+        };
         let error = Error::catch(|| Ok(gradients(&net, 0, &mesh))).expect_err("it is told");
-        let Error::Comm(CommError::Diverged { step, majority: false, .. }) = error else { panic!("{error}") };
+        let Error::Comm(CommError::Diverged {
+            step,
+            majority: false,
+            ..
+        }) = error
+        else {
+            panic!("{error}")
+        };
         Ok((made, step))
     });
     // Counted anew.

@@ -15,17 +15,36 @@ use crate::fsdp::support::{on_device, tensor};
 /// Every other rank uses `spare`, all enter it; its bias is read outside.
 fn forward(net: &Net, x: Tensor<2>, rank: usize) -> Tensor<2> {
     let y = with_units(net, x.clone(), rank) + with_units(net, x.tanh(), rank);
-    let y = unit(&net.spare, y, |spare, y| if rank.is_multiple_of(2) { spare.forward(y) } else { y });
-    y + net.spare.bias.as_ref().expect("it has one").val().unsqueeze()
+    let y = unit(&net.spare, y, |spare, y| {
+        if rank.is_multiple_of(2) {
+            spare.forward(y)
+        } else {
+            y
+        }
+    });
+    y + net
+        .spare
+        .bias
+        .as_ref()
+        .expect("it has one")
+        .val()
+        .unsqueeze()
 }
 
 /// Steps of two backwards, each of two passes of the same units over other batches of other sizes; between them forwards
 /// that nothing follows.
-fn steps(mesh: &DeviceMesh, verify_every: u64, reshard: ReshardAfterForward, nan_from: usize) -> Result<()> {
+fn steps(
+    mesh: &DeviceMesh,
+    verify_every: u64,
+    reshard: ReshardAfterForward,
+    nan_from: usize,
+) -> Result<()> {
     let device = mesh.device().clone().autodiff();
     let mut model = on_device(&net(&Device::flex()), &device);
     model.blocks[0] = model.blocks[0].clone().no_grad();
-    let config = replicated().with_replica_check_every(verify_every).with_reshard_after_forward(reshard);
+    let config = replicated()
+        .with_replica_check_every(verify_every)
+        .with_reshard_after_forward(reshard);
     let mut model = fully_shard(model, mesh, config)?;
     let mut optim = AdamWConfig::new().init();
     let count = if crate::effort::is_long() { 8 } else { 4 };
@@ -37,7 +56,9 @@ fn steps(mesh: &DeviceMesh, verify_every: u64, reshard: ReshardAfterForward, nan
             if step >= nan_from && mesh.rank() == 1 {
                 x = x * f32::NAN;
             }
-            let loss = (forward(&model, x.clone(), mesh.rank()) - 1.0).square().mean();
+            let loss = (forward(&model, x.clone(), mesh.rank()) - 1.0)
+                .square()
+                .mean();
             sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
             drop(forward(&model, x, mesh.rank()));
         }
@@ -51,17 +72,27 @@ const NEVER: usize = usize::MAX;
 #[test]
 fn ranks_that_differ_in_all_they_may_are_told_nothing() {
     let shapes = [[2, 2], [3, 1], [1, 3], [2, 3], [1, 4]];
-    for shape in shapes.into_iter().take(if crate::effort::is_long() { 5 } else { 4 }) {
-        for reshard in [ReshardAfterForward::Auto, ReshardAfterForward::Always, ReshardAfterForward::Never] {
+    for shape in shapes
+        .into_iter()
+        .take(if crate::effort::is_long() { 5 } else { 4 })
+    {
+        for reshard in [
+            ReshardAfterForward::Auto,
+            ReshardAfterForward::Always,
+            ReshardAfterForward::Never,
+        ] {
             mesh_of(shape).run(|mesh| steps(mesh, 1, reshard, NEVER));
         }
         mesh_of(shape).run(|mesh| steps(mesh, 3, ReshardAfterForward::Auto, NEVER));
     }
 }
 
-mesh_test!(processes_that_differ_in_all_they_may_are_told_nothing, [2, 2], ["replicate", "shard"], |mesh| {
-    steps(mesh, 1, ReshardAfterForward::Always, NEVER)
-});
+mesh_test!(
+    processes_that_differ_in_all_they_may_are_told_nothing,
+    [2, 2],
+    ["replicate", "shard"],
+    |mesh| { steps(mesh, 1, ReshardAfterForward::Always, NEVER) }
+);
 
 /// That is no fault of a host's.
 #[test]
@@ -78,7 +109,14 @@ fn ranks_that_compare_in_other_steps_are_told() {
             let every = if mesh.rank() == 1 { of_rank_1 } else { 1 };
             steps(mesh, every, ReshardAfterForward::Auto, NEVER)
         });
-        let Error::Comm(CommError::Mismatch { differs: found, .. }) = &error.cause else { panic!("{error}") };
-        assert!(found.contains("values to compare") && found.contains(differs) && found.contains("none"), "{found}");
+        let Error::Comm(CommError::Mismatch { differs: found, .. }) = &error.cause else {
+            panic!("{error}")
+        };
+        assert!(
+            found.contains("values to compare")
+                && found.contains(differs)
+                && found.contains("none"),
+            "{found}"
+        );
     }
 }

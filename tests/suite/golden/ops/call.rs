@@ -65,19 +65,38 @@ type Gradient = Box<dyn Fn(&Gradients) -> Values>;
 
 impl<'a> Feed<'a> {
     pub fn new(mesh: &'a DeviceMesh, operator: &'a Operator, case: &'a Case) -> Self {
-        Self { mesh, operator, case, taken: 0, gradients: vec![] }
+        Self {
+            mesh,
+            operator,
+            case,
+            taken: 0,
+            gradients: vec![],
+        }
     }
 
     /// The layout of the next input, its global shape and this rank's values.
     fn next(&mut self) -> Result<(Layout, Vec<usize>, Values)> {
-        let input = self.operator.inputs.get(self.taken).ok_or_else(|| Error::other("more arguments than inputs"))?;
+        let input = self
+            .operator
+            .inputs
+            .get(self.taken)
+            .ok_or_else(|| Error::other("more arguments than inputs"))?;
         let layout = super::super::layout(&self.case.mesh, &self.case.in_pl[self.taken])?;
         self.taken += 1;
         let coordinate = self.mesh.coordinate().expect("every rank is in the mesh");
-        let (shape, mut values) = super::super::part(&input.values(), &layout.local_slices(&input.shape, coordinate));
+        let (shape, mut values) = super::super::part(
+            &input.values(),
+            &layout.local_slices(&input.shape, coordinate),
+        );
         // Terms of the value: rank c of n has 2 (c + 1) / (n (n + 1)) of a sum, n times that of an
         // average; below a maximum it falls short by n - 1 - c.
-        for ((&size, &c), placement) in self.case.mesh.iter().zip(coordinate).zip(layout.placements()) {
+        for ((&size, &c), placement) in self
+            .case
+            .mesh
+            .iter()
+            .zip(coordinate)
+            .zip(layout.placements())
+        {
             let (n, c) = (size as f32, c as f32);
             let share = 2.0 * (c + 1.0) / (n * (n + 1.0));
             let local = |value: f32| match placement {
@@ -87,7 +106,9 @@ impl<'a> Feed<'a> {
                 Placement::Partial(op) => panic!("no convention for {op:?}"),
                 _ => value,
             };
-            values.iter_mut().for_each(|value| *value = f64::from(local(*value as f32)));
+            values
+                .iter_mut()
+                .for_each(|value| *value = f64::from(local(*value as f32)));
         }
         Ok((layout, input.shape.clone(), (shape, values)))
     }
@@ -101,7 +122,9 @@ pub trait Argument: Sized + 'static {
 fn check_rank<const D: usize>(shape: &[usize]) -> Result<()> {
     match shape.len() {
         dims if dims == D => Ok(()),
-        dims => Err(Error::other(format!("the table has a row for {D} dimensions, the input has {dims}"))),
+        dims => Err(Error::other(format!(
+            "the table has a row for {D} dimensions, the input has {dims}"
+        ))),
     }
 }
 
@@ -109,12 +132,19 @@ impl<const D: usize> Argument for DTensor<D> {
     fn next(feed: &mut Feed<'_>) -> Result<Self> {
         let (layout, global, (shape, values)) = feed.next()?;
         check_rank::<D>(&global)?;
-        let data = TensorData::new(values.into_iter().map(|x| x as f32).collect::<Vec<_>>(), shape);
-        let leaf = Tensor::<D>::from_data(data, &feed.mesh.device().clone().autodiff()).require_grad();
+        let data = TensorData::new(
+            values.into_iter().map(|x| x as f32).collect::<Vec<_>>(),
+            shape,
+        );
+        let leaf =
+            Tensor::<D>::from_data(data, &feed.mesh.device().clone().autodiff()).require_grad();
         let held = leaf.clone();
         feed.gradients.push(Some(Box::new(move |grads| {
             // A tensor that the loss does not depend on has no gradient.
-            held.grad(grads).map_or_else(|| (held.dims().to_vec(), vec![0.0; held.shape().num_elements()]), values_of)
+            held.grad(grads).map_or_else(
+                || (held.dims().to_vec(), vec![0.0; held.shape().num_elements()]),
+                values_of,
+            )
         })));
         DTensor::from_local_with_layout(leaf, feed.mesh, layout, global)
     }
@@ -124,7 +154,10 @@ impl<const D: usize> Argument for DTensor<D, Int> {
     fn next(feed: &mut Feed<'_>) -> Result<Self> {
         let (layout, global, (shape, values)) = feed.next()?;
         check_rank::<D>(&global)?;
-        let data = TensorData::new(values.into_iter().map(|x| x as i64).collect::<Vec<_>>(), shape);
+        let data = TensorData::new(
+            values.into_iter().map(|x| x as i64).collect::<Vec<_>>(),
+            shape,
+        );
         feed.gradients.push(None);
         let local = Tensor::<D, Int>::from_data(data, &feed.mesh.device().clone().autodiff());
         DTensor::from_local_with_layout(local, feed.mesh, layout, global)
@@ -136,7 +169,10 @@ pub struct Wanted<const D: usize>(pub [usize; D]);
 
 impl<const D: usize> Argument for Wanted<D> {
     fn next(feed: &mut Feed<'_>) -> Result<Self> {
-        let shape = feed.operator.shape().ok_or_else(|| Error::other("no output to take the shape of"))?;
+        let shape = feed
+            .operator
+            .shape()
+            .ok_or_else(|| Error::other("no output to take the shape of"))?;
         check_rank::<D>(&shape)?;
         Ok(Self(shape.try_into().expect("just checked")))
     }
@@ -159,10 +195,14 @@ impl<const D: usize> Output for DTensor<D> {
 
     fn full(&self, k: usize) -> Result<(Values, Option<Tensor<1>>)> {
         let full = self.clone().full_tensor()?;
-        let weights = (0..full.shape().num_elements()).map(|i| ((7 * i + 3 + 2 * k) % 11) as f32 - 5.0);
+        let weights =
+            (0..full.shape().num_elements()).map(|i| ((7 * i + 3 + 2 * k) % 11) as f32 - 5.0);
         let weights = TensorData::new(weights.map(|w| w / 4.0).collect::<Vec<_>>(), full.shape());
         let weights = Tensor::<D>::from_data(weights, (&full.device(), full.dtype()));
-        Ok((values_of(full.clone()), full.is_tracked().then(|| (full * weights).sum())))
+        Ok((
+            values_of(full.clone()),
+            full.is_tracked().then(|| (full * weights).sum()),
+        ))
     }
 }
 
@@ -195,7 +235,9 @@ impl<O: Output + 'static> Outputs for O {
 
 impl<O: Output + 'static> Outputs for Vec<O> {
     fn outputs(self) -> Vec<Box<dyn Output>> {
-        self.into_iter().map(|output| Box::new(output) as _).collect()
+        self.into_iter()
+            .map(|output| Box::new(output) as _)
+            .collect()
     }
 }
 

@@ -83,7 +83,9 @@ impl Array {
     pub fn values(&self) -> Values {
         let number = |number: &Number| match number {
             Number::Finite(value) => *value,
-            Number::Other(text) => text.parse().unwrap_or_else(|_| panic!("{text} is no number")),
+            Number::Other(text) => text
+                .parse()
+                .unwrap_or_else(|_| panic!("{text} is no number")),
         };
         (self.shape.clone(), self.data.iter().map(number).collect())
     }
@@ -94,23 +96,38 @@ impl Operator {
     ///
     /// Taken from the case with replicated inputs: no sharding, no disagreement with itself.
     pub fn truth(&self) -> Vec<Values> {
-        let right = |case: &&Case| !case.torch_fwd_mismatch && case.outs.iter().any(|out| out.full.is_some());
-        let replicated = |case: &&Case| case.in_pl.iter().flatten().all(|placement| placement == "R");
+        let right = |case: &&Case| {
+            !case.torch_fwd_mismatch && case.outs.iter().any(|out| out.full.is_some())
+        };
+        let replicated = |case: &&Case| {
+            case.in_pl
+                .iter()
+                .flatten()
+                .all(|placement| placement == "R")
+        };
         let with_values = || self.cases.iter().filter(right);
-        let case = with_values().find(replicated).or_else(|| with_values().next());
-        let full = |out: &Out| self.fulls[out.full.expect("all outputs of a case have values")].values();
+        let case = with_values()
+            .find(replicated)
+            .or_else(|| with_values().next());
+        let full =
+            |out: &Out| self.fulls[out.full.expect("all outputs of a case have values")].values();
         case.map_or(vec![], |case| case.outs.iter().map(full).collect())
     }
 
     /// The unsharded gradients of the inputs, `None` for those that have none. Empty where torch
     /// has none in any case.
     pub fn gradients(&self) -> Vec<Option<Values>> {
-        self.ref_grads.iter().map(|grad| grad.as_ref().map(Array::values)).collect()
+        self.ref_grads
+            .iter()
+            .map(|grad| grad.as_ref().map(Array::values))
+            .collect()
     }
 
     /// The shape of the first output.
     pub fn shape(&self) -> Option<Vec<usize>> {
-        self.cases.iter().find_map(|case| Some(case.outs.first()?.gshape.clone()))
+        self.cases
+            .iter()
+            .find_map(|case| Some(case.outs.first()?.gshape.clone()))
     }
 }
 
@@ -151,7 +168,10 @@ impl Out {
     /// of cuts makes.
     pub fn layout(&self, mesh: &[usize]) -> Option<Layout> {
         let known = |placement: &String| !placement.starts_with("Mask");
-        self.pl.iter().all(known).then(|| super::super::layout(mesh, &self.pl).ok())?
+        self.pl
+            .iter()
+            .all(known)
+            .then(|| super::super::layout(mesh, &self.pl).ok())?
     }
 
     /// What torch holds on `rank`, if it is more than the part of the full value.

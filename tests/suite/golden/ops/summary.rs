@@ -53,14 +53,25 @@ impl Summary {
         totals.local_outs += usize::from(verdict.local_outs);
         totals.local_gradients += usize::from(verdict.local_gradients);
         totals.terms_differ += verdict.terms_differ;
-        let (Some(ours), theirs) = (verdict.sent, case.calls()) else { return };
+        let (Some(ours), theirs) = (verdict.sent, case.calls()) else {
+            return;
+        };
         totals.calls += ours.calls;
         totals.calls_of_torch += theirs;
         totals.cheaper += usize::from(ours.calls < theirs);
         totals.dearer += usize::from(ours.calls > theirs);
         if ours.calls > theirs {
-            let inputs: Vec<_> = case.in_pl.iter().map(|placements| placements.join("")).collect();
-            let line = format!("{} {theirs} -> {} ({} B)", inputs.join(", "), ours.calls, ours.bytes);
+            let inputs: Vec<_> = case
+                .in_pl
+                .iter()
+                .map(|placements| placements.join(""))
+                .collect();
+            let line = format!(
+                "{} {theirs} -> {} ({} B)",
+                inputs.join(", "),
+                ours.calls,
+                ours.bytes
+            );
             self.dearer.entry(name.to_string()).or_default().push(line);
         }
     }
@@ -68,7 +79,12 @@ impl Summary {
     /// # Panics
     /// If there was a problem.
     pub fn check(self) -> Totals {
-        assert!(self.problems.is_empty(), "{} problems:\n{}", self.problems.len(), self.problems.join("\n"));
+        assert!(
+            self.problems.is_empty(),
+            "{} problems:\n{}",
+            self.problems.len(),
+            self.problems.join("\n")
+        );
         self.totals
     }
 }
@@ -76,16 +92,51 @@ impl Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let totals = &self.totals;
-        let Totals { forward, locals, gradients, wins_forward, wins_gradients, .. } = totals;
-        writeln!(f, "{forward} cases right in forward, {gradients} of them with gradients")?;
+        let Totals {
+            forward,
+            locals,
+            gradients,
+            wins_forward,
+            wins_gradients,
+            ..
+        } = totals;
+        writeln!(
+            f,
+            "{forward} cases right in forward, {gradients} of them with gradients"
+        )?;
         let (outs, grads) = (totals.local_outs, totals.local_gradients);
-        writeln!(f, "  held to the local operator, for want of torch's values: {outs} and {grads}")?;
-        writeln!(f, "  where torch refuses, crashes or is wrong: {wins_forward} and {wins_gradients}")?;
-        writeln!(f, "{locals} outputs placed as torch's, and equal to them on every rank")?;
-        writeln!(f, "  {} more pend the same reduction, of other terms", totals.terms_differ)?;
-        let Totals { cheaper, dearer, calls, calls_of_torch, .. } = totals;
-        write!(f, "collectives in forward: {calls}, torch {calls_of_torch}; ")?;
-        writeln!(f, "{cheaper} cases take fewer than torch's, {dearer} take more:")?;
+        writeln!(
+            f,
+            "  held to the local operator, for want of torch's values: {outs} and {grads}"
+        )?;
+        writeln!(
+            f,
+            "  where torch refuses, crashes or is wrong: {wins_forward} and {wins_gradients}"
+        )?;
+        writeln!(
+            f,
+            "{locals} outputs placed as torch's, and equal to them on every rank"
+        )?;
+        writeln!(
+            f,
+            "  {} more pend the same reduction, of other terms",
+            totals.terms_differ
+        )?;
+        let Totals {
+            cheaper,
+            dearer,
+            calls,
+            calls_of_torch,
+            ..
+        } = totals;
+        write!(
+            f,
+            "collectives in forward: {calls}, torch {calls_of_torch}; "
+        )?;
+        writeln!(
+            f,
+            "{cheaper} cases take fewer than torch's, {dearer} take more:"
+        )?;
         for (name, cases) in &self.dearer {
             writeln!(f, "  {name}: {}", cases.join("; "))?;
         }

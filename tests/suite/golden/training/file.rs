@@ -45,7 +45,10 @@ pub struct Array {
 
 impl Array {
     pub fn floats(&self) -> TensorData {
-        TensorData::new(self.data.iter().map(|x| *x as f32).collect(), self.shape.clone())
+        TensorData::new(
+            self.data.iter().map(|x| *x as f32).collect(),
+            self.shape.clone(),
+        )
     }
 
     /// Row block `rows` of step `step`; the leading dimension is the step.
@@ -134,15 +137,25 @@ impl Run {
 
     /// Returns the largest magnitude in the recorded first gradient of a parameter, on any rank.
     pub fn largest_gradient(&self, path: &str) -> f64 {
-        let grads = self.grad_local_step0.iter().flatten().flat_map(|grads| &grads[path].data);
+        let grads = self
+            .grad_local_step0
+            .iter()
+            .flatten()
+            .flat_map(|grads| &grads[path].data);
         grads.fold(0.0, |largest: f64, value| largest.max(value.abs()))
     }
 
     /// The same run without sharding. Recorded unless torch fails.
     pub fn baseline(&self) -> String {
         let model = if self.is_tied() { TIED } else { &self.model };
-        let clip = self.clip.map_or(String::new(), |clip| format!("clip{clip}_"));
-        let recorded = self.rest.get("baseline").and_then(Value::as_str).map(Into::into);
+        let clip = self
+            .clip
+            .map_or(String::new(), |clip| format!("clip{clip}_"));
+        let recorded = self
+            .rest
+            .get("baseline")
+            .and_then(Value::as_str)
+            .map(Into::into);
         recorded.unwrap_or_else(|| format!("{model}/{clip}unsharded"))
     }
 }

@@ -26,31 +26,62 @@ struct Deviations {
 
 impl Deviations {
     fn new(ours: &[f64], theirs: &[f64], single: &[f64]) -> Self {
-        let less = |values: &[f64]| values.iter().zip(single).map(|(value, single)| value - single).collect::<Vec<_>>();
+        let less = |values: &[f64]| {
+            values
+                .iter()
+                .zip(single)
+                .map(|(value, single)| value - single)
+                .collect::<Vec<_>>()
+        };
         let (ours, theirs) = (less(ours), less(theirs));
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let (own, other) = (dot(&ours, &ours).sqrt(), dot(&theirs, &theirs).sqrt());
-        Self { size: own / other, direction: dot(&ours, &theirs) / (own * other) }
+        Self {
+            size: own / other,
+            direction: dot(&ours, &theirs) / (own * other),
+        }
     }
 }
 
 /// Holds what the ranks of a run in half precision saw to PyTorch's, where `single` is the same run without.
 pub fn check_half(name: &str, run: &Run, trained: &[Trained], single: &[Trained]) {
-    let losses = |trained: &[Trained]| (0..run.losses.len()).map(|step| mean_loss(trained, step)).collect::<Vec<_>>();
+    let losses = |trained: &[Trained]| {
+        (0..run.losses.len())
+            .map(|step| mean_loss(trained, step))
+            .collect::<Vec<_>>()
+    };
     let losses = Deviations::new(&losses(trained), &run.losses, &losses(single));
-    println!("{name}: losses deviate by {:.2} times what torch's do", losses.size);
+    println!(
+        "{name}: losses deviate by {:.2} times what torch's do",
+        losses.size
+    );
     // A random walk of as many steps as training has.
-    assert!((0.125..8.0).contains(&losses.size), "{name}: losses deviate by {} times what torch's do", losses.size);
+    assert!(
+        (0.125..8.0).contains(&losses.size),
+        "{name}: losses deviate by {} times what torch's do",
+        losses.size
+    );
 
-    let Some(recorded) = &run.grad_local_step0 else { return };
+    let Some(recorded) = &run.grad_local_step0 else {
+        return;
+    };
     let (mut ours, mut theirs, mut without) = (vec![], vec![], vec![]);
     for (rank, grads) in recorded.iter().enumerate() {
         for (path, expected) in grads {
             let largest = run.largest_gradient(path);
-            let scaled = |grads: &[f32]| grads.iter().map(|value| f64::from(*value) / largest).collect::<Vec<_>>();
+            let scaled = |grads: &[f32]| {
+                grads
+                    .iter()
+                    .map(|value| f64::from(*value) / largest)
+                    .collect::<Vec<_>>()
+            };
             let found = scaled(&trained[rank].first_grads[path]);
             let expected: Vec<_> = expected.data.iter().map(|value| value / largest).collect();
-            let furthest = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            let furthest = found
+                .iter()
+                .zip(&expected)
+                .map(|(a, b)| (a - b).abs())
+                .fold(0.0, f64::max);
             // A gradient is rounded a few times in each layer that it passes, here and in torch.
             assert!(
                 furthest < 16.0 * ROUNDING,
@@ -63,7 +94,15 @@ pub fn check_half(name: &str, run: &Run, trained: &[Trained], single: &[Trained]
         }
     }
     let Deviations { size, direction } = Deviations::new(&ours, &theirs, &without);
-    println!("{name}: gradients deviate by {size:.2} times what torch's do, with a cosine of {direction:.2}");
-    assert!((0.5..2.0).contains(&size), "{name}: gradients deviate by {size} times what torch's do");
-    assert!(direction > 0.25, "{name}: gradients deviate from torch's with a cosine of {direction}");
+    println!(
+        "{name}: gradients deviate by {size:.2} times what torch's do, with a cosine of {direction:.2}"
+    );
+    assert!(
+        (0.5..2.0).contains(&size),
+        "{name}: gradients deviate by {size} times what torch's do"
+    );
+    assert!(
+        direction > 0.25,
+        "{name}: gradients deviate from torch's with a cosine of {direction}"
+    );
 }

@@ -66,12 +66,23 @@ impl Kind {
         let golden = Golden::read();
         let (passed, left) = run_these(&golden, |name, run| Self::of(name, run) == self);
         println!("{passed} runs; left out: {left:#?}");
-        let recorded = golden.runs.iter().filter(|(name, run)| Self::of(name, run) == self && !run.losses.is_empty());
+        let recorded = golden
+            .runs
+            .iter()
+            .filter(|(name, run)| Self::of(name, run) == self && !run.losses.is_empty());
         let recorded: BTreeSet<_> = recorded.map(|(name, _)| name).collect();
         assert!(!recorded.is_empty(), "the file has no run of {self:?}");
-        let lacking: Vec<_> = left.values().flatten().filter(|name| recorded.contains(name)).collect();
+        let lacking: Vec<_> = left
+            .values()
+            .flatten()
+            .filter(|name| recorded.contains(name))
+            .collect();
         assert_eq!(lacking, [""; 0], "{self:?}: recorded, but left out");
-        assert!(passed >= recorded.len(), "{self:?}: {passed} of {} runs", recorded.len());
+        assert!(
+            passed >= recorded.len(),
+            "{self:?}: {passed} of {} runs",
+            recorded.len()
+        );
     }
 }
 
@@ -89,7 +100,19 @@ fn run_these(golden: &Golden, wanted: impl Fn(&str, &Run) -> bool) -> Totals {
         let ranks = trained(golden, name, run);
         check(golden, name, run, &ranks);
         if run.mp.is_some() {
-            check_half(name, run, &ranks, &trained(golden, name, &Run { mp: None, ..run.clone() }));
+            check_half(
+                name,
+                run,
+                &ranks,
+                &trained(
+                    golden,
+                    name,
+                    &Run {
+                        mp: None,
+                        ..run.clone()
+                    },
+                ),
+            );
         }
         passed += 1;
     }
@@ -103,7 +126,9 @@ fn trained(golden: &Golden, name: &str, run: &Run) -> Vec<Trained> {
         "mlp" => train::<Mlp>(golden, run, world),
         other => panic!("unknown model {other}"),
     });
-    trained.map(launched::values).unwrap_or_else(|error| panic!("{name}: {error}"))
+    trained
+        .map(launched::values)
+        .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 #[test]
@@ -125,11 +150,17 @@ fn golden_training_tensor_parallel() {
 #[test]
 fn golden_training_tensor_parallel_tied() {
     let mut golden = Golden::read();
-    let recorded = golden.runs.iter().filter(|(_, run)| run.is_tensor_parallel() && left_out(&golden, run).is_none());
+    let recorded = golden
+        .runs
+        .iter()
+        .filter(|(_, run)| run.is_tensor_parallel() && left_out(&golden, run).is_none());
     let tie = |(name, run): (&String, &Run)| {
         let recorded = ["torch_error", "tied"].map(|key| (key.to_string(), Value::Bool(true)));
-        let rest =
-            run.rest.iter().filter(|(key, _)| *key != "baseline").map(|(key, value)| (key.clone(), value.clone()));
+        let rest = run
+            .rest
+            .iter()
+            .filter(|(key, _)| *key != "baseline")
+            .map(|(key, value)| (key.clone(), value.clone()));
         let run = Run {
             losses: vec![],
             grad_norms: vec![],
@@ -142,12 +173,22 @@ fn golden_training_tensor_parallel_tied() {
         };
         (format!("{name}, tied"), run)
     };
-    let tied: Vec<_> = recorded.filter(|(_, run)| run.clip.is_none() && run.mp.is_none()).map(tie).collect();
+    let tied: Vec<_> = recorded
+        .filter(|(_, run)| run.clip.is_none() && run.mp.is_none())
+        .map(tie)
+        .collect();
     let names: Vec<_> = tied.iter().map(|(name, _)| name.clone()).collect();
     golden.runs.extend(tied);
     let (passed, left) = run_these(&golden, |name, _| names.iter().any(|tied| tied == name));
     println!("{passed} runs; left out: {left:#?}");
-    assert_eq!(passed, if golden.init.contains_key(TIED) { names.len() } else { 0 });
+    assert_eq!(
+        passed,
+        if golden.init.contains_key(TIED) {
+            names.len()
+        } else {
+            0
+        }
+    );
 }
 
 #[test]

@@ -30,7 +30,11 @@ pub trait Task: Module + Sync + 'static {
 impl Task for Gpt {
     fn build(golden: &Golden, run: &Run, device: &Device) -> Self {
         let size = size(golden, run);
-        Gpt::new(&golden.init[if size.tied { TIED } else { "gpt" }], size, device)
+        Gpt::new(
+            &golden.init[if size.tied { TIED } else { "gpt" }],
+            size,
+            device,
+        )
     }
 
     fn loss(
@@ -42,7 +46,10 @@ impl Task for Gpt {
         device: &Device,
     ) -> Result<Tensor<1>> {
         let ints = |array: &Array| {
-            Tensor::<2, Int>::from_data(array.batch(step, rows.clone()).convert_dtype(DType::I64), (device, DType::I64))
+            Tensor::<2, Int>::from_data(
+                array.batch(step, rows.clone()).convert_dtype(DType::I64),
+                (device, DType::I64),
+            )
         };
         let (inputs, targets) = (ints(&golden.gpt_inputs), ints(&golden.gpt_targets));
         match tensor {
@@ -61,7 +68,11 @@ impl Task for Gpt {
 }
 
 fn size(golden: &Golden, run: &Run) -> GptSize {
-    GptSize { layers: golden.config.layers, heads: golden.config.heads, tied: run.is_tied() }
+    GptSize {
+        layers: golden.config.layers,
+        heads: golden.config.heads,
+        tied: run.is_tied(),
+    }
 }
 
 impl Task for Mlp {
@@ -78,9 +89,16 @@ impl Task for Mlp {
         device: &Device,
     ) -> Result<Tensor<1>> {
         let floats = |array: &Array| {
-            Tensor::<2>::from_data(array.batch(step, rows.clone()).convert_dtype(DType::F32), (device, DType::F32))
+            Tensor::<2>::from_data(
+                array.batch(step, rows.clone()).convert_dtype(DType::F32),
+                (device, DType::F32),
+            )
         };
-        Ok(Mlp::loss(self, floats(&golden.mlp_inputs), floats(&golden.mlp_targets)))
+        Ok(Mlp::loss(
+            self,
+            floats(&golden.mlp_inputs),
+            floats(&golden.mlp_targets),
+        ))
     }
 
     fn plan(_: &Golden, run: &Run) -> Plan {

@@ -18,13 +18,23 @@ pub fn init(untied: &HashMap<String, Array>) -> Option<HashMap<String, Array>> {
     let rule = Rule::of(&names, untied)?;
     let follows = |(k, name): (usize, &&String)| {
         let known = &untied[*name];
-        rule.values(k, name, &known.shape).data.iter().zip(&known.data).all(|(a, b)| (a - b).abs() < 1e-9)
+        rule.values(k, name, &known.shape)
+            .data
+            .iter()
+            .zip(&known.data)
+            .all(|(a, b)| (a - b).abs() < 1e-9)
     };
     if !names.iter().enumerate().all(follows) {
         return None;
     }
-    let tied = names.into_iter().filter(|name| *name != "head.weight").enumerate();
-    Some(tied.map(|(k, name)| (name.clone(), rule.values(k, name, &untied[name].shape))).collect())
+    let tied = names
+        .into_iter()
+        .filter(|name| *name != "head.weight")
+        .enumerate();
+    Some(
+        tied.map(|(k, name)| (name.clone(), rule.values(k, name, &untied[name].shape)))
+            .collect(),
+    )
 }
 
 /// The factors of `i^2`, `i` and `k`.
@@ -39,16 +49,23 @@ impl Rule {
         };
         let mut apart = names.iter().enumerate().filter(apart).map(|(k, name)| {
             let (center, width, _) = scale(name, &values[*name].shape);
-            let residue = |i: usize| ((values[*name].data[i] - center) / width + 0.5) * MODULUS as f64;
+            let residue =
+                |i: usize| ((values[*name].data[i] - center) / width + 0.5) * MODULUS as f64;
             (k, [0, 1, 2].map(|i| residue(i).round() as usize % MODULUS))
         });
         let ((k, first), (next_k, next)) = (apart.next()?, apart.next()?);
         // Modulo a prime: r(0) = c k, r(1) - r(0) = a + b, r(2) - r(0) = 4 a + 2 b.
         let less = |a: usize, b: usize| (a + MODULUS - b) % MODULUS;
-        let by = |a: usize, divisor: usize| (0..MODULUS).find(|quotient| quotient * divisor % MODULUS == a);
+        let by = |a: usize, divisor: usize| {
+            (0..MODULUS).find(|quotient| quotient * divisor % MODULUS == a)
+        };
         let (one, two) = (less(first[1], first[0]), less(first[2], first[0]));
         let a = by(less(two, 2 * one % MODULUS), 2)?;
-        Some(Self([a, less(one, a), by(less(next[0], first[0]), next_k - k)?]))
+        Some(Self([
+            a,
+            less(one, a),
+            by(less(next[0], first[0]), next_k - k)?,
+        ]))
     }
 
     fn values(&self, k: usize, name: &str, shape: &[usize]) -> Array {
@@ -59,7 +76,10 @@ impl Rule {
             let unit = 10f64.powi(decimals);
             center + ((residue as f64 / MODULUS as f64 - 0.5) * width * unit).round() / unit
         };
-        Array { shape: shape.to_vec(), data: (0..shape.iter().product()).map(value).collect() }
+        Array {
+            shape: shape.to_vec(),
+            data: (0..shape.iter().product()).map(value).collect(),
+        }
     }
 }
 

@@ -41,7 +41,12 @@ pub fn train<M: Task>(golden: &Golden, run: &Run, world: &World) -> Result<Train
         units.set_gradient_divide_factor(run.rest.get("divf").and_then(Value::as_f64))?;
         units.set_force_sum_reduction(run.is("force_sum"));
     }
-    let AdamW { lr, betas, eps, weight_decay } = golden.optimizer;
+    let AdamW {
+        lr,
+        betas,
+        eps,
+        weight_decay,
+    } = golden.optimizer;
     let mut optim = AdamWConfig::new()
         .with_beta_1(betas[0])
         .with_beta_2(betas[1])
@@ -77,7 +82,8 @@ pub fn train<M: Task>(golden: &Golden, run: &Run, world: &World) -> Result<Train
                 units.set_reshard_after_backward(is_last || !run.is("norb"));
             }
             let start = first + micro * size;
-            let loss = model.loss(golden, step, start..start + size, tensor.as_ref(), &device)? / acc as f64;
+            let loss = model.loss(golden, step, start..start + size, tensor.as_ref(), &device)?
+                / acc as f64;
             total += loss.clone().into_scalar::<f32>() as f64;
             let grads = GradientsParams::from_grads(loss.backward(), &model);
             accumulator.accumulate(&model, grads);
@@ -99,7 +105,9 @@ pub fn train<M: Task>(golden: &Golden, run: &Run, world: &World) -> Result<Train
             .collect();
         }
         if let Some(max_norm) = run.clip {
-            trained.norms.push(clip_grad_norm(&model, &mut grads, max_norm, NormType::L2)?);
+            trained
+                .norms
+                .push(clip_grad_norm(&model, &mut grads, max_norm, NormType::L2)?);
         }
         model = optim.step(lr, model, grads);
         trained.losses.push(total);

@@ -25,12 +25,15 @@ impl ModuleVisitor for Values<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let tensor = match self.grads {
-            Some(grads) => grads.get::<D>(param.id).expect("every parameter has a gradient"),
+            Some(grads) => grads
+                .get::<D>(param.id)
+                .expect("every parameter has a gradient"),
             None => param.base(),
         };
         let path = self.path.join(".");
         self.shapes.insert(path.clone(), tensor.dims().to_vec());
-        self.values.insert(path, tensor.into_data().try_to_vec().unwrap());
+        self.values
+            .insert(path, tensor.into_data().try_to_vec().unwrap());
     }
 }
 
@@ -39,7 +42,10 @@ pub fn values<M: Module>(
     module: &M,
     grads: Option<&GradientsParams>,
 ) -> (BTreeMap<String, Vec<usize>>, BTreeMap<String, Vec<f32>>) {
-    let mut values = Values { grads, ..Default::default() };
+    let mut values = Values {
+        grads,
+        ..Default::default()
+    };
     module.visit(&mut values);
     (values.shapes, values.values)
 }

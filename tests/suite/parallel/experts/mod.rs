@@ -66,7 +66,11 @@ fn trains_on(
     let (rank, _) = data_rank(mesh);
     for device in devices(mesh) {
         let mut net = distribute(on_device(model, &device), mesh, config.clone())?;
-        assert_eq!(values(&full_model(&net)?, None), values(model, None), "experts keep their values on {mesh}");
+        assert_eq!(
+            values(&full_model(&net)?, None),
+            values(model, None),
+            "experts keep their values on {mesh}"
+        );
         let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
         for step in 0..steps() {
             let loss = net.loss_on(step, rank, read, &device);
@@ -74,9 +78,17 @@ fn trains_on(
             if step == 0 {
                 let diff = max_diff(&full_grads(&net, &grads)?, first);
                 assert!(diff < 1e-5, "gradients part by {diff} on {mesh}");
-                let norm = first.values().flatten().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+                let norm = first
+                    .values()
+                    .flatten()
+                    .map(|x| f64::from(*x).powi(2))
+                    .sum::<f64>()
+                    .sqrt();
                 let found = clip_grad_norm(&net, &mut grads, f64::MAX, NormType::L2)?;
-                assert!((norm - found).abs() < 1e-4 * norm, "{found} for {norm} on {mesh}");
+                assert!(
+                    (norm - found).abs() < 1e-4 * norm,
+                    "{found} for {norm} on {mesh}"
+                );
             }
             net = optim.step(1e-2, net, grads);
         }
@@ -102,14 +114,24 @@ fn meshes() -> Vec<MeshTest> {
 
 #[test]
 fn experts_train_as_on_one_device_on_every_mesh() {
-    meshes().iter().for_each(|test| trains(test, &blocks(), Read::Placed));
+    meshes()
+        .iter()
+        .for_each(|test| trains(test, &blocks(), Read::Placed));
 }
 
 #[test]
 fn experts_train_whenever_units_are_freed() {
     let test = MeshTest::new([2, 2], ["efsdp", "ep"]);
-    for reshard in [ReshardAfterForward::Always, ReshardAfterForward::Never, ReshardAfterForward::Ranks(2)] {
-        trains(&test, &blocks().with_reshard_after_forward(reshard), Read::Placed);
+    for reshard in [
+        ReshardAfterForward::Always,
+        ReshardAfterForward::Never,
+        ReshardAfterForward::Ranks(2),
+    ] {
+        trains(
+            &test,
+            &blocks().with_reshard_after_forward(reshard),
+            Read::Placed,
+        );
     }
     trains(&test, &blocks().with_balanced_bytes(), Read::Placed);
 }
@@ -119,15 +141,31 @@ fn experts_train_whenever_units_are_freed() {
 fn experts_train_in_whatever_units_they_are() {
     let test = MeshTest::new([2, 2], ["efsdp", "ep"]);
     trains(&test, &FullyShard::new(), Read::Placed);
-    trains(&test, &FullyShard::new().with_group_unit(["blocks.0", "blocks.1"]), Read::Placed);
-    trains(&test, &FullyShard::new().with_units(["blocks.*.experts", "blocks.*"]), Read::Placed);
+    trains(
+        &test,
+        &FullyShard::new().with_group_unit(["blocks.0", "blocks.1"]),
+        Read::Placed,
+    );
+    trains(
+        &test,
+        &FullyShard::new().with_units(["blocks.*.experts", "blocks.*"]),
+        Read::Placed,
+    );
 }
 
 /// Each rank reads all experts for its own tokens: their gradients are summed over the ranks along `ep`.
 #[test]
 fn experts_that_are_read_unsharded_have_the_gradients_of_all_ranks() {
-    trains(&MeshTest::new([2, 2], ["efsdp", "ep"]), &blocks(), Read::Full);
-    trains(&MeshTest::new([1, 2, 2], ["efsdp", "ep", "tp"]), &blocks(), Read::Full);
+    trains(
+        &MeshTest::new([2, 2], ["efsdp", "ep"]),
+        &blocks(),
+        Read::Full,
+    );
+    trains(
+        &MeshTest::new([1, 2, 2], ["efsdp", "ep", "tp"]),
+        &blocks(),
+        Read::Full,
+    );
 }
 
 /// A parameter's own mesh without tensor parallelism: cut over fewer ranks, and replicated over the others.
@@ -137,24 +175,41 @@ fn parameters_are_sharded_over_the_dimensions_that_the_placement_function_says()
     let (expected, _) = trained(&model, 4);
     MeshTest::new([2, 2], ["node", "local"]).run(|mesh| {
         let (device, (rank, _)) = (mesh.device().clone().autodiff(), data_rank(mesh));
-        let config = FullyShard::new().with_shard_dims(["node", "local"]).with_units(["blocks.*"]);
+        let config = FullyShard::new()
+            .with_shard_dims(["node", "local"])
+            .with_units(["blocks.*"]);
         let config = config.with_shard_placement_fn(|param: ParamInfo<'_>| match param.path {
-            "first.weight" => Some(ParamPlacement::from(Placement::Shard(1)).with_mesh_dims("local")),
-            path if path.ends_with("up") => Some(ParamPlacement::from(Placement::Shard(0)).with_mesh_dims("node")),
+            "first.weight" => {
+                Some(ParamPlacement::from(Placement::Shard(1)).with_mesh_dims("local"))
+            }
+            path if path.ends_with("up") => {
+                Some(ParamPlacement::from(Placement::Shard(0)).with_mesh_dims("node"))
+            }
             _ => None,
         });
         let mut net = fully_shard(on_device(&model, &device), mesh, config)?;
-        let layouts = || named_parameters(&net).map(|params| params.into_iter().map(|param| (param.path, param.spec)));
+        let layouts = || {
+            named_parameters(&net)
+                .map(|params| params.into_iter().map(|param| (param.path, param.spec)))
+        };
         let layout = |path: &str| {
-            let (_, spec) = layouts().unwrap().find(|(other, _)| other == path).expect("it is there");
+            let (_, spec) = layouts()
+                .unwrap()
+                .find(|(other, _)| other == path)
+                .expect("it is there");
             format!("{} on {}", spec.layout(), spec.mesh())
         };
         assert!(layout("first.weight").starts_with("[R, S(1)] on DeviceMesh(node=2, local=2"));
-        assert!(layout("blocks.0.experts.up").starts_with("[S(0), R] on DeviceMesh(node=2, local=2"));
+        assert!(
+            layout("blocks.0.experts.up").starts_with("[S(0), R] on DeviceMesh(node=2, local=2")
+        );
         assert!(layout("blocks.0.experts.down").starts_with("[S(0)] on DeviceMesh(node_local=4"));
         let mut optim = AdamWConfig::new().with_epsilon(1e-5).init();
         for step in 0..steps() {
-            let grads = GradientsParams::from_grads(net.loss_on(step, rank, Read::Full, &device).backward(), &net);
+            let grads = GradientsParams::from_grads(
+                net.loss_on(step, rank, Read::Full, &device).backward(),
+                &net,
+            );
             net = optim.step(1e-2, net, grads);
         }
         let diff = max_diff(&values(&full_model(&net)?, None), &expected);
@@ -206,7 +261,11 @@ fn a_module_whose_experts_are_on_another_mesh_is_two_units() {
         assert!(!block.is_prefetched());
         unshard(&net.blocks[1])?.wait()?;
         let _ = net.loss_on(0, rank, Read::Placed, &device);
-        assert_eq!(gathers(), 4 + 1 + 2 * BLOCKS as u64 - 2, "what was gathered ahead is not gathered again");
+        assert_eq!(
+            gathers(),
+            4 + 1 + 2 * BLOCKS as u64 - 2,
+            "what was gathered ahead is not gathered again"
+        );
         Ok(())
     });
 }
@@ -225,7 +284,9 @@ fn sibling_units_that_reads_open_are_gathered_once() {
                 // Experts, router, norm and experts again, all by their parameters.
                 true => unit(&net, (), |net, ()| {
                     let block = &net.blocks[0];
-                    let sum = |weight: &Param<Tensor<3>>| weight.dtensor().unwrap().to_local().square().sum();
+                    let sum = |weight: &Param<Tensor<3>>| {
+                        weight.dtensor().unwrap().to_local().square().sum()
+                    };
                     sum(&block.experts.up)
                         + block.router.weight.val().square().sum()
                         + sum(&block.experts.down)
@@ -233,10 +294,19 @@ fn sibling_units_that_reads_open_are_gathered_once() {
                 }),
                 false => net.loss_on(0, rank, Read::Placed, &device),
             };
-            let labelled = |op| mesh.world().ledger().total(|key| &*key.label == "blocks.0" && key.op == op).calls;
+            let labelled = |op| {
+                mesh.world()
+                    .ledger()
+                    .total(|key| &*key.label == "blocks.0" && key.op == op)
+                    .calls
+            };
             let forward = labelled(Op::AllGather);
             loss.backward();
-            (forward, labelled(Op::AllGather), labelled(Op::ReduceScatter))
+            (
+                forward,
+                labelled(Op::AllGather),
+                labelled(Op::ReduceScatter),
+            )
         };
         assert_eq!(run(false), (2, 4, 2));
         assert_eq!(run(true), (2, 4, 2));

@@ -55,7 +55,10 @@ impl Net {
         let block = |seed| Block {
             norm: LayerNormConfig::new(DIM).init(&device),
             router: LinearConfig::new(DIM, EXPERTS).init(&device),
-            experts: Experts { up: param(seed, [EXPERTS, DIM, HIDDEN]), down: param(seed + 1, [EXPERTS, HIDDEN, DIM]) },
+            experts: Experts {
+                up: param(seed, [EXPERTS, DIM, HIDDEN]),
+                down: param(seed + 1, [EXPERTS, HIDDEN, DIM]),
+            },
         };
         let net = Self {
             first: LinearConfig::new(DIM, DIM).init(&device),
@@ -70,7 +73,10 @@ impl Net {
     /// The loss of the tokens of one data-parallel rank.
     pub fn loss_on(&self, step: usize, rank: usize, read: Read, device: &Device) -> Tensor<1> {
         let seed = (step * 64 + rank) as u64;
-        let (x, y) = (tensor(seed, [TOKENS, DIM], device), tensor(seed + 1000, [TOKENS, DIM], device));
+        let (x, y) = (
+            tensor(seed, [TOKENS, DIM], device),
+            tensor(seed + 1000, [TOKENS, DIM], device),
+        );
         // Each token goes to one expert, of which no rank uses all in every step.
         let chosen = (0..TOKENS * EXPERTS).map(|at| {
             let (token, expert) = (at / EXPERTS, at % EXPERTS);
@@ -99,9 +105,14 @@ impl Block {
         let sent = to_experts(chosen) * h.unsqueeze_dim::<3>(0);
         let computed = match read {
             Read::Full => self.experts.forward(sent),
-            Read::Placed => self.experts.parallel(sent).unwrap_or_else(|error| error.unwind()),
+            Read::Placed => self
+                .experts
+                .parallel(sent)
+                .unwrap_or_else(|error| error.unwind()),
         };
-        x + (to_experts(weight) * computed).sum_dim(0).squeeze_dim::<2>(0)
+        x + (to_experts(weight) * computed)
+            .sum_dim(0)
+            .squeeze_dim::<2>(0)
     }
 }
 
@@ -116,12 +127,23 @@ impl Experts {
         let (up, down) = (self.up.dtensor()?, self.down.dtensor()?);
         let mesh = up.mesh().clone();
         let placed = |on_ep: Placement| -> Vec<Placement> {
-            let of = |name: &String| if name == "ep" { on_ep } else { Placement::Replicate };
+            let of = |name: &String| {
+                if name == "ep" {
+                    on_ep
+                } else {
+                    Placement::Replicate
+                }
+            };
             mesh.names().iter().map(of).collect()
         };
         let (by_token, by_expert) = (placed(Placement::Shard(1)), placed(Placement::Shard(0)));
         let sent = DTensor::from_local(sent, &mesh, &by_token)?.redistribute(&by_expert)?;
-        Ok(sent.matmul(up).tanh().matmul(down).redistribute(&by_token)?.to_local())
+        Ok(sent
+            .matmul(up)
+            .tanh()
+            .matmul(down)
+            .redistribute(&by_token)?
+            .to_local())
     }
 }
 
@@ -133,10 +155,16 @@ pub fn place_experts(mut net: Net, mesh: &DeviceMesh) -> Result<Net> {
             .with_style("up", Style::placed(Placement::Shard(2)))
             .with_style("down", Style::placed(Placement::Shard(1))),
     };
-    let names: Vec<_> = mesh.names().iter().filter(|name| ["ep", "tp"].contains(&name.as_str())).collect();
+    let names: Vec<_> = mesh
+        .names()
+        .iter()
+        .filter(|name| ["ep", "tp"].contains(&name.as_str()))
+        .collect();
     let tensor = mesh.slice(&names)?;
     for block in &mut net.blocks {
-        let plan = names.iter().fold(Plan::new(), |all, name| all.with_mesh_dim_plan(*name, plan(name)));
+        let plan = names.iter().fold(Plan::new(), |all, name| {
+            all.with_mesh_dim_plan(*name, plan(name))
+        });
         block.experts = parallelize(block.experts.clone(), &tensor, plan)?;
     }
     Ok(net)
@@ -144,9 +172,17 @@ pub fn place_experts(mut net: Net, mesh: &DeviceMesh) -> Result<Net> {
 
 /// All over the dimensions that are neither `tp` nor `replicate`, but for experts, which are placed over `ep` already.
 pub fn distribute(net: Net, mesh: &DeviceMesh, config: FullyShard) -> Result<Net> {
-    let named = |is: fn(&str) -> bool| mesh.names().iter().filter(|name| is(name)).cloned().collect::<Vec<_>>();
+    let named = |is: fn(&str) -> bool| {
+        mesh.names()
+            .iter()
+            .filter(|name| is(name))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
     let shard = named(|name| !["tp", "replicate"].contains(&name));
-    let config = config.with_shard_dims(shard).with_replicate_dims(named(|name| name == "replicate"));
+    let config = config
+        .with_shard_dims(shard)
+        .with_replicate_dims(named(|name| name == "replicate"));
     fully_shard(place_experts(net, mesh)?, mesh, config)
 }
 

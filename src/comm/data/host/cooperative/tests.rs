@@ -18,7 +18,11 @@ struct Numbers<F> {
 
 impl<F: Fn(usize) + Sync> Numbers<F> {
     fn new(tasks: usize, before: F) -> Self {
-        Self { tasks, begun: AtomicUsize::new(0), before }
+        Self {
+            tasks,
+            begun: AtomicUsize::new(0),
+            before,
+        }
     }
 
     fn shape(&self) -> Shape {
@@ -32,7 +36,11 @@ unsafe impl<F: Fn(usize) + Sync> PartitionedJob for Numbers<F> {
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, (), usize) {
         self.begun.fetch_add(1, Ordering::SeqCst);
-        (OutputBuffers::new(Some(home), [&self.shape()], size_of::<i64>()), (), self.tasks)
+        (
+            OutputBuffers::new(Some(home), [&self.shape()], size_of::<i64>()),
+            (),
+            self.tasks,
+        )
     }
 
     unsafe fn make(&self, (): &(), index: usize, to: &OutputPtrs) {
@@ -57,7 +65,11 @@ fn cache(spin: SpinPolicy) -> SharedResultCache {
 fn ticket(group: usize, seq: u64) -> OpHandle {
     let mut board = MatchTable::<crate::comm::backend::CallSignature, ()>::new(2, false);
     let groups = ["a", "b"].map(|name| board.group(&[0, 1], name));
-    OpHandle { group: groups[group], member: 0, seq }
+    OpHandle {
+        group: groups[group],
+        member: 0,
+        seq,
+    }
 }
 
 /// One collective, as any of its ranks uses it.
@@ -70,13 +82,36 @@ struct Call {
 
 impl Call {
     fn new(group: usize, seq: u64, keep: ResultRetention) -> Self {
-        Self { ticket: ticket(group, seq), keep, together: CooperativeResult::default(), cached: Arc::default() }
+        Self {
+            ticket: ticket(group, seq),
+            keep,
+            together: CooperativeResult::default(),
+            cached: Arc::default(),
+        }
     }
 
     /// Returns the results of a rank, and the time that it waited for others.
-    fn get(&self, job: &impl PartitionedJob<Partition = ()>, cache: &SharedResultCache) -> (Vec<FlexTensor>, Duration) {
-        let (Self { ticket, keep, cached, .. }, waited) = (self, Cell::default());
-        let owner = Owner { cache, op: *ticket, cached, keep: *keep, waited: &waited };
+    fn get(
+        &self,
+        job: &impl PartitionedJob<Partition = ()>,
+        cache: &SharedResultCache,
+    ) -> (Vec<FlexTensor>, Duration) {
+        let (
+            Self {
+                ticket,
+                keep,
+                cached,
+                ..
+            },
+            waited,
+        ) = (self, Cell::default());
+        let owner = Owner {
+            cache,
+            op: *ticket,
+            cached,
+            keep: *keep,
+            waited: &waited,
+        };
         // SAFETY: in these tests, each call has one job.
         let got = unsafe { self.together.get(job, owner) };
         (got, waited.get())
@@ -94,7 +129,11 @@ fn are_numbers(tensors: &[FlexTensor]) -> bool {
 
 #[test]
 fn ranks_that_wait_make_it_together_and_have_one() {
-    for spin in [SPINS, SLEEPS, SpinPolicy::Yielding(100, Duration::from_millis(1))] {
+    for spin in [
+        SPINS,
+        SLEEPS,
+        SpinPolicy::Yielding(100, Duration::from_millis(1)),
+    ] {
         let (call, cache) = (Call::new(0, 0, ResultRetention::Latest), cache(spin));
         // Neither rank can continue without the other, so they perform two tasks at the same time, twice.
         let both = Barrier::new(2);
@@ -104,7 +143,9 @@ fn ranks_that_wait_make_it_together_and_have_one() {
             makers.lock().push(thread::current().id());
         });
         let get = || call.get(&job, &cache).0;
-        let [one, other] = thread::scope(|scope| [scope.spawn(get), scope.spawn(get)].map(|rank| rank.join().unwrap()));
+        let [one, other] = thread::scope(|scope| {
+            [scope.spawn(get), scope.spawn(get)].map(|rank| rank.join().unwrap())
+        });
         assert!(are_numbers(&one) && numbers(&one).len() == 400);
         assert_eq!(numbers(&one).as_ptr(), numbers(&other).as_ptr());
         assert_eq!(job.begun.load(Ordering::SeqCst), 1);
@@ -120,7 +161,10 @@ fn invariant_1_all_threads_of_a_rank_take_tasks() {
     // No thread can continue without another one, so two perform tasks at the same time, twice.
     let both = Barrier::new(2);
     let job = Numbers::new(4, |_| _ = both.wait());
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(2)
+        .build()
+        .unwrap();
     assert!(are_numbers(&pool.install(|| call.get(&job, &cache).0)));
 }
 
@@ -138,7 +182,10 @@ fn who_comes_later_takes_a_handle() {
     drop(call);
     assert!(last[0].is_unique());
     last[0].storage_mut::<i64>()[0] = 7;
-    assert_eq!((numbers(&last)[0], numbers(&last).as_ptr().addr()), (7, address));
+    assert_eq!(
+        (numbers(&last)[0], numbers(&last).as_ptr().addr()),
+        (7, address)
+    );
 }
 
 #[test]
@@ -151,9 +198,21 @@ fn fast_ranks_keep_only_the_latest_result_of_a_group() {
         assert!(are_numbers(&call.get(&job, &cache).0));
         job.begun.load(Ordering::SeqCst) - before
     };
-    assert_eq!([&early, &other, &early, &other].map(begun), [1, 1, 0, 0], "the results of two groups are kept");
-    assert_eq!([&late, &early, &early].map(begun), [1, 1, 1], "evicted, and built a second time");
-    assert_eq!([&late, &other].map(begun), [0, 0], "which did not evict any later result");
+    assert_eq!(
+        [&early, &other, &early, &other].map(begun),
+        [1, 1, 0, 0],
+        "the results of two groups are kept"
+    );
+    assert_eq!(
+        [&late, &early, &early].map(begun),
+        [1, 1, 1],
+        "evicted, and built a second time"
+    );
+    assert_eq!(
+        [&late, &other].map(begun),
+        [0, 0],
+        "which did not evict any later result"
+    );
     let held = early.get(&job, &cache).0;
     assert_eq!(begun(&early), 0, "a result that a rank holds is available");
     drop(held);
@@ -195,7 +254,9 @@ fn where_one_panics_others_start_from_scratch() {
         }
     });
     let get = || call.get(&job, &cache).0;
-    let ranks = thread::scope(|scope| [scope.spawn(get), scope.spawn(get)].map(thread::ScopedJoinHandle::join));
+    let ranks = thread::scope(|scope| {
+        [scope.spawn(get), scope.spawn(get)].map(thread::ScopedJoinHandle::join)
+    });
     let made: Vec<_> = ranks.into_iter().filter_map(Result::ok).collect();
     assert_eq!(made.len(), 1, "the other has panicked");
     assert!(are_numbers(&made[0]));

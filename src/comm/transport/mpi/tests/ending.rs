@@ -43,20 +43,25 @@ fn invariants_4_and_5_what_is_sent_arrives_when_main_returns() {
 #[test]
 fn invariants_4_and_5_what_is_sent_arrives_when_the_process_exits() {
     let text = ProcessTest::new(2).run_failing(|| end_at_once(|| std::process::exit(7)));
-    assert!(text.is_none_or(|text| text.contains("3 messages have arrived") && text.starts_with("exit status: 7\n")));
+    assert!(text.is_none_or(
+        |text| text.contains("3 messages have arrived") && text.starts_with("exit status: 7\n")
+    ));
 }
 
 #[test]
 fn invariants_4_and_5_what_is_sent_arrives_when_main_panics() {
     let text = ProcessTest::new(2).run_failing(|| end_at_once(|| panic!("process 0 ends by this")));
-    assert!(text.is_none_or(|text| text.contains("3 messages have arrived") && text.contains("ends by this")));
+    assert!(text.is_none_or(
+        |text| text.contains("3 messages have arrived") && text.contains("ends by this")
+    ));
 }
 
 #[test]
 fn invariant_4_a_process_that_never_asked_ends_what_is_sent_to_it() {
     ProcessTest::new(3).run(|| {
         let courier = start(FragmentLimits::default());
-        others(&courier).for_each(|to| courier.send(to, message("without handler", [payload(0, 0, 32 << 20)])));
+        others(&courier)
+            .for_each(|to| courier.send(to, message("without handler", [payload(0, 0, 32 << 20)])));
     });
 }
 
@@ -70,15 +75,24 @@ fn invariant_6_a_panic_of_the_addressee_loses_all_and_aborts_the_job() {
         }
         assert!(matches!(told.recv().unwrap(), News::Header { .. }));
         match told.recv().unwrap() {
-            News::Lost { process: None, problem } => println!("lost: {problem}"),
+            News::Lost {
+                process: None,
+                problem,
+            } => println!("lost: {problem}"),
             news => panic!("{news:?}"),
         }
     });
     let Some(text) = text else { return };
-    assert!(text.contains("lost: the MPI transport panicked: as requested"), "{text}");
+    assert!(
+        text.contains("lost: the MPI transport panicked: as requested"),
+        "{text}"
+    );
     // The launcher of Open MPI prints the second text for processes that end without `MPI_Abort` and
     // `MPI_Finalize`.
-    assert!(!text.contains("receives no notification") && !text.contains("finalize"), "{text}");
+    assert!(
+        !text.contains("receives no notification") && !text.contains("finalize"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -89,5 +103,7 @@ fn a_process_that_ends_on_the_couriers_thread_does_so_at_once() {
         others(&courier).for_each(|to| courier.send(to, message("exit", [])));
         while told.recv().is_ok() {}
     });
-    assert!(text.is_none_or(|text| text.starts_with("exit status: 3\n") && !text.contains("panicked")));
+    assert!(
+        text.is_none_or(|text| text.starts_with("exit status: 3\n") && !text.contains("panicked"))
+    );
 }

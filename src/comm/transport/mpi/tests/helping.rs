@@ -14,7 +14,9 @@ fn a_thread_that_helps_makes_progress() {
                 courier.send(other, message("turn", [payload(0, 0, turn * 1000)]));
             }
             while turn % 2 != courier.process_index() {
-                let moved = courier.progress().expect("Debian's Open MPI supports `MPI_THREAD_SERIALIZED`");
+                let moved = courier
+                    .progress()
+                    .expect("Debian's Open MPI supports `MPI_THREAD_SERIALIZED`");
                 if let Ok(News::Arrived { payloads, .. }) = told.try_recv() {
                     assert_eq!(payloads, [(*payload(0, 0, turn * 1000)).as_ref()]);
                     own += usize::from(moved);
@@ -37,14 +39,24 @@ fn invariant_7_a_panic_on_a_thread_that_helps_loses_all() {
         }
         let problem = loop {
             courier.progress();
-            if let Ok(News::Lost { process: None, problem }) = told.try_recv() {
+            if let Ok(News::Lost {
+                process: None,
+                problem,
+            }) = told.try_recv()
+            {
                 break problem;
             }
         };
-        assert_eq!(courier.progress(), Some(false), "nothing is sent or received any more");
+        assert_eq!(
+            courier.progress(),
+            Some(false),
+            "nothing is sent or received any more"
+        );
         println!("lost: {problem}");
     });
-    assert!(text.is_none_or(|text| text.contains("lost: the MPI transport panicked: as requested")));
+    assert!(
+        text.is_none_or(|text| text.contains("lost: the MPI transport panicked: as requested"))
+    );
 }
 
 #[test]
@@ -58,5 +70,7 @@ fn a_process_that_ends_on_a_thread_that_helps_does_so_at_once() {
             (0..100).for_each(|_| _ = courier.progress());
         }
     });
-    assert!(text.is_none_or(|text| text.starts_with("exit status: 3\n") && !text.contains("panicked")));
+    assert!(
+        text.is_none_or(|text| text.starts_with("exit status: 3\n") && !text.contains("panicked"))
+    );
 }

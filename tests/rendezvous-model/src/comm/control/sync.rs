@@ -46,7 +46,10 @@ impl<T> Mutex<T> {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        MutexGuard { mutex: self, held: self.0.lock().expect("no thread panics") }
+        MutexGuard {
+            mutex: self,
+            held: self.0.lock().expect("no thread panics"),
+        }
     }
 }
 
@@ -74,10 +77,20 @@ impl Condvar {
 
     /// Until a far deadline, sleeps until notified. Until a near one, looks again and again, in case time
     /// is up: whether it was notified does not matter, so that lost notifications show in far waits alone.
-    pub fn wait_until<'a, T>(&self, guard: MutexGuard<'a, T>, deadline: Instant) -> (MutexGuard<'a, T>, bool) {
+    pub fn wait_until<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        deadline: Instant,
+    ) -> (MutexGuard<'a, T>, bool) {
         let MutexGuard { mutex, held } = guard;
         if deadline.0 >= FAR {
-            return (MutexGuard { mutex, held: self.0.wait(held).expect("no thread panics") }, false);
+            return (
+                MutexGuard {
+                    mutex,
+                    held: self.0.wait(held).expect("no thread panics"),
+                },
+                false,
+            );
         }
         drop(held);
         shuttle::thread::yield_now();

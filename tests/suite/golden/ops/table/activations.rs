@@ -19,10 +19,19 @@ pub fn rows() -> Vec<Row> {
         ("logsigmoid", op(|x: F2| activation::log_sigmoid(x))),
         ("mish", op(|x: F2| activation::mish(x))),
         ("glu", op(|x: F2| activation::glu(x, 1))),
-        ("multi_add_chain", op(|x: F2, y: F2| (activation::relu(x + y) * 2.0).sum_dim(1).squeeze_dim::<1>(1))),
+        (
+            "multi_add_chain",
+            op(|x: F2, y: F2| {
+                (activation::relu(x + y) * 2.0)
+                    .sum_dim(1)
+                    .squeeze_dim::<1>(1)
+            }),
+        ),
         (
             "linear_gelu_linear",
-            op(|x: F2, up: F2, down: F2| activation::gelu(x.matmul(up.transpose())).matmul(down.transpose())),
+            op(|x: F2, up: F2, down: F2| {
+                activation::gelu(x.matmul(up.transpose())).matmul(down.transpose())
+            }),
         ),
     ]
 }

@@ -21,11 +21,22 @@ pub fn rows() -> Vec<Row> {
         (
             "conv2d",
             op(|x: F4, weight: F4, bias: F1| {
-                module::conv2d(x, weight, Some(bias), ConvOptions::new([1, 1], [1, 1], [1, 1], 1))
+                module::conv2d(
+                    x,
+                    weight,
+                    Some(bias),
+                    ConvOptions::new([1, 1], [1, 1], [1, 1], 1),
+                )
             }),
         ),
-        ("avg_pool2d", op(|x: F4| module::avg_pool2d(x, AvgPoolOptions::new([2, 2]).with_stride([2, 2])))),
-        ("max_pool2d", op(|x: F4| module::max_pool2d(x, MaxPoolOptions::new([2, 2]).with_stride([2, 2])))),
+        (
+            "avg_pool2d",
+            op(|x: F4| module::avg_pool2d(x, AvgPoolOptions::new([2, 2]).with_stride([2, 2]))),
+        ),
+        (
+            "max_pool2d",
+            op(|x: F4| module::max_pool2d(x, MaxPoolOptions::new([2, 2]).with_stride([2, 2]))),
+        ),
         ("dropout_p0", op(|x: F2| module::dropout(x, 0.0, 7))),
         // Held to itself without sharding: torch's random values are its own.
         ("dropout_skipvalues", op(|x: F2| module::dropout(x, 0.5, 7))),
@@ -37,7 +48,8 @@ pub fn rows() -> Vec<Row> {
                 let ([n, _], device) = (x.dims(), x.mesh().device().clone().autodiff());
                 let replicate = vec![Replicate; x.mesh().ndim()];
                 let one =
-                    DTensor::distribute_replicated(Tensor::eye(n, &device), x.mesh(), &replicate).expect("a layout");
+                    DTensor::distribute_replicated(Tensor::eye(n, &device), x.mesh(), &replicate)
+                        .expect("a layout");
                 let matrix = x.clone().matmul(x.transpose()) + one.clone();
                 let mut rows = DTensor::cat(vec![matrix, one.clone()], 1);
                 for k in 0..n {

@@ -11,11 +11,17 @@ pub fn rows() -> Vec<Row> {
         ("sum_all", op(|x: F2| x.sum())),
         ("sum_d0", op(|x: F2| x.sum_dim(0).squeeze_dim::<1>(0))),
         ("sum_d1k", op(|x: F2| x.sum_dim(1))),
-        ("sum_d02", op(|x: F3| x.sum_dims(&[0, 2]).squeeze_dims::<1>(&[0, 2]))),
+        (
+            "sum_d02",
+            op(|x: F3| x.sum_dims(&[0, 2]).squeeze_dims::<1>(&[0, 2])),
+        ),
         ("mean_all", op(|x: F2| x.mean())),
         ("mean_d0", op(|x: F2| x.mean_dim(0).squeeze_dim::<1>(0))),
         ("mean_d1k", op(|x: F2| x.mean_dim(1))),
-        ("mean_d02", op(|x: F3| x.mean_dims(&[0, 2]).squeeze_dims::<1>(&[0, 2]))),
+        (
+            "mean_d02",
+            op(|x: F3| x.mean_dims(&[0, 2]).squeeze_dims::<1>(&[0, 2])),
+        ),
         ("prod_all", op(|x: F2| x.prod())),
         ("prod_d1", op(|x: F2| x.prod_dim(1).squeeze_dim::<1>(1))),
         ("dot", op(|a: F1, b: F1| a.dot(b))),
@@ -56,23 +62,43 @@ pub fn rows() -> Vec<Row> {
             }),
         ),
         // Norms.
-        ("vector_norm2", op(|x: F2| linalg::l2_norm_dims(x, &[0, 1]).squeeze_dim::<1>(0))),
-        ("vector_norm1_d1", op(|x: F2| linalg::l1_norm(x, 1).squeeze_dim::<1>(1))),
-        ("vector_norm_inf", op(|x: F2| linalg::max_abs_norm_dims(x, &[0, 1]).squeeze_dim::<1>(0))),
+        (
+            "vector_norm2",
+            op(|x: F2| linalg::l2_norm_dims(x, &[0, 1]).squeeze_dim::<1>(0)),
+        ),
+        (
+            "vector_norm1_d1",
+            op(|x: F2| linalg::l1_norm(x, 1).squeeze_dim::<1>(1)),
+        ),
+        (
+            "vector_norm_inf",
+            op(|x: F2| linalg::max_abs_norm_dims(x, &[0, 1]).squeeze_dim::<1>(0)),
+        ),
         ("norm_d0k", op(|x: F2| linalg::l2_norm(x, 0))),
-        ("logsumexp_d0", op(|x: F2| log_sum_exp(x, 0).squeeze_dim::<1>(0))),
-        ("logsumexp_d1", op(|x: F2| log_sum_exp(x, 1).squeeze_dim::<1>(1))),
+        (
+            "logsumexp_d0",
+            op(|x: F2| log_sum_exp(x, 0).squeeze_dim::<1>(0)),
+        ),
+        (
+            "logsumexp_d1",
+            op(|x: F2| log_sum_exp(x, 1).squeeze_dim::<1>(1)),
+        ),
         // Of pairs.
-        ("mse_loss", op(|x: F2, y: F2| loss::mse_loss(x, y, Reduction::Mean))),
+        (
+            "mse_loss",
+            op(|x: F2, y: F2| loss::mse_loss(x, y, Reduction::Mean)),
+        ),
         (
             "bce_logits",
-            op(|x: F2, y: F2| loss::binary_cross_entropy_with_logits(x, activation::sigmoid(y), Reduction::Mean)),
+            op(|x: F2, y: F2| {
+                loss::binary_cross_entropy_with_logits(x, activation::sigmoid(y), Reduction::Mean)
+            }),
         ),
         (
             "cosine_similarity",
             op(|x: F2, y: F2| {
-                let norms =
-                    linalg::l2_norm(x.clone(), 1).clamp_min(1e-8) * linalg::l2_norm(y.clone(), 1).clamp_min(1e-8);
+                let norms = linalg::l2_norm(x.clone(), 1).clamp_min(1e-8)
+                    * linalg::l2_norm(y.clone(), 1).clamp_min(1e-8);
                 ((x * y).sum_dim(1) / norms).squeeze_dim::<1>(1)
             }),
         ),

@@ -12,7 +12,11 @@ pub fn rows() -> Vec<Row> {
         (
             "cdist",
             op(|x: F2, y: F2| {
-                (x.unsqueeze_dim::<3>(1) - y.unsqueeze_dim(0)).square().sum_dim(2).sqrt().squeeze_dim::<2>(2)
+                (x.unsqueeze_dim::<3>(1) - y.unsqueeze_dim(0))
+                    .square()
+                    .sum_dim(2)
+                    .sqrt()
+                    .squeeze_dim::<2>(2)
             }),
         ),
         (
@@ -29,14 +33,25 @@ pub fn rows() -> Vec<Row> {
                 x.clone().equal_scalar(-1.0).bool_or(x.equal_scalar(2.0))
             }),
         ),
-        ("masked_select_skip", op(|x: F2| x.clone().mask_select(x.greater_scalar(0.0)))),
+        (
+            "masked_select_skip",
+            op(|x: F2| x.clone().mask_select(x.greater_scalar(0.0))),
+        ),
         (
             "nonzero",
             op(|x: F2| {
                 let [rows, columns] = x.dims();
                 let replicate = vec![Replicate; x.mesh().ndim()];
-                let places = I1::arange(0..(rows * columns) as i64, x.mesh(), &replicate, x.mesh().device());
-                let places = places.expect("a layout").reshape([rows, columns]).mask_select(x.greater_scalar(0.0));
+                let places = I1::arange(
+                    0..(rows * columns) as i64,
+                    x.mesh(),
+                    &replicate,
+                    x.mesh().device(),
+                );
+                let places = places
+                    .expect("a layout")
+                    .reshape([rows, columns])
+                    .mask_select(x.greater_scalar(0.0));
                 let columns = columns as i64;
                 DTensor::stack::<2>(vec![places.clone() / columns, places % columns], 1)
             }),
