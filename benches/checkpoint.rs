@@ -6,18 +6,20 @@
 //! cargo bench --bench checkpoint -- --peer .peer/bin/python    # beside PyTorch's distributed checkpoint
 //! ```
 //!
-//! Two ranks, which are threads, hold a GPT and its AdamW in shards. In each round all take turns, in another order each
-//! time, so that whatever else the machine does meets all of them. The results are medians of the rounds' ratios, with the
-//! smallest and the largest.
+//! Two ranks, which are threads, hold a GPT and its AdamW in shards. In each round all take turns,
+//! in another order each time, so that whatever else the machine does meets all of them. The
+//! results are medians of the rounds' ratios, with the smallest and the largest.
 //!
-//! - `save`, and a plain loop of `write` over bytes in memory, by as many threads into as many files, with the same syncs;
-//! - loading model and optimizer state, and plain positioned reads of the same files by as many threads into new memory, both
-//!   from the page cache. Loading also compares the checksums. Handing the state to the optimizer is timed apart: PyTorch's
-//!   `set_optimizer_state_dict` is not a part of its load either;
+//! - `save`, and a plain loop of `write` over bytes in memory, by as many threads into as many
+//!   files, with the same syncs;
+//! - loading model and optimizer state, and plain positioned reads of the same files by as many
+//!   threads into new memory, both from the page cache. Loading also compares the checksums.
+//!   Handing the state to the optimizer is timed apart: PyTorch's `set_optimizer_state_dict` is not
+//!   a part of its load either;
 //! - training steps while `AsyncCheckpointer` writes, and steps before it.
 //!
-//! `--peer` names a Python with PyTorch 2. `checkpoint_dcp.py` then saves and loads the same tensors in each round, from as
-//! many processes.
+//! `--peer` names a Python with PyTorch 2. `checkpoint_dcp.py` then saves and loads the same
+//! tensors in each round, from as many processes.
 
 #[path = "../examples/train_gpt/model.rs"]
 #[allow(dead_code, reason = "the example uses the rest of it")]

@@ -1,18 +1,21 @@
-//! Bandwidth of the copies around a unit's collectives, next to plain copies of as many bytes in the same run.
+//! Bandwidth of the copies around a unit's collectives, next to plain copies of as many bytes in
+//! the same run.
 //!
 //! ```text
 //! cargo bench --bench copy_kernels -- --ranks 8 --dim 1 --dtype bf16
 //! ```
 //!
-//! Three lists of parameters, drawn by a fixed seed, so that most lengths are odd: 150 of 1 to 16 K elements, 54 of
-//! 64 K to 1 M, 3 of 16 to 64 M. Along dimension 0 they are rows of 257, sharded unevenly; along dimension 1 they have 64
-//! rows, sharded evenly. Figures are GB a second, read and written; zeros in the padding are written.
+//! Three lists of parameters, drawn by a fixed seed, so that most lengths are odd: 150 of 1 to 16 K
+//! elements, 54 of 64 K to 1 M, 3 of 16 to 64 M. Along dimension 0 they are rows of 257, sharded
+//! unevenly; along dimension 1 they have 64 rows, sharded evenly. Figures are GB a second, read and
+//! written; zeros in the padding are written.
 //!
-//! On Flex the plain copy is `copy_from_slice`, once for each target, into memory taken from the same allocator just
-//! before, on as many threads. Where tensors are many and small, it shows that they are burn's: one is found through
-//! three pointers, and made of three allocations in addition to its memory. So on one thread the plain copy is there once
-//! more, from as many tensors to as many. They take turns, so that whatever else the machine does affects each of them;
-//! each figure is the best of its rounds.
+//! On Flex the plain copy is `copy_from_slice`, once for each target, into memory taken from the
+//! same allocator just before, on as many threads. Where tensors are many and small, it shows that
+//! they are burn's: one is found through three pointers, and made of three allocations in addition
+//! to its memory. So on one thread the plain copy is there once more, from as many tensors to as
+//! many. They take turns, so that whatever else the machine does affects each of them; each figure
+//! is the best of its rounds.
 
 use std::hint::black_box;
 use std::mem::MaybeUninit;
@@ -30,7 +33,8 @@ use rayon::prelude::*;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Two ones in bf16, about one in f32: subnormal numbers would measure how slowly those are multiplied.
+/// Two ones in bf16, about one in f32: subnormal numbers would measure how slowly those are
+/// multiplied.
 const ONES: u32 = 0x3f80_3f80;
 
 #[derive(Parser)]

@@ -1,13 +1,14 @@
-//! A model of burn's own layers, whose loop is inside burn: units that reads open, beside units that the program
-//! opens, and beside the unsharded model. Time, collectives and memory of a training step.
+//! A model of burn's own layers, whose loop is inside burn: units that reads open, beside units
+//! that the program opens, and beside the unsharded model. Time, collectives and memory of a
+//! training step.
 //!
 //! ```text
 //! cargo bench --bench encoder
 //! ```
 //!
-//! The model is an embedding, burn's `TransformerEncoder` and a linear head, f32, without dropout; two ranks with
-//! one compute thread each. The three kinds of step alternate in one run. On more than two cores run it under
-//! `taskset -c 0,1`.
+//! The model is an embedding, burn's `TransformerEncoder` and a linear head, f32, without dropout;
+//! two ranks with one compute thread each. The three kinds of step alternate in one run. On more
+//! than two cores run it under `taskset -c 0,1`.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

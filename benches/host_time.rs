@@ -1,16 +1,19 @@
-//! Host time of a unit: forward and backward of units whose compute is next to nothing, in microseconds.
+//! Host time of a unit: forward and backward of units whose compute is next to nothing, in
+//! microseconds.
 //!
 //! ```text
 //! cargo bench --bench host_time
 //! cargo bench --bench host_time -- --peer python3    # next to PyTorch's FSDP2: `pip install torch`
 //! ```
 //!
-//! A unit multiplies `[4, 8]` by `[8, 8]` once for each of its parameters. Ranks are threads. A round is some steps, its figure
-//! their median; sharded and unsharded rounds alternate. Printed are the median and the range of the rounds, for a unit of
-//! rank 0. With more ranks than cores, ranks also wait for each other's compute.
+//! A unit multiplies `[4, 8]` by `[8, 8]` once for each of its parameters. Ranks are threads. A
+//! round is some steps, its figure their median; sharded and unsharded rounds alternate. Printed
+//! are the median and the range of the rounds, for a unit of rank 0. With more ranks than cores,
+//! ranks also wait for each other's compute.
 //!
-//! `redistribute` is what a unit's all-gather would cost if FSDP were a redistribution `Shard(0)` to `Replicate` of one
-//! [`DTensor`] after the other, and `planned` the one collective that a unit posts, both without anything else.
+//! `redistribute` is what a unit's all-gather would cost if FSDP were a redistribution `Shard(0)`
+//! to `Replicate` of one [`DTensor`] after the other, and `planned` the one collective that a unit
+//! posts, both without anything else.
 
 use std::path::PathBuf;
 use std::process::Command;

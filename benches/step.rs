@@ -1,4 +1,5 @@
-//! Seconds a training step: fully sharded over 2 ranks, beside as many unsharded copies run at once.
+//! Seconds a training step: fully sharded over 2 ranks, beside as many unsharded copies run at
+//! once.
 //!
 //! ```text
 //! cargo bench --bench step
@@ -13,11 +14,11 @@
 //! machine does meets both alike: the ratio of their medians is the result, the seconds are the
 //! machine's. On more than two cores run it under `taskset -c 0,1`.
 //!
-//! With `--delay` one rank, drawn anew for each step, sleeps half a block's forward before a block that is drawn too,
-//! in the sharded step and in the unsharded one, whose ranks meet at its end.
+//! With `--delay` one rank, drawn anew for each step, sleeps half a block's forward before a block
+//! that is drawn too, in the sharded step and in the unsharded one, whose ranks meet at its end.
 //!
-//! A part of a step on a GPU ends when the GPU has done its work. The first steps of each kind compile and tune kernels:
-//! `--warmup` is their number.
+//! A part of a step on a GPU ends when the GPU has done its work. The first steps of each kind
+//! compile and tune kernels: `--warmup` is their number.
 
 #[path = "../examples/train_gpt/device.rs"]
 mod device;
@@ -301,7 +302,8 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
             measured.unsharded.push(other);
         }
     }
-    // One after the other: what a step gives back to the system, the next one of the other kind may have to get again.
+    // One after the other: what a step gives back to the system, the next one of the other kind may
+    // have to get again.
     for (training, faults) in [&mut sharded, &mut unsharded]
         .into_iter()
         .zip(&mut measured.faults)

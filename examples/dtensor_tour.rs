@@ -36,8 +36,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Shows that a DTensor is one global tensor, and that each placement determines the ranks' local tensors along one
-/// mesh dimension.
+/// Shows that a DTensor is one global tensor, and that each placement determines the ranks' local
+/// tensors along one mesh dimension.
 fn placements(guide: &Guide<'_>, mesh: &DeviceMesh) -> Result<()> {
     guide.chapter("1. Placements");
     guide.say(format!(

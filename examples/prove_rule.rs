@@ -6,7 +6,8 @@
 //! cargo run --release --example prove_rule -- --exhaustive
 //! ```
 //!
-//! The cases are those of the tests `rules_are_proven_by_..`, and one operator that this example defines.
+//! The cases are those of the tests `rules_are_proven_by_..`, and one operator that this example
+//! defines.
 
 #[path = "../tests/operators/rules/mod.rs"]
 mod rules;
@@ -33,17 +34,17 @@ struct Args {
     /// Print the names of all operators
     #[arg(long)]
     list: bool,
-    /// Try all combinations of every case on meshes of one dimension, and up to a thousand on others, instead of
-    /// some dozens. This takes hours for all operators
+    /// Try all combinations of every case on meshes of one dimension, and up to a thousand on
+    /// others, instead of some dozens. This takes hours for all operators
     #[arg(long)]
     exhaustive: bool,
 }
 
-/// Sharding rule of `2 x - 1`, an operator that this crate does not have. It is elementwise. Under `P(avg)` each
-/// rank can apply it to its own partial value.
+/// Sharding rule of `2 x - 1`, an operator that this crate does not have. It is elementwise. Under
+/// `P(avg)` each rank can apply it to its own partial value.
 ///
-/// Replace `SHIFT` by `LINEAR`, which lets partial sums through as well, to see what the prover reports: every rank
-/// would subtract its own 1.
+/// Replace `SHIFT` by `LINEAR`, which lets partial sums through as well, to see what the prover
+/// reports: every rank would subtract its own 1.
 const CENTERED: EinsumRule = EinsumRule::pointwise("centered", SHIFT);
 
 /// Operator `centered` on both kinds of tensors.

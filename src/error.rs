@@ -1,8 +1,8 @@
 //! Error type of the crate: one typed value for set-up, communication and I/O.
 //!
-//! Each module defines the errors that it returns, and [`Error`] wraps them. Tensor operations panic, as burn's own
-//! do. If such a panic carries an [`Error`], as after a failed collective inside a backward pass,
-//! [`launch`](crate::comm::launch) turns it back into the typed value.
+//! Each module defines the errors that it returns, and [`Error`] wraps them. Tensor operations
+//! panic, as burn's own do. If such a panic carries an [`Error`], as after a failed collective
+//! inside a backward pass, [`launch`](crate::comm::launch) turns it back into the typed value.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
@@ -56,7 +56,8 @@ pub enum Error {
     /// A dataset cannot be divided among ranks and batches.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A parameter could not be distributed, or was read in a way that does not fit how it is distributed.
+    /// A parameter could not be distributed, or was read in a way that does not fit how it is
+    /// distributed.
     #[error(transparent)]
     Param(#[from] ParamError),
     /// A module could not be sharded or gathered, or a training step on it failed.
@@ -82,8 +83,8 @@ pub enum Error {
     /// A [`launch`](crate::comm::launch) nested in the program failed.
     #[error(transparent)]
     Launch(Box<LaunchError>),
-    /// An error of the program itself, passed through [`launch`](crate::comm::launch). It keeps its message and its
-    /// sources, and `downcast_ref` returns it as its original type.
+    /// An error of the program itself, passed through [`launch`](crate::comm::launch). It keeps its
+    /// message and its sources, and `downcast_ref` returns it as its original type.
     #[error(transparent)]
     Other(Arc<dyn std::error::Error + Send + Sync>),
 }
@@ -100,8 +101,9 @@ impl fmt::Debug for Error {
 impl Error {
     /// Wraps an error of another type, or a text.
     ///
-    /// Inside `launch`, `?` converts texts, boxed errors, I/O errors, parse errors, burn's record and tensor data
-    /// errors and, with the feature `anyhow`, `anyhow::Error`. Convert all other errors with `.map_err(Error::other)?`.
+    /// Inside `launch`, `?` converts texts, boxed errors, I/O errors, parse errors, burn's record
+    /// and tensor data errors and, with the feature `anyhow`, `anyhow::Error`. Convert all other
+    /// errors with `.map_err(Error::other)?`.
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
@@ -124,9 +126,9 @@ impl Error {
 
     /// Returns true if another process prints this error, so that this process should not.
     ///
-    /// If the ranks of a [`launch`](crate::comm::launch) run in several processes, a failure is returned in every
-    /// process, with the same report of all ranks. Process 0 should print it. [`StartError::Uneven`] is treated in
-    /// the same way.
+    /// If the ranks of a [`launch`](crate::comm::launch) run in several processes, a failure is
+    /// returned in every process, with the same report of all ranks. Process 0 should print it.
+    /// [`StartError::Uneven`] is treated in the same way.
     ///
     /// ```
     /// use std::process::ExitCode;
@@ -153,15 +155,15 @@ impl Error {
     pub fn is_reported_by_other_process(&self) -> bool {
         match self {
             Self::Launch(error) => error.is_reported_by_other_process,
-            // The processes are already connected, so a process that exits waits for process 0, which has the same
-            // error.
+            // The processes are already connected, so a process that exits waits for process 0,
+            // which has the same error.
             Self::Start(StartError::Uneven { here, .. }) => *here > 0,
             _ => false,
         }
     }
 
-    /// Runs `program` and returns its result, or the error with which it [unwound](Self::unwind). A rank uses it to
-    /// continue after a collective failed in its forward or backward pass (see
+    /// Runs `program` and returns its result, or the error with which it [unwound](Self::unwind). A
+    /// rank uses it to continue after a collective failed in its forward or backward pass (see
     /// [`World::shrink`](crate::comm::World::shrink)). Any other panic keeps unwinding.
     ///
     /// ```
@@ -191,15 +193,17 @@ impl Error {
 
     /// Unwinds the calling rank with this error, without running the panic hook.
     ///
-    /// It is for code that cannot return a `Result`, such as the value of a parameter or a step of backward.
-    /// [`launch`](crate::comm::launch) catches the error and reports it as a typed value, with the line that called
-    /// [`unwind`](Self::unwind) or an operator. On a thread that does not run a rank's program the error would not
-    /// be caught: it becomes a panic with the error's text.
+    /// It is for code that cannot return a `Result`, such as the value of a parameter or a step of
+    /// backward. [`launch`](crate::comm::launch) catches the error and reports it as a typed value,
+    /// with the line that called [`unwind`](Self::unwind) or an operator. On a thread that does not
+    /// run a rank's program the error would not be caught: it becomes a panic with the error's
+    /// text.
     #[track_caller]
     pub fn unwind(self) -> ! {
         if crate::comm::is_rank() {
             let own_files = file!().trim_end_matches("error.rs");
-            // A line of this crate, as in a step of backward, means nothing to the author of the program.
+            // A line of this crate, as in a step of backward, means nothing to the author of the
+            // program.
             crate::comm::note_unwinding(
                 Some(Location::caller()).filter(|at| !at.file().starts_with(own_files)),
             );
@@ -254,8 +258,8 @@ entering!(
 #[cfg(feature = "anyhow")]
 entering!(anyhow::Error);
 
-/// If a model and a record disagree in the way that a sharded model and a full one do, the text says how to save or
-/// load instead.
+/// If a model and a record disagree in the way that a sharded model and a full one do, the text
+/// says how to save or load instead.
 impl From<RecordError> for Error {
     fn from(error: RecordError) -> Self {
         Self::other(match error {
@@ -274,9 +278,9 @@ const FULL_RECORD: &str = "If this model is sharded: load a record of the full m
 const RECORD_OF_SHARDS: &str = "If the record was taken from a sharded model, it has the shards of one rank. Save the \
                                 full model instead: `full_model(&model)?.into_record()`";
 
-/// Returns the remedy for an error of loading a record with this text, which is burn's, if one of model and record
-/// seems to be sharded and the other full. Such a pair differs in the lengths of a dimension, all in the same
-/// direction, or in the markers of the shards.
+/// Returns the remedy for an error of loading a record with this text, which is burn's, if one of
+/// model and record seems to be sharded and the other full. Such a pair differs in the lengths of a
+/// dimension, all in the same direction, or in the markers of the shards.
 pub(crate) fn record_remedy(text: &str) -> Option<&'static str> {
     if text.contains(".distributed.part [") {
         return [("Missing", FULL_RECORD), ("Unused", RECORD_OF_SHARDS)]

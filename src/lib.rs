@@ -1,16 +1,18 @@
-//! Distributed training on [burn](https://burn.dev) with distributed tensors (DTensor): fully sharded data
-//! parallelism (FSDP) and tensor parallelism for ordinary burn modules.
+//! Distributed training on [burn](https://burn.dev) with distributed tensors (DTensor): fully
+//! sharded data parallelism (FSDP) and tensor parallelism for ordinary burn modules.
 //!
-//! Every rank runs the same program. A [`DeviceMesh`](mesh::DeviceMesh) arranges the ranks in named dimensions. For
-//! each mesh dimension, a [`Placement`](placement::Placement) describes which data of a tensor a rank holds, and
-//! each kind of parallelism is a choice of placements: replicated parameters give data parallelism, sharded
-//! parameters give FSDP, and parameters that are replicated over one mesh dimension and sharded over another give
-//! HSDP. Tensor parallelism shards layers over a further mesh dimension, whose ranks compute a layer together.
+//! Every rank runs the same program. A [`DeviceMesh`](mesh::DeviceMesh) arranges the ranks in named
+//! dimensions. For each mesh dimension, a [`Placement`](placement::Placement) describes which data
+//! of a tensor a rank holds, and each kind of parallelism is a choice of placements: replicated
+//! parameters give data parallelism, sharded parameters give FSDP, and parameters that are
+//! replicated over one mesh dimension and sharded over another give HSDP. Tensor parallelism shards
+//! layers over a further mesh dimension, whose ranks compute a layer together.
 //!
 //! # The smallest complete program
 //!
-//! An ordinary burn model is trained on four ranks. Each rank holds a quarter of every parameter, of its gradient
-//! and of its optimizer state. [`unit`](fn@fsdp::unit) marks the modules whose parameters are gathered together.
+//! An ordinary burn model is trained on four ranks. Each rank holds a quarter of every parameter,
+//! of its gradient and of its optimizer state. [`unit`](fn@fsdp::unit) marks the modules whose
+//! parameters are gathered together.
 //!
 //! ```
 //! use burn::module::Module;
@@ -88,8 +90,8 @@
 //! | `testing` | `testing`: mesh fixtures for tests, and a checker of the operators' sharding rules |
 //! | `train` | `train`: burn's `SupervisedTraining` on the ranks of a mesh |
 #![warn(missing_docs)]
-// The host memory shared by ranks and the copies between tensors are compiled even without the backend that uses
-// them.
+// The host memory shared by ranks and the copies between tensors are compiled even without the
+// backend that uses them.
 #![cfg_attr(not(feature = "flex"), allow(dead_code, unused_variables))]
 #![cfg_attr(
     not(any(feature = "flex", feature = "cube")),
@@ -125,8 +127,8 @@ mod watch;
 
 pub use error::{Error, Result};
 
-/// Imports for most programs. With `module`, `activation` and `loss` it also contains burn's functions for
-/// DTensors, which a program needs to write a parallel model.
+/// Imports for most programs. With `module`, `activation` and `loss` it also contains burn's
+/// functions for DTensors, which a program needs to write a parallel model.
 pub mod prelude {
     pub use crate::comm::{Launch, LaunchError, ReduceOp, World, launch};
     pub use crate::data::{DistributedSampler, LastBatch};

@@ -45,8 +45,9 @@ impl PathPattern {
         self.pattern.matches_with(&path.replace('.', "/"), options)
     }
 
-    /// Returns the path that is most similar to the pattern, if at most two letters differ, for the suggestion in
-    /// an error message. Paths are compared component by component; a component with wildcards must match.
+    /// Returns the path that is most similar to the pattern, if at most two letters differ, for the
+    /// suggestion in an error message. Paths are compared component by component; a component with
+    /// wildcards must match.
     pub(crate) fn nearest<'a>(&self, paths: &'a [String]) -> Option<&'a String> {
         let far = paths
             .iter()
@@ -56,8 +57,8 @@ impl PathPattern {
             .map(|(_, path)| path)
     }
 
-    /// Returns the number of letters by which `path` differs from the pattern, or `None` if the number of
-    /// components differs or a component with wildcards does not match.
+    /// Returns the number of letters by which `path` differs from the pattern, or `None` if the
+    /// number of components differs or a component with wildcards does not match.
     fn letters_from(&self, path: &str) -> Option<usize> {
         let (own, parts): (Vec<_>, Vec<_>) =
             (self.text.split('.').collect(), path.split('.').collect());
@@ -69,8 +70,8 @@ impl PathPattern {
     }
 }
 
-/// Returns the Levenshtein distance: the smallest number of insertions, deletions and substitutions that turn `a`
-/// into `b`.
+/// Returns the Levenshtein distance: the smallest number of insertions, deletions and substitutions
+/// that turn `a` into `b`.
 fn edits(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.chars().count()).collect();
     for (i, letter) in a.chars().enumerate() {

@@ -1,5 +1,5 @@
-//! Weights in the formats of other frameworks: loaded on one rank before a model is distributed, and written from a
-//! distributed model. Feature `store`.
+//! Weights in the formats of other frameworks: loaded on one rank before a model is distributed,
+//! and written from a distributed model. Feature `store`.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
@@ -25,9 +25,9 @@
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
-//! burn's [stores](burn::store::ModuleStore) read and write the files: `PytorchStore` reads what `torch.save` writes,
-//! `SafetensorsStore` reads and writes safetensors, `BurnpackStore` burn's own format. Their options select and rename
-//! tensors. The functions of this module add the ranks:
+//! burn's [stores](burn::store::ModuleStore) read and write the files: `PytorchStore` reads what
+//! `torch.save` writes, `SafetensorsStore` reads and writes safetensors, `BurnpackStore` burn's own
+//! format. Their options select and rename tensors. The functions of this module add the ranks:
 //!
 //! ```text
 //!                load_from                                  fully_shard
@@ -88,7 +88,8 @@ pub enum PretrainedError {
     },
 }
 
-/// Report of [`load_from`], identical on every rank. Paths are those of the model, except for `unused`.
+/// Report of [`load_from`], identical on every rank. Paths are those of the model, except for
+/// `unused`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct LoadReport {
@@ -98,32 +99,37 @@ pub struct LoadReport {
     pub skipped: Vec<String>,
     /// Those that the file does not contain. Empty unless the store allows partial loading.
     pub missing: Vec<String>,
-    /// Tensors of the file, under the names that the store's remapping gives them, that the model does not have.
+    /// Tensors of the file, under the names that the store's remapping gives them, that the model
+    /// does not have.
     pub unused: Vec<String>,
 }
 
-/// Loads the weights of a model on the first rank of `mesh`, before the model is distributed. Returns the model, and a
-/// report.
+/// Loads the weights of a model on the first rank of `mesh`, before the model is distributed.
+/// Returns the model, and a report.
 ///
 /// Parameters that the other ranks have not initialized stay lazy and take no memory.
-/// [`parallelize`](crate::parallel::parallelize) and [`fully_shard`](crate::fsdp::fully_shard) then send every rank its
-/// shards of the first rank's values. The full model is in the memory of one rank only.
+/// [`parallelize`](crate::parallel::parallelize) and [`fully_shard`](crate::fsdp::fully_shard) then
+/// send every rank its shards of the first rank's values. The full model is in the memory of one
+/// rank only.
 ///
-/// Each float parameter keeps the model's dtype, as in PyTorch's `load_state_dict`: values of another dtype are cast. A
-/// lazy parameter has the default dtype of its device. Integer and boolean parameters, which are never sharded, are set
-/// on every rank. A parameter that `fully_shard` [ignores](crate::fsdp::FullyShard::with_ignored) has the file's values on
-/// the first rank only.
+/// Each float parameter keeps the model's dtype, as in PyTorch's `load_state_dict`: values of
+/// another dtype are cast. A lazy parameter has the default dtype of its device. Integer and
+/// boolean parameters, which are never sharded, are set on every rank. A parameter that
+/// `fully_shard` [ignores](crate::fsdp::FullyShard::with_ignored) has the file's values on the
+/// first rank only.
 ///
 /// # Collective
-/// Every rank of `mesh`, with an identical model. Pass the mesh of which `parallelize` and `fully_shard` get slices. If
-/// the slices are not combined afterwards, as when only `parallelize` is called, pass the slice: its first rank reads.
-/// The other ranks do not use `store`. They wait for at most the launch's deadline.
+/// Every rank of `mesh`, with an identical model. Pass the mesh of which `parallelize` and
+/// `fully_shard` get slices. If the slices are not combined afterwards, as when only `parallelize`
+/// is called, pass the slice: its first rank reads. The other ranks do not use `store`. They wait
+/// for at most the launch's deadline.
 ///
 /// # Errors
-/// On every rank: [`PretrainedError::Load`] if the first rank cannot read the file, if a tensor is missing, unless the
-/// store allows partial loading, or if a shape does not fit.
-/// [`PretrainedError::Distributed`] if the model is distributed; [`Error::Comm`](crate::Error::Comm) if another rank
-/// fails. Tensors of the file that the model does not have are no error: see [`LoadReport::unused`].
+/// On every rank: [`PretrainedError::Load`] if the first rank cannot read the file, if a tensor is
+/// missing, unless the store allows partial loading, or if a shape does not fit.
+/// [`PretrainedError::Distributed`] if the model is distributed;
+/// [`Error::Comm`](crate::Error::Comm) if another rank fails. Tensors of the file that the model
+/// does not have are no error: see [`LoadReport::unused`].
 pub fn load_from<M: Module, S: ModuleStore>(
     model: M,
     mesh: &DeviceMesh,
@@ -167,16 +173,17 @@ pub fn load_from<M: Module, S: ModuleStore>(
 
 /// Writes the full model from the first rank of `mesh`.
 ///
-/// The parameters are gathered unit by unit, as by [`full_model_on`](crate::fsdp::full_model_on): the first rank holds
-/// the full model and the others at most one unit.
+/// The parameters are gathered unit by unit, as by [`full_model_on`](crate::fsdp::full_model_on):
+/// the first rank holds the full model and the others at most one unit.
 ///
 /// # Collective
-/// Every rank of `mesh`, which contains the meshes over which the model is distributed. The other ranks do not use
-/// `store`. They wait for at most the launch's deadline.
+/// Every rank of `mesh`, which contains the meshes over which the model is distributed. The other
+/// ranks do not use `store`. They wait for at most the launch's deadline.
 ///
 /// # Errors
-/// [`PretrainedError::Save`] on every rank if the first rank cannot write; [`ParamError::Replaced`] as in
-/// [`full_model`](crate::fsdp::full_model); [`Error::Comm`](crate::Error::Comm) if another rank fails.
+/// [`PretrainedError::Save`] on every rank if the first rank cannot write; [`ParamError::Replaced`]
+/// as in [`full_model`](crate::fsdp::full_model); [`Error::Comm`](crate::Error::Comm) if another
+/// rank fails.
 ///
 /// [`ParamError::Replaced`]: crate::fsdp::ParamError::Replaced
 pub fn save_into<M: Module, S: ModuleStore>(
@@ -200,11 +207,11 @@ pub fn save_into<M: Module, S: ModuleStore>(
 
 /// Returns a store for a safetensors file with PyTorch's names and layouts, to be read or written.
 ///
-/// The weight of a `Linear` is `[out, in]` there and `[in, out]` in burn. `gamma` and `beta` of burn's norms are `weight`
-/// and `bias`. Paths have no enum variants. Files are replaced only once they are complete, and have the metadata
-/// `format: pt`, which Hugging Face's transformers require. For other names, add
-/// [`with_key_remapping`](SafetensorsStore::with_key_remapping): it renames the file's tensors on loading, and the model's
-/// on writing.
+/// The weight of a `Linear` is `[out, in]` there and `[in, out]` in burn. `gamma` and `beta` of
+/// burn's norms are `weight` and `bias`. Paths have no enum variants. Files are replaced only once
+/// they are complete, and have the metadata `format: pt`, which Hugging Face's transformers
+/// require. For other names, add [`with_key_remapping`](SafetensorsStore::with_key_remapping): it
+/// renames the file's tensors on loading, and the model's on writing.
 pub fn pytorch_safetensors(path: impl Into<PathBuf>) -> SafetensorsStore {
     SafetensorsStore::from_file(path)
         .with_from_adapter(PyTorchToBurnAdapter)

@@ -26,17 +26,19 @@ pub type TensorMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor 
 /// Implemented for
 ///
 /// * tensors and DTensors of every rank and kind;
-/// * tuples of up to twelve elements, arrays, `Vec`, `VecDeque`, `Option`, `Result`, `Box`, `Rc`, `Arc`, `BTreeMap`
-///   and `HashMap` of types that implement it;
-/// * burn's `LstmState`, `RnnState` and `MhaOutput`, and the inputs and outputs of [`nn`](crate::nn);
+/// * tuples of up to twelve elements, arrays, `Vec`, `VecDeque`, `Option`, `Result`, `Box`, `Rc`,
+///   `Arc`, `BTreeMap` and `HashMap` of types that implement it;
+/// * burn's `LstmState`, `RnnState` and `MhaOutput`, and the inputs and outputs of
+///   [`nn`](crate::nn);
 /// * numbers, text, shapes, `TensorData`, ranges and the like, which are passed through;
-/// * references, which are passed through: the referenced tensors are treated as if the closure had captured them.
-///   Their gradients are correct. However, [mixed precision](crate::fsdp::MixedPrecisionPolicy) does not cast them,
-///   and weights stay unsharded longer if they are tracked.
+/// * references, which are passed through: the referenced tensors are treated as if the closure had
+///   captured them. Their gradients are correct. However, [mixed
+///   precision](crate::fsdp::MixedPrecisionPolicy) does not cast them, and weights stay unsharded
+///   longer if they are tracked.
 ///
-/// Implement it for your own structs and enums with [`tensor_tree!`](crate::tensor_tree). Some of burn's inputs
-/// have private fields (`TransformerEncoderInput`, `TransformerDecoderInput`, `MhaInput`). Pass their tensors to
-/// the unit as a tuple, and construct the input inside.
+/// Implement it for your own structs and enums with [`tensor_tree!`](crate::tensor_tree). Some of
+/// burn's inputs have private fields (`TransformerEncoderInput`, `TransformerDecoderInput`,
+/// `MhaInput`). Pass their tensors to the unit as a tuple, and construct the input inside.
 ///
 /// ```
 /// # use burn::nn::transformer::{TransformerEncoder, TransformerEncoderInput};
@@ -57,7 +59,8 @@ pub type TensorMapFn<'a> = &'a mut (dyn FnMut(DispatchTensor) -> DispatchTensor 
 ///     unit(encoder, x, |encoder, x| encoder.forward(x))
 /// }
 /// ```
-// Where a reference would be accepted, the compiler advises one and shows only the message, without label and notes.
+// Where a reference would be accepted, the compiler advises one and shows only the message, without
+// label and notes.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be an input or output of a unit. For your own struct or enum, name its fields, as in \
                `burn_dtensor::tensor_tree! {{ struct Batch {{ tokens, mask }} }}`. Do not borrow it: mixed precision does \
@@ -95,8 +98,8 @@ thread_local! {
     static LEAVES_DTENSORS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Calls `f` with each tensor of `tree`. DTensors are returned as they are, with the redistributions that they share with
-/// their clones.
+/// Calls `f` with each tensor of `tree`. DTensors are returned as they are, with the
+/// redistributions that they share with their clones.
 pub(crate) fn visit_plain<T: TensorTree>(tree: T, f: &mut dyn FnMut(&DispatchTensor)) -> T {
     /// Resets the flag, also if the function unwinds.
     struct Reset(bool);
@@ -249,11 +252,11 @@ crate::tensor_tree! {
     [const D: usize] struct RnnState<D> { hidden }
 }
 
-/// Implements [`TensorTree`](crate::fsdp::TensorTree) for structs and enums, so that units can take and return
-/// them.
+/// Implements [`TensorTree`](crate::fsdp::TensorTree) for structs and enums, so that units can take
+/// and return them.
 ///
-/// Name the fields as in a pattern. Each named field must implement `TensorTree` too. Omitting a field is a compile
-/// error. Fields behind `..` are passed through unchanged.
+/// Name the fields as in a pattern. Each named field must implement `TensorTree` too. Omitting a
+/// field is a compile error. Fields behind `..` are passed through unchanged.
 ///
 /// ```
 /// use burn::module::Module;

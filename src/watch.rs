@@ -1,5 +1,5 @@
-//! Records the communication of a rank: each collective and each change of a tensor's layout, with the operator,
-//! program line and module that caused it.
+//! Records the communication of a rank: each collective and each change of a tensor's layout, with
+//! the operator, program line and module that caused it.
 //!
 //! Nothing is recorded outside [`watch`], and outside it no data for a record is computed. The
 //! [`debug`](crate::debug) module displays the records.
@@ -14,8 +14,8 @@ use crate::placement::Layout;
 /// Origin of a change of layout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallSite {
-    /// The operator that required another layout of its input, or the method that was called, such as
-    /// `redistribute`.
+    /// The operator that required another layout of its input, or the method that was called, such
+    /// as `redistribute`.
     pub operator: &'static str,
     /// The program line that called it.
     pub at: &'static Location<'static>,
@@ -33,8 +33,8 @@ pub struct LayoutChange {
     pub from: Layout,
     /// The layout after.
     pub to: Layout,
-    /// Names of the mesh dimensions over which a gradient was summed, because the ranks along them computed
-    /// different results from the same value.
+    /// Names of the mesh dimensions over which a gradient was summed, because the ranks along them
+    /// computed different results from the same value.
     pub summed: Vec<String>,
     /// Global shape of the tensor.
     pub shape: Vec<usize>,
@@ -67,7 +67,8 @@ thread_local! {
     static CHANGE: RefCell<Option<Arc<LayoutChange>>> = const { RefCell::new(None) };
 }
 
-/// Runs `body` and returns its value, together with a record of what the calling thread communicated in it.
+/// Runs `body` and returns its value, together with a record of what the calling thread
+/// communicated in it.
 pub(crate) fn watch<T>(body: impl FnOnce() -> T) -> (T, Log) {
     let (changes, collectives) = LOG.with_borrow(|log| (log.changes.len(), log.collectives.len()));
     let begun = Begun::new();
@@ -80,7 +81,8 @@ pub(crate) fn watch<T>(body: impl FnOnce() -> T) -> (T, Log) {
     (value, log)
 }
 
-/// An active watch. A watch inside another records into the same log, so the outer one sees its records too.
+/// An active watch. A watch inside another records into the same log, so the outer one sees its
+/// records too.
 struct Begun;
 
 impl Begun {
@@ -133,8 +135,9 @@ impl CallSite {
         Self::called(operator, Location::caller())
     }
 
-    /// Like [`new`](Self::new), for a caller that is already known. While a watch is active, a line inside this
-    /// crate is replaced by the line that called the running layer, and the path of that layer's module is added.
+    /// Like [`new`](Self::new), for a caller that is already known. While a watch is active, a line
+    /// inside this crate is replaced by the line that called the running layer, and the path of
+    /// that layer's module is added.
     pub(crate) fn called(operator: &'static str, at: &'static Location<'static>) -> Self {
         if !is_on() {
             return Self {
@@ -143,7 +146,8 @@ impl CallSite {
                 module: None,
             };
         }
-        // A line of this crate means nothing to the author of the program; the line that called the layer does.
+        // A line of this crate means nothing to the author of the program; the line that called the
+        // layer does.
         let own = file!().trim_end_matches("watch.rs");
         let called = MODULES.with_borrow(|modules| modules.last().map(|(_, at)| *at));
         let at = called.filter(|_| at.file().starts_with(own)).unwrap_or(at);
@@ -155,8 +159,8 @@ impl CallSite {
     }
 }
 
-/// Records a change of layout while a watch is active. Until the guard is dropped, collectives are attributed to
-/// it.
+/// Records a change of layout while a watch is active. Until the guard is dropped, collectives are
+/// attributed to it.
 pub(crate) fn changing(change: impl FnOnce() -> LayoutChange) -> Option<Changing> {
     is_on().then(|| {
         let change = Arc::new(change());
@@ -165,7 +169,8 @@ pub(crate) fn changing(change: impl FnOnce() -> LayoutChange) -> Option<Changing
     })
 }
 
-/// Guard of a change of layout in progress. It contains the enclosing change, which is restored on drop.
+/// Guard of a change of layout in progress. It contains the enclosing change, which is restored on
+/// drop.
 #[must_use]
 pub(crate) struct Changing(Option<Arc<LayoutChange>>);
 
@@ -175,8 +180,8 @@ impl Drop for Changing {
     }
 }
 
-/// Records that the forward of the module at the path `module` returns is running, until the guard is dropped.
-/// Returns `None` if no watch is active or the module has no path.
+/// Records that the forward of the module at the path `module` returns is running, until the guard
+/// is dropped. Returns `None` if no watch is active or the module has no path.
 #[track_caller]
 pub(crate) fn entered(module: impl FnOnce() -> Option<Arc<str>>) -> Option<ModuleGuard> {
     let path = if is_on() { module()? } else { return None };

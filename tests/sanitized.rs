@@ -1,6 +1,6 @@
 //! What hands out memory that it takes back, or waits on other threads: the slots of gathered
-//! weights, the scopes of units, the rendezvous of ranks and their ends, tensors of several ranks and
-//! threads.
+//! weights, the scopes of units, the rendezvous of ranks and their ends, tensors of several ranks
+//! and threads.
 //!
 //! The tests are the suite's own; `.ci/sanitize` builds them with AddressSanitizer, which knows
 //! of every byte whether it is allocated. Few crates are compiled for it.
@@ -36,7 +36,8 @@ mod parallel {
 #[path = "suite/worlds.rs"]
 mod worlds;
 
-/// The sizes of worlds that collectives are held to brute force on. More ranks take the same paths, for minutes.
+/// The sizes of worlds that collectives are held to brute force on. More ranks take the same paths,
+/// for minutes.
 const CONFORMING: [usize; 2] = [2, 3];
 
 mod effort {

@@ -1,5 +1,5 @@
-//! Models that draw while they are built, on every rank. A process of its own: burn's random state is the
-//! process's, and other tests draw from it.
+//! Models that draw while they are built, on every rank. A process of its own: burn's random state
+//! is the process's, and other tests draw from it.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,4 +1,5 @@
-//! The spans of collectives, as a profiler sees them. A process of its own: a subscriber is the process's.
+//! The spans of collectives, as a profiler sees them. A process of its own: a subscriber is the
+//! process's.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

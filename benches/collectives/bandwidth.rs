@@ -88,8 +88,8 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Prints the bandwidth of each collective whose name has `only` in it, of so many threads, in memory of their own if they are
-/// `separate`.
+/// Prints the bandwidth of each collective whose name has `only` in it, of so many threads, in
+/// memory of their own if they are `separate`.
 pub fn bandwidth(ranks: usize, separate: bool, only: &str) {
     let threads = Launch::threads(ranks);
     let threads = if separate {
@@ -152,8 +152,8 @@ fn measure(
     )
 }
 
-/// Seconds of one step on all ranks of `threads`: the best of `rounds`, each of so many `repeats`, from the first rank's start to the
-/// last one's end.
+/// Seconds of one step on all ranks of `threads`: the best of `rounds`, each of so many `repeats`,
+/// from the first rank's start to the last one's end.
 pub fn best_of(
     rounds: usize,
     repeats: usize,

@@ -1,8 +1,9 @@
-//! The collectives by hand: threads that meet, then read each other's memory where it is, as a program without this
-//! crate would.
+//! The collectives by hand: threads that meet, then read each other's memory where it is, as a
+//! program without this crate would.
 //!
-//! What they are beside threads that only copy or add is what a machine takes for it, whoever asks: rows that lie apart
-//! are slower to copy than memory in one piece, and threads that are more than the cores sleep until the last has come.
+//! What they are beside threads that only copy or add is what a machine takes for it, whoever asks:
+//! rows that lie apart are slower to copy than memory in one piece, and threads that are more than
+//! the cores sleep until the last has come.
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicUsize, Ordering};

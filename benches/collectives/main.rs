@@ -1,22 +1,26 @@
 //! Bandwidth of the collectives, beside what else moves as many bytes in the same run.
 //!
-//! The allocator is mimalloc, which keeps freed pages, so that memory is equally warm for all: the C library returns
-//! large blocks to the system, and then page faults are all that there is to measure.
+//! The allocator is mimalloc, which keeps freed pages, so that memory is equally warm for all: the
+//! C library returns large blocks to the system, and then page faults are all that there is to
+//! measure.
 //!
 //! # Ranks as threads, beside threads that copy or add
 //!
 //! Every figure is GB of *output* per rank and second, best of many rounds. What it is beside:
 //!
-//! - of an all-gather and an all-to-all, as many threads that copy as many bytes each into new memory;
-//! - of a reduce-scatter and an all-reduce, as many threads that add the same elements each of as many arrays as there are
-//!   ranks into new memory: bf16 in f32, rounded once. Of an all-reduce on more than two ranks each adds its share, and
-//!   copies the others'.
+//! - of an all-gather and an all-to-all, as many threads that copy as many bytes each into new
+//!   memory;
+//! - of a reduce-scatter and an all-reduce, as many threads that add the same elements each of as
+//!   many arrays as there are ranks into new memory: bf16 in f32, rounded once. Of an all-reduce on
+//!   more than two ranks each adds its share, and copies the others'.
 //!
-//! Beside both there is the collective [by hand](by_hand): what the machine takes where threads meet, and rows lie apart.
+//! Beside both there is the collective [by hand](by_hand): what the machine takes where threads
+//! meet, and rows lie apart.
 //!
-//! What all ranks get alike, of an all-gather or an all-reduce, they make together and have in common, where the others make
-//! it once for each: so the figures of the two may be as many times those beside them as there are ranks. With `--separate` each
-//! rank makes its own, as on a machine of its own.
+//! What all ranks get alike, of an all-gather or an all-reduce, they make together and have in
+//! common, where the others make it once for each: so the figures of the two may be as many times
+//! those beside them as there are ranks. With `--separate` each rank makes its own, as on a machine
+//! of its own.
 //!
 //! ```text
 //! cargo bench --bench collectives                 # 2 ranks
@@ -24,20 +28,22 @@
 //! cargo bench --bench collectives -- --separate   # each rank has memory of its own
 //! ```
 //!
-//! With `--ranks` the question is another: how the time of one collective grows with the number of ranks, whatever
-//! the number of cores.
+//! With `--ranks` the question is another: how the time of one collective grows with the number of
+//! ranks, whatever the number of cores.
 //!
 //! ```text
 //! cargo bench --bench collectives -- --ranks 64,128,256
 //! ```
 //!
-//! What the ranks do together grows as fast as they, and so does the time once there are more of them than cores;
-//! what grows faster is overhead: ours, or that of so many threads, which `std::sync::Barrier` and a copy of as many
-//! bytes on every rank show. The numbers of ranks take turns, so that whatever else the machine does meets all alike.
+//! What the ranks do together grows as fast as they, and so does the time once there are more of
+//! them than cores; what grows faster is overhead: ours, or that of so many threads, which
+//! `std::sync::Barrier` and a copy of as many bytes on every rank show. The numbers of ranks take
+//! turns, so that whatever else the machine does meets all alike.
 //!
 //! # Ranks as processes, beside raw MPI
 //!
-//! The bench has `mpirun` start its own binary, by turns for ours and for raw calls of MPI ([`processes`]).
+//! The bench has `mpirun` start its own binary, by turns for ours and for raw calls of MPI
+//! ([`processes`]).
 //!
 //! ```text
 //! cargo bench --features mpi --bench collectives -- --processes              # 2 processes
@@ -87,8 +93,9 @@ struct Cli {
     /// Only what has this in its name, such as `reduce-scatter bf16`
     #[arg(long, default_value = "")]
     only: String,
-    /// Instead the microseconds of a barrier, of an all-reduce of 1 MiB on every rank, and of an all-gather of a whole
-    /// of 1 MiB, at each of these numbers of ranks, such as 64,128,256; in brackets beside the first one
+    /// Instead the microseconds of a barrier, of an all-reduce of 1 MiB on every rank, and of an
+    /// all-gather of a whole of 1 MiB, at each of these numbers of ranks, such as 64,128,256; in
+    /// brackets beside the first one
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..))]
     ranks: Vec<u32>,
     /// Instead so many ranks, each a process, beside raw MPI
@@ -169,7 +176,8 @@ fn among_processes(
     )
 }
 
-/// How often a step of `bytes` is repeated in a round, so that what begins and ends the round is little beside it.
+/// How often a step of `bytes` is repeated in a round, so that what begins and ends the round is
+/// little beside it.
 fn repeats(bytes: usize) -> usize {
     (16 * MIB / bytes).clamp(1, 8)
 }

@@ -82,7 +82,8 @@ struct Runs {
 }
 
 impl Runs {
-    /// What `add` makes of all of them: of pieces of a few elements, so that sums in f32 stay in the cache.
+    /// What `add` makes of all of them: of pieces of a few elements, so that sums in f32 stay in
+    /// the cache.
     fn sum<T>(&self, add: impl Fn(Range<usize>, &mut [f32], &mut Vec<T>)) -> Vec<T> {
         let mut out = Vec::with_capacity(self.count * self.len);
         let mut strip = [0.0; 1024];

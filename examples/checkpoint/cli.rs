@@ -61,7 +61,8 @@ pub struct Consolidate {
     /// Megabytes of tensors in one file
     #[arg(long, value_name = "MB", default_value_t = 5000)]
     pub max_file_mb: u64,
-    /// Transpose matrices with such a name: the weights of `Linear` for PyTorch, such as '*.query.weight'
+    /// Transpose matrices with such a name: the weights of `Linear` for PyTorch, such as
+    /// '*.query.weight'
     #[arg(long, value_name = "PATTERN", value_parser = Pattern::new)]
     pub transpose: Vec<Pattern>,
     /// Replace a part of names, such as '.gamma=.weight'
@@ -78,8 +79,8 @@ pub struct Reshard {
     /// Number of ranks, each of which writes a file
     #[arg(long, value_parser = positive)]
     pub ranks: usize,
-    /// Divide tensors with such a key in this dimension, such as '*.down.weight=1'. The first that fits counts; others are
-    /// divided in dimension 0
+    /// Divide tensors with such a key in this dimension, such as '*.down.weight=1'. The first that
+    /// fits counts; others are divided in dimension 0
     #[arg(long, value_name = "PATTERN=DIM", value_parser = shard_dim)]
     pub shard: Vec<(Pattern, usize)>,
     /// Leave out what has this key, or a key below it, such as `optimizer`

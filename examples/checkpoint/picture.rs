@@ -11,8 +11,8 @@ const CELL: [f64; 2] = [28.0, 16.0];
 /// Width of a letter.
 const LETTER: f64 = 6.7;
 
-/// Returns an SVG with a row for each tensor and a column for each rank. The more bytes, the darker the cell; the last
-/// row has the bytes of all tensors.
+/// Returns an SVG with a row for each tensor and a column for each rank. The more bytes, the darker
+/// the cell; the last row has the bytes of all tensors.
 pub fn picture(summary: &CheckpointSummary) -> String {
     let all = summary.bytes_by_rank();
     let mut rows: Vec<(&str, Vec<u64>)> = summary

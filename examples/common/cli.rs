@@ -12,7 +12,8 @@ const USAGE: u8 = 2;
 
 /// Parses the command line and calls `run`, which returns true if its checks passed.
 ///
-/// Prints any error as one line. If several processes fail with the same error, one of them prints it.
+/// Prints any error as one line. If several processes fail with the same error, one of them prints
+/// it.
 pub fn main<C: Parser, S>(
     settings: impl FnOnce(C) -> Result<S, String>,
     run: impl FnOnce(&S) -> Result<bool>,

@@ -1,5 +1,5 @@
-//! Text as tokens, and the batch of each step. A batch depends only on (seed, step), so every mesh trains on the
-//! same rows.
+//! Text as tokens, and the batch of each step. A batch depends only on (seed, step), so every mesh
+//! trains on the same rows.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -49,8 +49,8 @@ impl Text {
         }
     }
 
-    /// Splits the text in two, with the same alphabet: nine tenths to train on, the rest to validate with. The rest
-    /// begins with a paragraph or a line, if one begins near.
+    /// Splits the text in two, with the same alphabet: nine tenths to train on, the rest to
+    /// validate with. The rest begins with a paragraph or a line, if one begins near.
     pub fn split(mut self) -> (Self, Self) {
         let rest = &self.tokens[self.len() * 9 / 10..];
         let near = &rest[..rest.len() / 2];
@@ -103,7 +103,8 @@ impl Text {
         self.tokens.iter().copied().take(count).collect()
     }
 
-    /// Returns the characters of `tokens`. A token of a model with a larger vocabulary is the replacement character.
+    /// Returns the characters of `tokens`. A token of a model with a larger vocabulary is the
+    /// replacement character.
     pub fn decode(&self, tokens: &[u32]) -> String {
         let character = |&token: &u32| self.alphabet.get(token as usize).copied();
         tokens
@@ -112,7 +113,8 @@ impl Text {
             .collect()
     }
 
-    /// Returns rows `rows` of the batch of `step`: windows of `seq + 1` characters at random positions.
+    /// Returns rows `rows` of the batch of `step`: windows of `seq + 1` characters at random
+    /// positions.
     pub fn batch(
         &self,
         (seed, step): (u64, usize),
@@ -134,8 +136,8 @@ impl Text {
         self.len().saturating_sub(1) / seq
     }
 
-    /// Returns rows `rows` of the text in order: windows of `seq + 1` characters, of which each begins with the last
-    /// character of the one before.
+    /// Returns rows `rows` of the text in order: windows of `seq + 1` characters, of which each
+    /// begins with the last character of the one before.
     pub fn rows(&self, rows: Range<usize>, seq: usize, device: &Device) -> Batch {
         self.windows(&rows.map(|row| row * seq).collect::<Vec<_>>(), seq, device)
     }

@@ -7,7 +7,8 @@ use burn::prelude::*;
 
 /// Largest differences that pass, of losses and of weights.
 const BOUNDS: [f64; 2] = [1e-5, 1e-4];
-/// The same on CUDA, where burn rounds the operands of matrix products to TF32, which has 10 bits of fraction.
+/// The same on CUDA, where burn rounds the operands of matrix products to TF32, which has 10 bits
+/// of fraction.
 const TF32_BOUNDS: [f64; 2] = [1e-3, 1e-2];
 
 /// Losses of each step, and weights by path.
@@ -105,8 +106,8 @@ fn beyond(value: f64, bound: f64) -> bool {
     value.is_nan() || value > bound
 }
 
-/// Returns the values of every parameter of these models by name and path. Running statistics are excluded, because
-/// they depend on the batches of each rank.
+/// Returns the values of every parameter of these models by name and path. Running statistics are
+/// excluded, because they depend on the batches of each rank.
 pub fn weights<'a, M: Module + 'a>(
     models: impl IntoIterator<Item = (&'a str, &'a M)>,
 ) -> BTreeMap<String, Vec<f32>> {

@@ -1,4 +1,5 @@
-//! Progress of a run on stderr: on a terminal one line that is redrawn, otherwise a line at intervals.
+//! Progress of a run on stderr: on a terminal one line that is redrawn, otherwise a line at
+//! intervals.
 
 use std::fmt::Display;
 use std::io::IsTerminal;
@@ -27,10 +28,11 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Starts the clock of a run of these steps, which begin with 0 unless it resumes. `a_step` is the amount of data in one
-    /// step. Shows progress only if `reports` is true.
+    /// Starts the clock of a run of these steps, which begin with 0 unless it resumes. `a_step` is
+    /// the amount of data in one step. Shows progress only if `reports` is true.
     pub fn new(reports: bool, steps: Range<usize>, a_step: (usize, &'static str)) -> Self {
-        // The message alone, because indicatif draws once for each change of message, position or length.
+        // The message alone, because indicatif draws once for each change of message, position or
+        // length.
         let style = ProgressStyle::with_template("{msg}").expect("the template is well formed");
         let bar = (reports && std::io::stderr().is_terminal())
             .then(|| ProgressBar::no_length().with_style(style));

@@ -16,7 +16,8 @@ use crate::weights::Weights;
 #[derive(Debug, Parser)]
 #[command(name = "llama_3d", verbatim_doc_comment, disable_version_flag = true, after_help = PROCESSES)]
 pub struct Cli {
-    /// Mesh of ranks: T for tensor parallelism only, SxT with S parameter shards, RxSxT with R replicas
+    /// Mesh of ranks: T for tensor parallelism only, SxT with S parameter shards, RxSxT with R
+    /// replicas
     #[arg(long, default_value = "2x2x2")]
     mesh: MeshShape<3>,
     /// Training steps; with 0 the model is only loaded and sampled from
@@ -40,7 +41,8 @@ pub struct Cli {
     /// Query heads per block: a divisor of --dim and a multiple of the tensor-parallel ranks
     #[arg(long, default_value_t = 8, value_parser = positive)]
     heads: usize,
-    /// Key and value heads per block: a divisor of --heads and a multiple of the tensor-parallel ranks
+    /// Key and value heads per block: a divisor of --heads and a multiple of the tensor-parallel
+    /// ranks
     #[arg(long, default_value_t = 4, value_parser = positive)]
     kv_heads: usize,
     /// Learning rate of AdamW
@@ -58,8 +60,9 @@ pub struct Cli {
     /// Text to learn [default: short stories, examples/common/stories.txt]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Start from a Llama in Hugging Face's layout: a folder with config.json, which has the sizes, and safetensors
-    /// files. Tokens are the characters of the text, whatever they were. make_weights.py writes such a folder
+    /// Start from a Llama in Hugging Face's layout: a folder with config.json, which has the sizes,
+    /// and safetensors files. Tokens are the characters of the text, whatever they were.
+    /// make_weights.py writes such a folder
     #[arg(long, value_name = "DIR", conflicts_with_all = ["dim", "hidden", "layers", "heads", "kv_heads"])]
     weights: Option<PathBuf>,
     /// Memory that each rank may use to read --weights, besides its shards before and after

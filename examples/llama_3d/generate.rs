@@ -16,9 +16,9 @@ pub struct Sampled {
 
 /// Continues `prompt` by `count` tokens. The model sees the last `seq` of them.
 ///
-/// Token `i` is the one with the greatest score, its logit plus Gumbel noise that depends on `seed` and `i` only. This
-/// samples from the softmax of the logits. Meshes of different sizes round logits differently, so they sample the same
-/// tokens until a margin is as small as the rounding.
+/// Token `i` is the one with the greatest score, its logit plus Gumbel noise that depends on `seed`
+/// and `i` only. This samples from the softmax of the logits. Meshes of different sizes round
+/// logits differently, so they sample the same tokens until a margin is as small as the rounding.
 ///
 /// # Collective
 /// Every rank of the model's meshes, of which `mesh` is the tensor-parallel one.

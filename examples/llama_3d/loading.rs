@@ -13,7 +13,8 @@ pub struct Load {
     pub seconds: f64,
     /// Bytes of the rank's shards.
     pub shards: u64,
-    /// Most bytes of memory that the load added to the rank's process; `None` where they are not known.
+    /// Most bytes of memory that the load added to the rank's process; `None` where they are not
+    /// known.
     pub added: Option<u64>,
     /// Tensors of the files that were not used.
     pub unused: Vec<String>,
@@ -115,7 +116,8 @@ impl fmt::Display for Report<'_> {
     }
 }
 
-/// Returns the bytes of memory of this process, from which on [`peak`] counts. `None` where the system does not tell.
+/// Returns the bytes of memory of this process, from which on [`peak`] counts. `None` where the
+/// system does not tell.
 pub fn reset_peak() -> Option<u64> {
     // See proc_pid_clear_refs(5).
     fs::write("/proc/self/clear_refs", "5").ok()?;

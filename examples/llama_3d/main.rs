@@ -1,6 +1,6 @@
-//! Trains a Llama-style decoder in 3-D parallel: replicas, fully sharded parameters, and tensor with sequence
-//! parallelism. The model contains no communication and also runs on one device; `plan.rs` contains all the
-//! parallelism.
+//! Trains a Llama-style decoder in 3-D parallel: replicas, fully sharded parameters, and tensor
+//! with sequence parallelism. The model contains no communication and also runs on one device;
+//! `plan.rs` contains all the parallelism.
 //!
 //! ```text
 //! cargo run --release --example llama_3d -- --mesh 2x2x2 --check
@@ -48,8 +48,8 @@ fn run(settings: &Settings) -> Result<bool> {
     let device = Device::flex();
     device.seed(settings.seed);
     let initial = settings.model.init(&device);
-    // Initialized once, because ranks share one random state. `train` initializes parameters that are still lazy, which those
-    // that are loaded stay until then.
+    // Initialized once, because ranks share one random state. `train` initializes parameters that
+    // are still lazy, which those that are loaded stay until then.
     let initial = if settings.weights.is_some() {
         initial
     } else {

@@ -1,5 +1,5 @@
-//! A Llama-style decoder over DTensors, made of burn-nn's own layers. It contains no communication: what is sent
-//! follows from the placements of the parameters, which the plan determines.
+//! A Llama-style decoder over DTensors, made of burn-nn's own layers. It contains no communication:
+//! what is sent follows from the placements of the parameters, which the plan determines.
 
 use burn::module::Module;
 use burn::nn::RotaryEncodingConfig;
@@ -42,8 +42,8 @@ pub struct Llama {
     pub head: Linear,
 }
 
-/// Grouped-query attention, then a gated multilayer perceptron, each with a norm before it and a residual
-/// connection.
+/// Grouped-query attention, then a gated multilayer perceptron, each with a norm before it and a
+/// residual connection.
 #[derive(Module, Debug)]
 pub struct Block {
     pub attention_norm: RmsNorm,
@@ -54,7 +54,8 @@ pub struct Block {
 }
 
 impl LlamaConfig {
-    /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
+    /// Creates the model with its parameters on `device`. Each parameter is initialized on first
+    /// use.
     pub fn init(&self, device: &Device) -> Llama {
         let normal = Initializer::Normal {
             mean: 0.0,
@@ -109,7 +110,8 @@ impl Llama {
         })
     }
 
-    /// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
+    /// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens`
+    /// `[batch, seq]`.
     pub fn loss(&self, tokens: DTensor<2, Int>, targets: DTensor<2, Int>) -> DTensor<1> {
         loss::cross_entropy(self.forward(tokens), targets)
     }

@@ -4,15 +4,16 @@ use burn_dtensor::prelude::*;
 
 use super::model::{Llama, LlamaConfig};
 
-/// Distributes the model: tensor and sequence parallel over mesh dimension `tp`, fully sharded over `shard`,
-/// replicated over `replicate`. A mesh may lack `shard` or `replicate`.
+/// Distributes the model: tensor and sequence parallel over mesh dimension `tp`, fully sharded over
+/// `shard`, replicated over `replicate`. A mesh may lack `shard` or `replicate`.
 ///
 /// # Collective
 /// Every rank of the mesh must call it.
 pub fn parallel(model: Llama, config: &LlamaConfig, mesh: &DeviceMesh) -> Result<Llama> {
     let sequence = Placement::Shard(1);
     let plan = Plan::new()
-        // Between the matrix products, activations [batch, seq, dim] are sharded along the sequence.
+        // Between the matrix products, activations [batch, seq, dim] are sharded along the
+        // sequence.
         .with_style("token", Style::rowwise().with_output(sequence))
         .with_style("blocks.*.*_norm", Style::sequence_parallel())
         .with_style("norm", Style::sequence_parallel())

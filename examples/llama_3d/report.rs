@@ -16,10 +16,11 @@ struct Row {
 
 /// The collectives of the training steps on rank 0, with their formulas.
 ///
-/// Every block has two pairs of products, attention and perceptron. Each pair gathers the sequence before (one
-/// all-gather for all products that read it) and reduce-scatters it after. The root reduce-scatters the embeddings,
-/// gathers the sequence for the head, and computes the loss from logits sharded by vocabulary. In backward every
-/// gather becomes a reduce-scatter and vice versa. The collectives of the FSDP units are added to these.
+/// Every block has two pairs of products, attention and perceptron. Each pair gathers the sequence
+/// before (one all-gather for all products that read it) and reduce-scatters it after. The root
+/// reduce-scatters the embeddings, gathers the sequence for the head, and computes the loss from
+/// logits sharded by vocabulary. In backward every gather becomes a reduce-scatter and vice versa.
+/// The collectives of the FSDP units are added to these.
 pub struct Collectives(Vec<Row>);
 
 impl Collectives {
@@ -86,8 +87,8 @@ impl Collectives {
     }
 }
 
-/// All-reduces of a loss from logits sharded by vocabulary: one of the maximum, and one of the sum of exponentials
-/// together with the target's logit.
+/// All-reduces of a loss from logits sharded by vocabulary: one of the maximum, and one of the sum
+/// of exponentials together with the target's logit.
 const LOSS: u64 = 2;
 
 impl std::fmt::Display for Collectives {

@@ -156,7 +156,8 @@ pub fn text_of(settings: &Settings, sampled: &[Sampled]) -> Vec<u32> {
 /// Tokens at the beginning of the text that sampling continues.
 const PROMPT: usize = 16;
 
-/// Trains `initial`, or the weights to load, on one device, on the rows of all ranks. Returns the loss of each step.
+/// Trains `initial`, or the weights to load, on one device, on the rows of all ranks. Returns the
+/// loss of each step.
 pub fn unsharded(settings: &Settings, initial: &Llama) -> Result<Vec<f32>> {
     let device = Device::flex().autodiff();
     let mut model = match &settings.weights {

@@ -16,10 +16,11 @@
 //! head.weight                        T     lm_head.weight, or the embedding if they are tied
 //! ```
 //!
-//! T: PyTorch's `Linear` stores `[out, in]`, burn's `[in, out]`.
-//! R: rotary encoding turns pairs of a head's elements. They are `(i, i + width / 2)` there (`rotate_half`) and
-//! `(2 i, 2 i + 1)` in burn. So once they are loaded, the columns of these weights are [reordered](Interleave), which is
-//! local: ranks hold complete heads. Queries and keys get the same order, so their products stay the same.
+//! T: PyTorch's `Linear` stores `[out, in]`, burn's `[in, out]`. R: rotary encoding turns pairs of
+//! a head's elements. They are `(i, i + width / 2)` there (`rotate_half`) and `(2 i, 2 i + 1)` in
+//! burn. So once they are loaded, the columns of these weights are [reordered](Interleave), which
+//! is local: ranks hold complete heads. Queries and keys get the same order, so their products stay
+//! the same.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,13 +35,15 @@ use serde::Deserialize;
 
 use super::model::{Llama, LlamaConfig};
 
-/// A folder with a Llama in Hugging Face's layout: `config.json`, and one or several safetensors files.
+/// A folder with a Llama in Hugging Face's layout: `config.json`, and one or several safetensors
+/// files.
 #[derive(Debug, Clone)]
 pub struct Weights {
     pub folder: PathBuf,
     /// Sizes of the model, from `config.json`.
     pub config: LlamaConfig,
-    /// True if the head has the embedding's values. The model's head is a parameter of its own that starts from them.
+    /// True if the head has the embedding's values. The model's head is a parameter of its own that
+    /// starts from them.
     is_tied: bool,
 }
 
@@ -120,8 +123,8 @@ impl Weights {
         })
     }
 
-    /// Loads a model, as it is distributed. Each rank uses at most `memory` bytes next to its shards. Also returns the tensors
-    /// of the files that were not used, and what this rank read.
+    /// Loads a model, as it is distributed. Each rank uses at most `memory` bytes next to its
+    /// shards. Also returns the tensors of the files that were not used, and what this rank read.
     ///
     /// # Collective
     /// Every rank of `mesh`, of which the model's meshes are slices.
@@ -221,8 +224,8 @@ impl ConfigFile {
     }
 }
 
-/// Mapper that reorders the columns of query and key weights `[dim, heads x width]`, of each head on its own: a column of
-/// the first half and one of the second, in turn.
+/// Mapper that reorders the columns of query and key weights `[dim, heads x width]`, of each head
+/// on its own: a column of the first half and one of the second, in turn.
 struct Interleave {
     /// Columns of one head.
     width: usize,

@@ -4,8 +4,8 @@
 //! cargo run --features train --example train_burn -- --ranks 3
 //! ```
 //!
-//! `model.rs` is the model of the guide, and [`train`] its training; `docs/guides/burn-train.md` lists the lines that
-//! differ.
+//! `model.rs` is the model of the guide, and [`train`] its training; `docs/guides/burn-train.md`
+//! lists the lines that differ.
 
 #[path = "../common/cli.rs"]
 mod common;
@@ -30,10 +30,11 @@ use common::{MeshShape, positive, positive_float};
 use model::ModelConfig;
 use shapes::{ShapeBatcher, ShapeDataset};
 
-/// Train an image classifier with burn's own Learner, data loader, metrics, checkpointers and early stopping, on
-/// several ranks that share its parameters. The metrics are those of all rows, so that any number of ranks prints the
-/// same table at the end. The images are small shapes that the program draws. Ranks are threads of this process; with
-/// `mpirun -n P` (feature `mpi`), each of P processes has an equal number of them.
+/// Train an image classifier with burn's own Learner, data loader, metrics, checkpointers and early
+/// stopping, on several ranks that share its parameters. The metrics are those of all rows, so that
+/// any number of ranks prints the same table at the end. The images are small shapes that the
+/// program draws. Ranks are threads of this process; with `mpirun -n P` (feature `mpi`), each of P
+/// processes has an equal number of them.
 #[derive(Debug, Parser)]
 #[command(name = "train_burn", disable_version_flag = true)]
 struct Cli {

@@ -9,9 +9,9 @@ use crate::difference::{Difference, weights};
 use crate::model::Gpt;
 use crate::train::{Outcome, batches, schedule, train_step};
 
-/// Trains the model unsharded, starting from `initial`, on the combined batches of all ranks. Returns the losses,
-/// first those of training and then those of validation, and the model. It runs on the device of the ranks, because
-/// other devices round differently.
+/// Trains the model unsharded, starting from `initial`, on the combined batches of all ranks.
+/// Returns the losses, first those of training and then those of validation, and the model. It runs
+/// on the device of the ranks, because other devices round differently.
 ///
 /// # Errors
 /// None without a mesh. The result is a `Result` because the sharded run uses the same step.

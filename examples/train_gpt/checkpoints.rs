@@ -1,4 +1,5 @@
-//! Checkpoints of a training: what is saved, and how a run resumes from it, on the same mesh or another.
+//! Checkpoints of a training: what is saved, and how a run resumes from it, on the same mesh or
+//! another.
 
 use std::time::Instant;
 
@@ -10,8 +11,8 @@ use burn_dtensor::prelude::*;
 use crate::cli::Settings;
 use crate::model::Gpt;
 
-/// State of a training between two steps. The batch of a step depends on the seed and the number of the step, which
-/// therefore is the position in the data and the state of the random numbers, too.
+/// State of a training between two steps. The batch of a step depends on the seed and the number of
+/// the step, which therefore is the position in the data and the state of the random numbers, too.
 pub struct Training {
     pub model: Gpt,
     pub optim: ShardedOptimizer,
@@ -93,8 +94,9 @@ impl<'a> Checkpoints<'a> {
         ))
     }
 
-    /// Loads the latest checkpoint, whatever the mesh that saved it, into a training that has not begun; if there is none,
-    /// returns it as it is. Also returns the number of steps that were made, and what was loaded, as text.
+    /// Loads the latest checkpoint, whatever the mesh that saved it, into a training that has not
+    /// begun; if there is none, returns it as it is. Also returns the number of steps that were
+    /// made, and what was loaded, as text.
     ///
     /// # Collective
     /// Every rank calls it.

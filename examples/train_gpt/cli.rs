@@ -40,7 +40,8 @@ pub struct Args {
     /// Characters of text to generate at the end
     #[arg(long, value_name = "CHARACTERS", default_value_t = 400)]
     pub sample: usize,
-    /// Text to learn. Its last tenth is for validation [default: short stories, examples/common/stories.txt]
+    /// Text to learn. Its last tenth is for validation [default: short stories,
+    /// examples/common/stories.txt]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
     /// Sequences per rank and batch
@@ -58,7 +59,8 @@ pub struct Args {
     /// Attention heads per block; must divide --dim
     #[arg(long, default_value_t = 4, value_parser = positive)]
     heads: usize,
-    /// Learning rate of AdamW after warm-up. Warm-up takes a tenth of the steps; then the rate falls to 0
+    /// Learning rate of AdamW after warm-up. Warm-up takes a tenth of the steps; then the rate
+    /// falls to 0
     #[arg(long, default_value_t = 3e-3, value_parser = learning_rate)]
     pub lr: f64,
     /// Seed of the initial weights, the batches and the sample
@@ -76,15 +78,16 @@ pub struct Args {
     /// Dtype in which gradients are sent and summed: f32, bf16 or f16
     #[arg(long, value_name = "DTYPE", default_value = "f32", value_parser = float)]
     pub reduce_dtype: DType,
-    /// When a block frees its unsharded weights after forward: auto, always, never, or a number of ranks that keep
-    /// them together
+    /// When a block frees its unsharded weights after forward: auto, always, never, or a number of
+    /// ranks that keep them together
     #[arg(long, value_name = "WHEN", default_value = "auto", value_parser = reshard)]
     pub reshard: ReshardAfterForward,
-    /// Keep only the inputs of blocks for backward, and recompute the rest there: less memory, more time
+    /// Keep only the inputs of blocks for backward, and recompute the rest there: less memory, more
+    /// time
     #[arg(long)]
     pub checkpoint_activations: bool,
-    /// Blocks to gather before they are needed, in forward and in backward [default: one, in forward between
-    /// processes]
+    /// Blocks to gather before they are needed, in forward and in backward [default: one, in
+    /// forward between processes]
     #[arg(long, value_name = "BLOCKS")]
     pub prefetch: Option<usize>,
     /// Save checkpoints in this folder
@@ -105,8 +108,8 @@ pub struct Args {
     /// Keep shards, their gradients and the optimizer's state on the CPU, whatever the device
     #[arg(long)]
     pub offload: bool,
-    /// Write when units computed, and when their parameters and gradients were communicated: as a picture if FILE
-    /// ends with .svg, else as JSON for https://ui.perfetto.dev
+    /// Write when units computed, and when their parameters and gradients were communicated: as a
+    /// picture if FILE ends with .svg, else as JSON for https://ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }

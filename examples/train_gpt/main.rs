@@ -1,4 +1,5 @@
-//! Trains a character-level GPT, an ordinary burn module, fully sharded over ranks that are threads or processes.
+//! Trains a character-level GPT, an ordinary burn module, fully sharded over ranks that are threads
+//! or processes.
 //!
 //! ```text
 //! cargo run --release --example train_gpt -- --mesh 2x2 --check
@@ -42,7 +43,8 @@ fn main() -> ExitCode {
 /// Trains, reports and, if requested, checks. Returns false if a check failed.
 fn run(settings: &Settings) -> Result<bool> {
     let args = &settings.args;
-    // The weights are initialized once, on the CPU, so that they are the same for every device and for `--check`.
+    // The weights are initialized once, on the CPU, so that they are the same for every device and
+    // for `--check`.
     let device = Device::flex();
     device.seed(args.seed);
     let initial = settings

@@ -1,5 +1,5 @@
-//! A decoder-only transformer as an ordinary burn module. It does not depend on the mesh. The only addition to a
-//! single-device model is `unit(..)` around the root and around each block.
+//! A decoder-only transformer as an ordinary burn module. It does not depend on the mesh. The only
+//! addition to a single-device model is `unit(..)` around the root and around each block.
 
 use burn::nn::{
     Embedding, EmbeddingConfig, Gelu, Initializer, LayerNorm, LayerNormConfig, Linear, LinearConfig,
@@ -35,7 +35,8 @@ pub struct Gpt {
     pub checkpoint: bool,
 }
 
-/// Causal multi-head attention, then a multilayer perceptron, each with a norm before it and a residual connection.
+/// Causal multi-head attention, then a multilayer perceptron, each with a norm before it and a
+/// residual connection.
 #[derive(Module, Debug)]
 pub struct Block {
     attention_norm: LayerNorm,
@@ -51,7 +52,8 @@ pub struct Block {
 }
 
 impl GptConfig {
-    /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
+    /// Creates the model with its parameters on `device`. Each parameter is initialized on first
+    /// use.
     pub fn init(&self, device: &Device) -> Gpt {
         let embedding = |rows| {
             EmbeddingConfig::new(rows, self.dim)
@@ -106,7 +108,8 @@ impl Gpt {
         self.forward_after(tokens, |_| ())
     }
 
-    /// Runs [`forward`](Self::forward) and calls `before` before each block, for example for a profile or a delay.
+    /// Runs [`forward`](Self::forward) and calls `before` before each block, for example for a
+    /// profile or a delay.
     pub fn forward_after(&self, tokens: Tensor<2, Int>, before: impl Fn(usize)) -> Tensor<3> {
         // The root unit: embeddings, final norm and head share one all-gather.
         unit(self, tokens, |gpt, tokens| {
@@ -124,7 +127,8 @@ impl Gpt {
         })
     }
 
-    /// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
+    /// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens`
+    /// `[batch, seq]`.
     pub fn loss(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
         mean_cross_entropy(self.forward(tokens), targets)
     }
@@ -174,8 +178,8 @@ pub fn mean_cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<
 
 /// Applies `layer` to `x` `[batch, seq, d_input]` as one matrix of `batch * seq` rows.
 ///
-/// burn multiplies a batch of matrices by a `Linear` one after the other, with a view of the weight for each. One
-/// multiplication of all rows is faster, and the graph keeps no views.
+/// burn multiplies a batch of matrices by a `Linear` one after the other, with a view of the weight
+/// for each. One multiplication of all rows is faster, and the graph keeps no views.
 fn rows(layer: &Linear, x: Tensor<3>) -> Tensor<3> {
     let [batch, seq, _] = x.dims();
     let y = layer.forward(x.flatten::<2>(0, 1));

@@ -42,7 +42,8 @@ struct Row {
     formula: String,
 }
 
-/// The collectives of training and validation on rank 0, with their formulas. Those that are not used are omitted.
+/// The collectives of training and validation on rank 0, with their formulas. Those that are not
+/// used are omitted.
 pub struct Collectives(Vec<Row>);
 
 impl Collectives {
@@ -84,7 +85,8 @@ impl Collectives {
         let [weight, gradient] =
             [args.param_dtype, args.reduce_dtype].map(|dtype| dtype.size() as u64);
         let (steps, losses) = (outcome.steps as u64, outcome.validated as u64);
-        // Weights are gathered for every batch. Gradients are reduced with the last batch of a step.
+        // Weights are gathered for every batch. Gradients are reduced with the last batch of a
+        // step.
         let trained = steps * batches;
         let forwards = trained + losses;
         let total = |times: u64, calls: u64, bytes: u64| CallTotals {
@@ -105,7 +107,8 @@ impl Collectives {
             },
             formula: formula.into(),
         };
-        // Steps that overflow compute no norm. A norm is sent as sums of large, ordinary and small squares.
+        // Steps that overflow compute no norm. A norm is sent as sums of large, ordinary and small
+        // squares.
         let norms = if args.clip.is_some() && shards > 1 {
             outcome.made as u64
         } else {

@@ -195,8 +195,8 @@ fn validation_loss(model: &Gpt, settings: &Settings, mesh: &DeviceMesh) -> Resul
     Ok(mesh.all_reduce(sum, ReduceOp::Sum)?.into_scalar::<f32>() / all as f32)
 }
 
-/// Returns the schedule of the learning rate: it rises linearly over a tenth of the steps, then falls to zero along
-/// half a cosine wave.
+/// Returns the schedule of the learning rate: it rises linearly over a tenth of the steps, then
+/// falls to zero along half a cosine wave.
 pub fn schedule(settings: &Settings) -> Result<ModuleLrScheduler> {
     let (steps, warm_up) = (settings.args.steps, settings.args.steps.div_ceil(10));
     ComposedLrSchedulerConfig::new()
@@ -213,7 +213,8 @@ pub fn schedule(settings: &Settings) -> Result<ModuleLrScheduler> {
         .map_err(Error::other)
 }
 
-/// Prefetches `blocks` blocks: in the forward of each block those after it, and in its backward those before it.
+/// Prefetches `blocks` blocks: in the forward of each block those after it, and in its backward
+/// those before it.
 fn prefetch(model: &Gpt, blocks: usize) -> Result<()> {
     let all: Vec<FsdpModule> = model
         .blocks()
@@ -250,8 +251,8 @@ pub fn batches(
     numbers.map(batch).collect()
 }
 
-/// Makes one step with `optim_step`. Returns the model, the mean loss `[1]` of `batches` before the step, without
-/// autodiff, and true if the step was made. A `scaler` skips steps that overflow.
+/// Makes one step with `optim_step`. Returns the model, the mean loss `[1]` of `batches` before the
+/// step, without autodiff, and true if the step was made. A `scaler` skips steps that overflow.
 ///
 /// # Collective
 /// If the model is sharded, every rank calls it.

@@ -1,6 +1,6 @@
-//! BERT: an encoder that learns to predict masked characters. It consists of burn's own layers; the head reuses the
-//! token embedding. It has no dropout: burn's dropout draws from a random state that all ranks of a process share,
-//! so a recomputed block would draw a different mask.
+//! BERT: an encoder that learns to predict masked characters. It consists of burn's own layers; the
+//! head reuses the token embedding. It has no dropout: burn's dropout draws from a random state
+//! that all ranks of a process share, so a recomputed block would draw a different mask.
 
 use std::ops::Range;
 
@@ -67,8 +67,8 @@ impl BertConfig {
         }
     }
 
-    /// Returns a model that trains in seconds, for this number of characters. Lengths are odd where possible, so
-    /// that shards are uneven.
+    /// Returns a model that trains in seconds, for this number of characters. Lengths are odd where
+    /// possible, so that shards are uneven.
     pub fn tiny(characters: usize) -> Self {
         Self {
             vocab: characters + 1,
@@ -80,7 +80,8 @@ impl BertConfig {
         }
     }
 
-    /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
+    /// Creates the model with its parameters on `device`. Each parameter is initialized on first
+    /// use.
     pub fn init(&self, device: &Device) -> Bert {
         let initializer = Initializer::Normal {
             mean: 0.0,
@@ -111,7 +112,8 @@ impl BertConfig {
 }
 
 impl Bert {
-    /// Freezes the weights of attention and adds adapters (LoRA) to them. All other parameters remain trainable.
+    /// Freezes the weights of attention and adds adapters (LoRA) to them. All other parameters
+    /// remain trainable.
     pub fn adapted(self) -> Self {
         let attention = ParamGroup::from_predicates(vec!["mha.", "weight"]);
         let adapted = self.apply_lora(Lora::new(4, 8.0).set_param_group(attention.clone()));

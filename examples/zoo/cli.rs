@@ -20,8 +20,8 @@ pub struct Cli {
     /// Size of the model: tiny trains in seconds, base has the size of the model's paper
     #[arg(long, value_enum, default_value = "tiny")]
     size: Size,
-    /// Mesh of ranks [default: 2x2, replicas x shards, for bert; 3, shards, for resnet; 2x2x2, shards x experts x
-    /// tensor parallel, for moe]
+    /// Mesh of ranks [default: 2x2, replicas x shards, for bert; 3, shards, for resnet; 2x2x2,
+    /// shards x experts x tensor parallel, for moe]
     #[arg(long)]
     mesh: Option<MeshShape<3>>,
     /// Training steps

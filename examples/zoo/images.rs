@@ -1,5 +1,5 @@
-//! Images of synthetic patterns with noise, one pattern per class. An image depends only on (seed, step, row), so
-//! every mesh trains on the same images.
+//! Images of synthetic patterns with noise, one pattern per class. An image depends only on (seed,
+//! step, row), so every mesh trains on the same images.
 
 use std::ops::Range;
 
@@ -16,7 +16,8 @@ pub struct Images {
 }
 
 impl Images {
-    /// Returns rows `rows` of the batch of `step`: images `[rows, 3, side, side]` and their classes `[rows]`.
+    /// Returns rows `rows` of the batch of `step`: images `[rows, 3, side, side]` and their classes
+    /// `[rows]`.
     pub fn batch(
         &self,
         (seed, step): (u64, usize),
@@ -25,7 +26,8 @@ impl Images {
     ) -> (Tensor<4>, Tensor<1, Int>) {
         let (mut pixels, mut classes) = (Vec::new(), Vec::new());
         for row in rows.clone() {
-            // The golden-ratio constant spreads neighbouring steps and rows over the generator's seeds.
+            // The golden-ratio constant spreads neighbouring steps and rows over the generator's
+            // seeds.
             let number = ((step as u64) << 32) + row as u64 + 1;
             let mut rng = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
             let class = rng.random_range(0..self.classes);

@@ -1,7 +1,8 @@
-//! Trains models of several kinds, each an ordinary burn module with its own plan of distribution. They combine the
-//! features of `fully_shard` for large models: activation checkpointing, shards in host memory, gradient
-//! accumulation and a moving average of the weights. Further features are adapters, a tied head and replicas
-//! (`bert`), shards of equal bytes (`resnet`), experts and Muon (`moe`). `plans.rs` contains all the parallelism.
+//! Trains models of several kinds, each an ordinary burn module with its own plan of distribution.
+//! They combine the features of `fully_shard` for large models: activation checkpointing, shards in
+//! host memory, gradient accumulation and a moving average of the weights. Further features are
+//! adapters, a tied head and replicas (`bert`), shards of equal bytes (`resnet`), experts and Muon
+//! (`moe`). `plans.rs` contains all the parallelism.
 //!
 //! ```text
 //! cargo run --release --example zoo -- moe --check
@@ -82,7 +83,8 @@ fn start(settings: &Settings) -> Result<bool> {
 
 /// Trains, reports and, if requested, checks. Returns false if a check failed.
 fn run<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<bool> {
-    // Initialized once, because ranks share one random state. `train` initializes parameters that are still lazy.
+    // Initialized once, because ranks share one random state. `train` initializes parameters that
+    // are still lazy.
     let initial = initial.clone().train();
     let params = initial.num_params();
     let outcomes = launch(Launch::from_env(settings.ranks())?, |world| {

@@ -1,5 +1,5 @@
-//! A decoder with a mixture of experts in each block. Every token is processed by the two experts that its router
-//! prefers.
+//! A decoder with a mixture of experts in each block. Every token is processed by the two experts
+//! that its router prefers.
 
 use std::ops::Range;
 
@@ -71,8 +71,8 @@ pub struct Experts {
 }
 
 impl MoeConfig {
-    /// Returns a model with 8 experts in each of 8 blocks: 101 M parameters in experts, of which each token uses a
-    /// quarter.
+    /// Returns a model with 8 experts in each of 8 blocks: 101 M parameters in experts, of which
+    /// each token uses a quarter.
     pub fn base(vocab: usize) -> Self {
         Self {
             vocab,
@@ -85,7 +85,8 @@ impl MoeConfig {
         }
     }
 
-    /// Returns a model that trains in seconds. Lengths are odd where possible, so that shards are uneven.
+    /// Returns a model that trains in seconds. Lengths are odd where possible, so that shards are
+    /// uneven.
     pub fn tiny(vocab: usize) -> Self {
         Self {
             vocab,
@@ -98,7 +99,8 @@ impl MoeConfig {
         }
     }
 
-    /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
+    /// Creates the model with its parameters on `device`. Each parameter is initialized on first
+    /// use.
     pub fn init(&self, device: &Device) -> Moe {
         let norm = || LayerNormConfig::new(self.dim).init(device);
         let experts = |from, to| {
@@ -138,8 +140,9 @@ impl MoeConfig {
 }
 
 impl Moe {
-    /// Returns logits `[batch, seq, vocab]` for the character after each of `tokens` `[batch, seq]`, and the load
-    /// imbalance of the experts `[1]`, which is 1 per block if the load is balanced.
+    /// Returns logits `[batch, seq, vocab]` for the character after each of `tokens` `[batch,
+    /// seq]`, and the load imbalance of the experts `[1]`, which is 1 per block if the load is
+    /// balanced.
     pub fn forward(&self, tokens: Tensor<2, Int>) -> (Tensor<3>, Tensor<1>) {
         unit(self, tokens, |moe, tokens| {
             let [_, seq] = tokens.dims();
@@ -156,8 +159,8 @@ impl Moe {
 }
 
 impl Block {
-    /// Runs the block on `x` `[batch, seq, dim]`. Returns a tensor of the same shape, and the load imbalance of the
-    /// experts `[1]`.
+    /// Runs the block on `x` `[batch, seq, dim]`. Returns a tensor of the same shape, and the load
+    /// imbalance of the experts `[1]`.
     pub fn forward(&self, x: Tensor<3>) -> (Tensor<3>, Tensor<1>) {
         let [batch, seq, dim] = x.dims();
         let mask = generate_autoregressive_mask(batch, seq, &x.device());
@@ -183,8 +186,8 @@ impl Experts {
         self.on_mesh(x).unwrap_or_else(|error| error.unwind())
     }
 
-    /// Like [`forward`](Self::forward), for experts sharded over several ranks. Tokens are sent to the ranks along
-    /// `ep` that hold their experts, and back.
+    /// Like [`forward`](Self::forward), for experts sharded over several ranks. Tokens are sent to
+    /// the ranks along `ep` that hold their experts, and back.
     fn on_mesh(&self, x: Tensor<3>) -> Result<Tensor<3>> {
         let (up, gate, down) = (
             self.up.dtensor()?,
@@ -202,8 +205,8 @@ impl Experts {
     }
 }
 
-/// Assignment of tokens to experts. The capacity of each expert is its average number of tokens, plus a quarter. A
-/// token that exceeds the capacity is not processed by that expert.
+/// Assignment of tokens to experts. The capacity of each expert is its average number of tokens,
+/// plus a quarter. A token that exceeds the capacity is not processed by that expert.
 struct Route {
     experts: usize,
     /// `[experts x capacity, tokens]`: 1 if the token has this slot.
@@ -248,7 +251,8 @@ impl Route {
         }
     }
 
-    /// Returns the tokens of each expert, `[experts, capacity, dim]`, from `[tokens, dim]`. Free slots are zero.
+    /// Returns the tokens of each expert, `[experts, capacity, dim]`, from `[tokens, dim]`. Free
+    /// slots are zero.
     fn dispatch(&self, tokens: Tensor<2>) -> Tensor<3> {
         let [places, dim] = [self.places.dims()[0], tokens.dims()[1]];
         self.places
@@ -257,8 +261,8 @@ impl Route {
             .reshape([self.experts, places / self.experts, dim])
     }
 
-    /// Returns the weighted sum of the experts' outputs for each token: from `[experts, capacity, dim]` to
-    /// `[tokens, dim]`.
+    /// Returns the weighted sum of the experts' outputs for each token: from `[experts, capacity,
+    /// dim]` to `[tokens, dim]`.
     fn combine(&self, computed: Tensor<3>) -> Tensor<2> {
         self.shares.clone().matmul(computed.flatten(0, 1))
     }

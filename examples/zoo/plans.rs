@@ -22,8 +22,8 @@ pub fn bert(model: Bert, mesh: &DeviceMesh) -> Result<Bert> {
     )
 }
 
-/// Shards into equal bytes: with few channels, chunks would leave the last ranks empty. The shards of the first
-/// stage, whose images are the largest, are in host memory.
+/// Shards into equal bytes: with few channels, chunks would leave the last ranks empty. The shards
+/// of the first stage, whose images are the largest, are in host memory.
 pub fn resnet(model: ResNet, mesh: &DeviceMesh) -> Result<ResNet> {
     let config = FullyShard::new()
         .with_units(["stages.*.*"])
@@ -36,8 +36,9 @@ pub fn resnet(model: ResNet, mesh: &DeviceMesh) -> Result<ResNet> {
     )
 }
 
-/// Shards experts over `ep`, and each expert over `tp`. All other parameters are sharded over the ranks of `shard`
-/// and `ep` together. After forward, weights are resharded to groups of as many neighbouring ranks as `shard` has.
+/// Shards experts over `ep`, and each expert over `tp`. All other parameters are sharded over the
+/// ranks of `shard` and `ep` together. After forward, weights are resharded to groups of as many
+/// neighbouring ranks as `shard` has.
 pub fn moe(mut model: Moe, mesh: &DeviceMesh) -> Result<Moe> {
     let split = Plan::new()
         .with_style("up", Style::placed(Placement::Shard(2)))
@@ -64,8 +65,8 @@ pub fn moe(mut model: Moe, mesh: &DeviceMesh) -> Result<Moe> {
     fully_shard(model, mesh, config.with_offload(OffloadPolicy::Cpu))
 }
 
-/// Returns AdamW. Its epsilon is large enough that rounding does not determine the direction of a weight with zero
-/// gradient.
+/// Returns AdamW. Its epsilon is large enough that rounding does not determine the direction of a
+/// weight with zero gradient.
 pub fn adamw() -> (ShardedOptimizer, ModuleOptimizer) {
     let config = AdamWConfig::new().with_epsilon(1e-5);
     (sharded(config.clone()), config.init())

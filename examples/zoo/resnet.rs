@@ -1,4 +1,5 @@
-//! ResNet: residual blocks of convolutions and batch norms, which learn to classify synthetic patterns.
+//! ResNet: residual blocks of convolutions and batch norms, which learn to classify synthetic
+//! patterns.
 
 use std::ops::Range;
 
@@ -82,7 +83,8 @@ impl ResNetConfig {
         }
     }
 
-    /// Returns a model that trains in seconds. Lengths are odd where possible, so that shards are uneven.
+    /// Returns a model that trains in seconds. Lengths are odd where possible, so that shards are
+    /// uneven.
     pub fn tiny() -> Self {
         Self {
             blocks: vec![1, 2],
@@ -92,7 +94,8 @@ impl ResNetConfig {
         }
     }
 
-    /// Creates the model with its parameters on `device`. Each parameter is initialized on first use.
+    /// Creates the model with its parameters on `device`. Each parameter is initialized on first
+    /// use.
     pub fn init(&self, device: &Device) -> ResNet {
         let mut from = self.channels;
         let mut stage = |(stage, &blocks): (usize, &usize)| {
@@ -137,7 +140,8 @@ impl ResNet {
 }
 
 impl Block {
-    /// Runs the block on `x` `[batch, channels, height, width]`. A block with a stride halves height and width.
+    /// Runs the block on `x` `[batch, channels, height, width]`. A block with a stride halves
+    /// height and width.
     pub fn forward(&self, x: Tensor<4>) -> Tensor<4> {
         let shortcut = self
             .shortcut

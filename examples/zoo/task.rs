@@ -22,8 +22,8 @@ pub trait Task: Module + Sync + 'static {
         device: &Device,
     ) -> Tensor<1>;
 
-    /// Names of the mesh dimensions. A mesh with fewer dimensions uses the last names. Ranks along `tp` train on
-    /// the same rows.
+    /// Names of the mesh dimensions. A mesh with fewer dimensions uses the last names. Ranks along
+    /// `tp` train on the same rows.
     const DIMS: &'static [&'static str];
 
     /// Distributes the model over the mesh.
@@ -32,11 +32,13 @@ pub trait Task: Module + Sync + 'static {
     /// Every rank calls it.
     fn parallel(self, mesh: &DeviceMesh) -> Result<Self>;
 
-    /// Returns an optimizer for the distributed model, and the equivalent one for the unsharded model in burn only.
+    /// Returns an optimizer for the distributed model, and the equivalent one for the unsharded
+    /// model in burn only.
     fn optimizers() -> (ShardedOptimizer, ModuleOptimizer);
 }
 
-/// Returns the mean cross entropy `[1]` of `logits` `[batch, seq, classes]` for `targets` `[batch, seq]`.
+/// Returns the mean cross entropy `[1]` of `logits` `[batch, seq, classes]` for `targets` `[batch,
+/// seq]`.
 pub fn mean_cross_entropy(logits: Tensor<3>, targets: Tensor<2, Int>) -> Tensor<1> {
     log_softmax(logits, 2)
         .gather(2, targets.unsqueeze_dim(2))

@@ -84,8 +84,8 @@ pub fn train<T: Task>(
     })
 }
 
-/// Trains `initial` on one device, on the rows of all ranks. Each rank's rows are a separate batch, because batch
-/// norm depends on it.
+/// Trains `initial` on one device, on the rows of all ranks. Each rank's rows are a separate batch,
+/// because batch norm depends on it.
 pub fn unsharded<T: Task>(
     settings: &Settings,
     data: &T::Data,
@@ -127,8 +127,8 @@ fn schedule(settings: &Settings) -> Result<ModuleLrScheduler> {
         .map_err(Error::other)
 }
 
-/// Returns the data-parallel index of `rank`, and the number of data-parallel ranks. If the last mesh dimension is
-/// `tp`, ranks along it have the same rows.
+/// Returns the data-parallel index of `rank`, and the number of data-parallel ranks. If the last
+/// mesh dimension is `tp`, ranks along it have the same rows.
 fn data_rank<T: Task>(settings: &Settings, rank: usize) -> (usize, usize) {
     let same = match T::DIMS.last() {
         Some(&"tp") => settings.mesh[settings.mesh.len() - 1],

@@ -1,11 +1,12 @@
 //! Generic operation in burn's autodiff graph.
 //!
-//! Every differentiable operation of this crate (a redistribution, a gathered parameter, the inputs and outputs of
-//! a unit) is a [`GraphOp`]: a value that computes forward on plain tensors and distributes a gradient in backward.
-//! [`unary`] and [`binary`] record it. All operations use one backend extension, so a new operation needs no new
-//! backend code.
+//! Every differentiable operation of this crate (a redistribution, a gathered parameter, the inputs
+//! and outputs of a unit) is a [`GraphOp`]: a value that computes forward on plain tensors and
+//! distributes a gradient in backward. [`unary`] and [`binary`] record it. All operations use one
+//! backend extension, so a new operation needs no new backend code.
 //!
-//! A parent on a device without autodiff is a constant. If no parent is tracked, the graph stores nothing.
+//! A parent on a device without autodiff is a constant. If no parent is tracked, the graph stores
+//! nothing.
 
 mod record;
 
@@ -22,13 +23,14 @@ use burn::backend::{
 };
 use burn::tensor::{Device, FloatDType};
 
-/// Policy for an operation's output: whether the graph keeps it for the operations that read it in backward.
+/// Policy for an operation's output: whether the graph keeps it for the operations that read it in
+/// backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Retain {
     /// Keeps the output. No recomputation crosses this operation.
     Output,
-    /// Keeps nothing: [`GraphOp::recompute`] computes the output when backward first needs it, under every
-    /// gradient-checkpointing strategy. The output is dropped after its last use.
+    /// Keeps nothing: [`GraphOp::recompute`] computes the output when backward first needs it,
+    /// under every gradient-checkpointing strategy. The output is dropped after its last use.
     Recompute,
 }
 
@@ -39,7 +41,8 @@ pub(crate) trait GraphOp: Debug + Send + Sync + 'static {
     /// Computes the output.
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor;
 
-    /// Computes the output a second time, during backward. Untracked parents are omitted from `parents`.
+    /// Computes the output a second time, during backward. Untracked parents are omitted from
+    /// `parents`.
     fn recompute(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         self.forward(parents)
     }
@@ -76,8 +79,8 @@ impl BackwardStep<'_> {
         self.grads.write_checkpointer(to)
     }
 
-    /// Returns the depth of the operation in the graph: one more than the maximum of its parents. Leaves have depth
-    /// 0.
+    /// Returns the depth of the operation in the graph: one more than the maximum of its parents.
+    /// Leaves have depth 0.
     pub(crate) fn depth(&self) -> usize {
         self.depth
     }
@@ -102,7 +105,8 @@ impl BackwardStep<'_> {
         }
     }
 
-    /// Adds `grad` to the gradient of any node, which may belong to a graph on the CPU if `grad` is on the CPU.
+    /// Adds `grad` to the gradient of any node, which may belong to a graph on the CPU if `grad` is
+    /// on the CPU.
     pub(crate) fn give_to(&mut self, id: NodeId, grad: DispatchTensor) {
         self.grads.add_elsewhere(id, grad);
     }
@@ -127,7 +131,8 @@ thread_local! {
     static RUNNING: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Returns true if the backward of an operation is running on this thread. The graph is then locked.
+/// Returns true if the backward of an operation is running on this thread. The graph is then
+/// locked.
 pub(crate) fn is_in_backward() -> bool {
     RUNNING.get() > 0
 }
@@ -166,7 +171,8 @@ pub(crate) fn constant(tensor: DispatchTensor, like: &DispatchTensor) -> Dispatc
     }
 }
 
-/// Creates a leaf of the graph on `device`, with the autodiff context of `like`. It has no meaningful value.
+/// Creates a leaf of the graph on `device`, with the autodiff context of `like`. It has no
+/// meaningful value.
 pub(crate) fn leaf(device: &Device, like: &DispatchTensor, tracked: bool) -> DispatchTensor {
     let nothing = Dispatch::float_zeros([1].into(), device.as_dispatch(), FloatDType::F32);
     Dispatch::float_set_require_grad(constant(nothing, like), tracked)

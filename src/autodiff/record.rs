@@ -64,9 +64,9 @@ fn record<B: Wrap, C: CheckpointStrategy, const N: usize>(
                 OpsKind::UnTracked(prep) => prep.finish(output),
             }
         }
-        // `prepare` may use a strategy other than the device's. Under `Balanced`, the operations that read this
-        // output store how to recompute it, and not its value. burn cannot refer to an untracked parent there, and
-        // cannot recompute an untracked node.
+        // `prepare` may use a strategy other than the device's. Under `Balanced`, the operations
+        // that read this output store how to recompute it, and not its value. burn cannot refer to
+        // an untracked parent there, and cannot recompute an untracked node.
         Retain::Recompute => {
             let tracked: Vec<_> = parents
                 .iter()
@@ -158,9 +158,9 @@ impl<B: Wrap, const N: usize> GradStore for Store<'_, B, N> {
 
 /// Returns the backward that created the container `grads`.
 ///
-/// burn calls no hook when a backward begins or ends, and the address of a container is that of an earlier one whose
-/// backward was abandoned. So the container itself holds the number, from the first call on: as the shape of an empty
-/// tensor, under a node that is in no graph.
+/// burn calls no hook when a backward begins or ends, and the address of a container is that of an
+/// earlier one whose backward was abandoned. So the container itself holds the number, from the
+/// first call on: as the shape of an empty tensor, under a node that is in no graph.
 #[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
 fn backward_of(grads: &mut Gradients) -> BackwardId {
     static NODE: LazyLock<FloatTensor<Autodiff<MarkBackend>>> =
@@ -203,8 +203,8 @@ impl<B> fmt::Debug for RecomputeOutput<B> {
 
 impl<B: Wrap> RetroForward for RecomputeOutput<B> {
     fn forward(&self, states: &mut BackwardStates, out_node: NodeId) {
-        // Reading a state decrements its count. So every parent that burn knows of is read, whether or not it is
-        // used.
+        // Reading a state decrements its count. So every parent that burn knows of is read, whether
+        // or not it is used.
         let parents: Vec<_> = self
             .parents
             .iter()

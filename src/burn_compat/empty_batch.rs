@@ -1,21 +1,24 @@
 //! [`is_unsafe`]: inputs without elements with which burn's layers read foreign memory.
 //!
 //! # What it relies on
-//! * burn-flex multiplies a batch of no matrices with one matrix, as `Linear` does with an input of shape `[0, 4, 8]`, by
-//!   reading batch 0 of the empty operand. The process is killed, or computes with memory of others. So does a batch of
-//!   matrices of which one of the leading dimensions is 0, such as `[2, 0, 4, 8]`.
+//! * burn-flex multiplies a batch of no matrices with one matrix, as `Linear` does with an input of
+//!   shape `[0, 4, 8]`, by reading batch 0 of the empty operand. The process is killed, or computes
+//!   with memory of others. So does a batch of matrices of which one of the leading dimensions is
+//!   0, such as `[2, 0, 4, 8]`.
 //! * With matrices of no rows, `[0, 8]` or `[4, 0, 8]`, burn returns matrices of no rows.
 //!
 //! # The issue to file
-//! *`matmul` of an empty batch reads out of bounds (burn-flex).* `Tensor::<3>::zeros([0, 4, 8], &device).matmul(weight)`,
-//! with `weight` of shape `[1, 8, 8]` or broadcast from `[8, 8]`, reads batch 0 of a tensor without elements in
-//! `matmul_batched_gemm`, in safe code. Expected: a tensor of shape `[0, 4, 8]`. An early return of zeros of the output's
-//! shape, if it has no elements, would be enough.
+//! *`matmul` of an empty batch reads out of bounds (burn-flex).* `Tensor::<3>::zeros([0, 4, 8],
+//! &device).matmul(weight)`, with `weight` of shape `[1, 8, 8]` or broadcast from `[8, 8]`, reads
+//! batch 0 of a tensor without elements in `matmul_batched_gemm`, in safe code. Expected: a tensor
+//! of shape `[0, 4, 8]`. An early return of zeros of the output's shape, if it has no elements,
+//! would be enough.
 
 use burn::tensor::{DType, Shape};
 
-/// Returns true if a layer may read foreign memory with an input of this shape and dtype: a batch of no matrices. Indices
-/// and masks of two dimensions count, because embeddings and attention make such batches of them.
+/// Returns true if a layer may read foreign memory with an input of this shape and dtype: a batch
+/// of no matrices. Indices and masks of two dimensions count, because embeddings and attention make
+/// such batches of them.
 pub(crate) fn is_unsafe(shape: &Shape, dtype: DType) -> bool {
     let matrix_dims = if dtype.is_float() || matches!(dtype, DType::QFloat(_)) {
         2

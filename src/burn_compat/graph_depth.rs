@@ -1,16 +1,16 @@
 //! [`LAYER_DEPTH`]: depth of a layer's operations in the autodiff graph.
 //!
 //! # What it relies on
-//! Backward runs the deepest node of the graph first, and the depth of a node is one more than that of its deepest
-//! parent. So a node can be made to run before others by links that only add depth.
+//! Backward runs the deepest node of the graph first, and the depth of a node is one more than that
+//! of its deepest parent. So a node can be made to run before others by links that only add depth.
 //!
 //! # The issue to file
-//! *Let an operation choose its place in backward.* A priority next to the depth, or a hook that runs when all
-//! children of a node have run, would replace these links.
+//! *Let an operation choose its place in backward.* A priority next to the depth, or a hook that
+//! runs when all children of a node have run, would replace these links.
 
-/// Number of links by which the token of a unit that a read opens is deeper in the graph than the previous token. It is
-/// about the depth of a transformer layer's operations, so that backward runs these first. See the end of
-/// `param/backward.md`.
+/// Number of links by which the token of a unit that a read opens is deeper in the graph than the
+/// previous token. It is about the depth of a transformer layer's operations, so that backward runs
+/// these first. See the end of `param/backward.md`.
 pub(crate) const LAYER_DEPTH: usize = 96;
 
 #[cfg(test)]

@@ -1,16 +1,18 @@
 //! [`edges_of`]: the nodes of the autodiff graph that a backward runs, with their parents.
 //!
 //! # What it relies on
-//! The debug text of the checkpointer that burn passes to each step ends with `node_tree: NodeTree { map: {NodeId {
-//! value: 2 }: [NodeId { value: 1 }], ..} }`: all nodes of the backward, also those that have run.
+//! The debug text of the checkpointer that burn passes to each step ends with `node_tree: NodeTree
+//! { map: {NodeId { value: 2 }: [NodeId { value: 1 }], ..} }`: all nodes of the backward, also
+//! those that have run.
 //!
 //! # The issue to file
-//! *A custom operation cannot depend on a tensor without giving it a gradient.* A backward runs all ancestors of the
-//! loss, and burn's operations panic if no gradient of their output has arrived. So an operation that only orders the
-//! backward has to give zeros to its parents. A parameter that receives nothing but these zeros then has a gradient,
-//! although the loss does not depend on it, and an optimizer applies its weight decay. A parent that counts for the
-//! depth alone would solve this. With a method `Checkpointer::parents(&self, node: NodeId)`, a library could at least
-//! tell such gradients from others, without parsing debug text.
+//! *A custom operation cannot depend on a tensor without giving it a gradient.* A backward runs all
+//! ancestors of the loss, and burn's operations panic if no gradient of their output has arrived.
+//! So an operation that only orders the backward has to give zeros to its parents. A parameter that
+//! receives nothing but these zeros then has a gradient, although the loss does not depend on it,
+//! and an optimizer applies its weight decay. A parent that counts for the depth alone would solve
+//! this. With a method `Checkpointer::parents(&self, node: NodeId)`, a library could at least tell
+//! such gradients from others, without parsing debug text.
 
 use std::collections::HashMap;
 use std::fmt::{self, Write};
@@ -25,7 +27,8 @@ pub(crate) type GraphEdges = HashMap<NodeId, Vec<NodeId>>;
 /// Text before the nodes.
 const BEFORE_NODES: &str = "node_tree: NodeTree";
 
-/// Returns the graph that the backward of this step runs; an empty one if the text is not as expected.
+/// Returns the graph that the backward of this step runs; an empty one if the text is not as
+/// expected.
 pub(crate) fn edges_of(step: &BackwardStep<'_>) -> GraphEdges {
     let mut text = TextAfter::default();
     step.write_checkpointer(&mut text)
@@ -53,7 +56,8 @@ fn parse(text: &str) -> GraphEdges {
     edges
 }
 
-/// Keeps the text that follows [`BEFORE_NODES`], and none of what burn writes before, which may be long.
+/// Keeps the text that follows [`BEFORE_NODES`], and none of what burn writes before, which may be
+/// long.
 #[derive(Default)]
 struct TextAfter {
     read: String,
@@ -107,8 +111,8 @@ mod tests {
         }
     }
 
-    /// A node that ran before, one that runs later, and one that is not in the graph; with burn's own checkpointing,
-    /// which fills the text before the nodes.
+    /// A node that ran before, one that runs later, and one that is not in the graph; with burn's
+    /// own checkpointing, which fills the text before the nodes.
     #[test]
     fn a_step_finds_all_nodes_of_its_backward_and_their_parents() {
         for device in [

@@ -1,15 +1,17 @@
 //! [`BurnLayer`]: recognizes layers of burn-nn among the modules of a model.
 //!
-//! Some layers need special treatment: burn reads the stored shape of an `RmsNorm`'s weight, and the columns of a
-//! `Linear` are its output features. A visitor gets only the name of a type, and a program may have a `Linear` of its
-//! own that stores its weight in another layout.
+//! Some layers need special treatment: burn reads the stored shape of an `RmsNorm`'s weight, and
+//! the columns of a `Linear` are its output features. A visitor gets only the name of a type, and a
+//! program may have a `Linear` of its own that stores its weight in another layout.
 //!
 //! # What it relies on
-//! burn derives the code that calls a visitor. So the place of the call, which `#[track_caller]` returns, is the
-//! place of `#[derive(Module)]` at the type. A type is burn's if its place is the one that a layer of burn has.
+//! burn derives the code that calls a visitor. So the place of the call, which `#[track_caller]`
+//! returns, is the place of `#[derive(Module)]` at the type. A type is burn's if its place is the
+//! one that a layer of burn has.
 //!
 //! # The issue to file
-//! The issue is the one of [`visitor`](super::visitor): with a `TypeId` next to the name this file would be a comparison.
+//! The issue is the one of [`visitor`](super::visitor): with a `TypeId` next to the name this file
+//! would be a comparison.
 
 use std::panic::Location;
 use std::sync::OnceLock;

@@ -1,21 +1,23 @@
 //! [`undrawn`]: the shape of a parameter that is not initialized, without its values.
 //!
 //! # What it relies on
-//! * `Param::lazy_shape` is the shape of the parameter's record. Where a record has another shape than the parameter,
-//!   as for a `Linear` with column layout, the mapping that is applied to a loaded record produces the final shape.
+//! * `Param::lazy_shape` is the shape of the parameter's record. Where a record has another shape
+//!   than the parameter, as for a `Linear` with column layout, the mapping that is applied to a
+//!   loaded record produces the final shape.
 //! * `Param::transform_for_load` applies that mapping, and does not draw the values.
 //!
 //! # The issue to file
-//! *The final shape of an uninitialized parameter.* `Param::lazy_shape` reports the shape before `load_mapper`. A
-//! method that reports the shape that `val()` will have would make the placeholder unnecessary.
+//! *The final shape of an uninitialized parameter.* `Param::lazy_shape` reports the shape before
+//! `load_mapper`. A method that reports the shape that `val()` will have would make the placeholder
+//! unnecessary.
 
 use burn::module::{Param, Parameter};
 use burn::tensor::Tensor;
 
 use crate::dtensor::Kind;
 
-/// Returns a parameter with the final shape, device and id of a lazy `param`, but without its values. The placeholder
-/// takes no memory.
+/// Returns a parameter with the final shape, device and id of a lazy `param`, but without its
+/// values. The placeholder takes no memory.
 pub(crate) fn undrawn<const D: usize, K: Kind>(param: Param<Tensor<D, K>>) -> Param<Tensor<D, K>>
 where
     Tensor<D, K>: Parameter,

@@ -1,17 +1,21 @@
-//! [`take_adapters`] and [`put_adapters`]: remove burn's LoRA adapters from a model, and attach them.
+//! [`take_adapters`] and [`put_adapters`]: remove burn's LoRA adapters from a model, and attach
+//! them.
 //!
-//! A burn parameter has at most one reparameterization. So an adapter is removed from a parameter before the
-//! parameter is distributed, and attached when the model becomes an ordinary one again.
+//! A burn parameter has at most one reparameterization. So an adapter is removed from a parameter
+//! before the parameter is distributed, and attached when the model becomes an ordinary one again.
 //!
 //! # What it relies on
-//! * An adapter's factors are visited as the parameters `lora.a` and `lora.b` below the adapted one.
-//! * The value of an adapted parameter is its stored value plus the scale times the product of the factors. burn shows
-//!   the scale to no visitor: if the stored value is set to 0 and the factors to 1, the value equals the scale.
+//! * An adapter's factors are visited as the parameters `lora.a` and `lora.b` below the adapted
+//!   one.
+//! * The value of an adapted parameter is its stored value plus the scale times the product of the
+//!   factors. burn shows the scale to no visitor: if the stored value is set to 0 and the factors
+//!   to 1, the value equals the scale.
 //!
 //! # The issue to file
-//! *Access to a parameter's reparameterization while a module is mapped.* `ModuleMapper` gets the stored tensor of a
-//! parameter and the parameters of its reparameterization, but not the reparameterization, so that its other fields
-//! cannot be read, nor can it be removed. `Param::take_reparameterization::<R>()` in `map_float` would be enough.
+//! *Access to a parameter's reparameterization while a module is mapped.* `ModuleMapper` gets the
+//! stored tensor of a parameter and the parameters of its reparameterization, but not the
+//! reparameterization, so that its other fields cannot be read, nor can it be removed.
+//! `Param::take_reparameterization::<R>()` in `map_float` would be enough.
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -27,9 +31,9 @@ pub(crate) const ADAPTER: &str = LoraAdapter::NAME;
 /// Adapters by the paths of their parameters, in burn's order.
 pub(crate) type Adapters = VecDeque<(String, LoraAdapter)>;
 
-/// Removes burn's adapters from those parameters of `model` for which `distributed` returns true, and returns them by
-/// path. `paths` must contain all parameters that have an adapter, and no parameter may have another
-/// reparameterization.
+/// Removes burn's adapters from those parameters of `model` for which `distributed` returns true,
+/// and returns them by path. `paths` must contain all parameters that have an adapter, and no
+/// parameter may have another reparameterization.
 pub(crate) fn take_adapters<M: Module>(
     model: M,
     paths: HashSet<String>,
@@ -66,7 +70,8 @@ pub(crate) fn put_adapters<M: Module>(model: M, adapters: Adapters) -> M {
     }
 }
 
-/// A mapper that replaces adapted parameters and their factors by one-element tensors, and keeps the originals.
+/// A mapper that replaces adapted parameters and their factors by one-element tensors, and keeps
+/// the originals.
 struct AdapterProbe {
     /// Paths of the parameters that have adapters.
     paths: HashSet<String>,
@@ -114,8 +119,8 @@ fn exact<const D: usize>(number: f64, device: &Device) -> Tensor<D> {
     Tensor::full([1; D], number, (device, dtype))
 }
 
-/// A mapper that puts the original parameters back without adapters. It builds the adapters, with the scales that it
-/// reads from the values of the replacement tensors.
+/// A mapper that puts the original parameters back without adapters. It builds the adapters, with
+/// the scales that it reads from the values of the replacement tensors.
 struct RestoreAdapters {
     bases: HashMap<String, Box<dyn Any + Send>>,
     factors: HashMap<String, Param<Tensor<2>>>,

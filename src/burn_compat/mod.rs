@@ -1,7 +1,7 @@
 //! Everything that relies on what burn does but does not promise, one file for each dependence.
 //!
-//! Each file says what it relies on, has a test that fails when burn changes it, and ends with the issue that would
-//! make the file unnecessary, as it would be filed with burn.
+//! Each file says what it relies on, has a test that fails when burn changes it, and ends with the
+//! issue that would make the file unnecessary, as it would be filed with burn.
 //!
 //! | file | relies on |
 //! |---|---|
@@ -15,8 +15,8 @@
 //! | `graph_depth` | backward runs the deepest node first |
 //! | `graph_edges` | the debug text of a backward's checkpointer lists the nodes and their parents |
 //!
-//! The nodes of the autodiff graph are recorded in [`autodiff`](crate::autodiff), by burn's documented extension
-//! interface.
+//! The nodes of the autodiff graph are recorded in [`autodiff`](crate::autodiff), by burn's
+//! documented extension interface.
 
 mod empty_batch;
 mod graph_depth;

@@ -1,19 +1,20 @@
 //! Panics of burn that stand for an error of this crate, recognized by their texts.
 //!
 //! # What it relies on
-//! * A backward that reaches a node which an earlier backward has consumed panics with the number of that node,
-//!   before any of its nodes has run.
+//! * A backward that reaches a node which an earlier backward has consumed panics with the number
+//!   of that node, before any of its nodes has run.
 //! * An operation on tensors of different element types panics with a text that contains "dtype".
 //!
 //! # The issue to file
-//! *A typed payload for the panic of a second backward.* `AutodiffServer::backward` panics with a text. If the payload
-//! were a public struct with the `NodeId`, a library could name the module to which the node belongs without parsing
-//! the text.
+//! *A typed payload for the panic of a second backward.* `AutodiffServer::backward` panics with a
+//! text. If the payload were a public struct with the `NodeId`, a library could name the module to
+//! which the node belongs without parsing the text.
 
 /// Text of the panic of a second backward before the number of the node.
 const CONSUMED: &str = "graph tape has already been consumed at NodeId(";
 
-/// Returns the number of the node that was consumed before, if `text` is that of a panic in a second backward.
+/// Returns the number of the node that was consumed before, if `text` is that of a panic in a
+/// second backward.
 pub(crate) fn consumed_node(text: &str) -> Option<u64> {
     let (_, rest) = text.split_once(CONSUMED)?;
     rest.split_once(')')?.0.parse().ok()

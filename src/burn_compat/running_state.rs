@@ -1,14 +1,17 @@
-//! Running statistics: [`marked`] tells them from parameters, and [`renewed`] gives a model its own.
+//! Running statistics: [`marked`] tells them from parameters, and [`renewed`] gives a model its
+//! own.
 //!
 //! # What it relies on
-//! * burn shows a `RunningState` to visitors and mappers as a float parameter, but a reparameterization that is
-//!   applied to a module stays only at real parameters.
-//! * Clones of a model share a `RunningState`, which a forward writes in place. Only the transition to validation or
-//!   training creates a new one from an existing one. It also applies the updates that a thread has postponed.
+//! * burn shows a `RunningState` to visitors and mappers as a float parameter, but a
+//!   reparameterization that is applied to a module stays only at real parameters.
+//! * Clones of a model share a `RunningState`, which a forward writes in place. Only the transition
+//!   to validation or training creates a new one from an existing one. It also applies the updates
+//!   that a thread has postponed.
 //!
 //! # The issue to file
-//! *A visitor method for running state, and a way to copy it.* `ModuleVisitor::visit_running_state` would tell
-//! statistics from parameters, and `RunningState::detached_copy` would copy them without a transition of the module.
+//! *A visitor method for running state, and a way to copy it.* `ModuleVisitor::visit_running_state`
+//! would tell statistics from parameters, and `RunningState::detached_copy` would copy them without
+//! a transition of the module.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -24,8 +27,8 @@ use crate::dtensor::Kind;
 /// Name of the reparameterization that [`marked`] attaches.
 pub(crate) const MARK: &str = Marker::NAME;
 
-/// Returns a clone of `model` in which every float parameter has a reparameterization named [`MARK`] unless it has
-/// another one. Running statistics have none.
+/// Returns a clone of `model` in which every float parameter has a reparameterization named
+/// [`MARK`] unless it has another one. Running statistics have none.
 pub(crate) fn marked<M: Module>(model: &M) -> M {
     model.clone().apply_reparameterization(Marker)
 }
@@ -54,13 +57,13 @@ impl Reparameterizer for Marker {
     }
 }
 
-/// Returns the model with running statistics that no clone shares. Everything else is unchanged, including lazy
-/// parameters.
+/// Returns the model with running statistics that no clone shares. Everything else is unchanged,
+/// including lazy parameters.
 ///
-/// A copy of the model goes through [`valid`](Module::valid). Then everything that a mapper visits is restored:
-/// parameters with their ids, gradients, mappers and training state, flags, and the autodiff state of the statistics.
-/// One effect of the transition remains: plain tensors in fields are no longer on an autodiff device. Operations treat
-/// them as constants.
+/// A copy of the model goes through [`valid`](Module::valid). Then everything that a mapper visits
+/// is restored: parameters with their ids, gradients, mappers and training state, flags, and the
+/// autodiff state of the statistics. One effect of the transition remains: plain tensors in fields
+/// are no longer on an autodiff device. Operations treat them as constants.
 ///
 /// # Errors
 /// The path or id of a parameter that the model's `map` does not visit as its `visit` does.
@@ -80,8 +83,8 @@ pub(crate) fn renewed<M: Module>(model: M) -> Result<M, String> {
     }
 }
 
-/// Returns the model in validation, with running statistics that no clone shares. Lazy parameters are replaced by
-/// empty tensors, so nothing is initialized.
+/// Returns the model in validation, with running statistics that no clone shares. Lazy parameters
+/// are replaced by empty tensors, so nothing is initialized.
 ///
 /// Updates of statistics that a thread has postponed are applied now, in `model` too.
 pub(crate) fn settled<M: Module>(model: &M) -> M {

@@ -1,24 +1,26 @@
 //! [`visit_tensors`] and [`map_tensors`]: visitors and mappers that know the path of each tensor.
 //!
 //! # What it relies on
-//! * burn calls `enter_module` and `exit_module` around every field, with the field's name and, as text, the kind and
-//!   name of the type that declares it: `Struct:Linear`.
-//! * A parameter's reparameterization is visited after the parameter's stored tensor, inside a field whose declaring
-//!   type is called `Reparameterization`. The visitor gets the parameters inside it, but never the reparameterization
-//!   itself.
+//! * burn calls `enter_module` and `exit_module` around every field, with the field's name and, as
+//!   text, the kind and name of the type that declares it: `Struct:Linear`.
+//! * A parameter's reparameterization is visited after the parameter's stored tensor, inside a
+//!   field whose declaring type is called `Reparameterization`. The visitor gets the parameters
+//!   inside it, but never the reparameterization itself.
 //!
 //! # The issue to file
-//! *Visitors should be able to tell types apart, and see reparameterizations.* `ModuleVisitor::enter_module` gets the
-//! name of the declaring type as a string, so a visitor cannot tell a type of burn from another type of that name. A
-//! method `visit_reparameterization<R: Reparameterization>(&mut self, &R)`, and a `TypeId` next to the name (both with
-//! a default that does nothing), would be enough.
+//! *Visitors should be able to tell types apart, and see reparameterizations.*
+//! `ModuleVisitor::enter_module` gets the name of the declaring type as a string, so a visitor
+//! cannot tell a type of burn from another type of that name. A method `visit_reparameterization<R:
+//! Reparameterization>(&mut self, &R)`, and a `TypeId` next to the name (both with a default that
+//! does nothing), would be enough.
 //!
 //! # Another issue to file
-//! *Visitors should be able to skip a module.* `enter_module` returns nothing, and the visitor does not see the module
-//! itself, so a visit always reaches all parameters. A library that needs the parameters of a model's parts, one after
-//! the other, visits those of the last part once for each module around it. If `enter_module` could return that the field
-//! is to be skipped, and passed the field's address (`*const ()`) together with its `TypeId`, which tells a newtype from
-//! its only field, the visit of an outer module could serve the modules inside it as long as it is borrowed.
+//! *Visitors should be able to skip a module.* `enter_module` returns nothing, and the visitor does
+//! not see the module itself, so a visit always reaches all parameters. A library that needs the
+//! parameters of a model's parts, one after the other, visits those of the last part once for each
+//! module around it. If `enter_module` could return that the field is to be skipped, and passed the
+//! field's address (`*const ()`) together with its `TypeId`, which tells a newtype from its only
+//! field, the visit of an outer module could serve the modules inside it as long as it is borrowed.
 
 use std::panic::Location;
 
@@ -91,7 +93,8 @@ impl Container {
         self.text.strip_prefix("Struct:")
     }
 
-    /// Returns the layer of burn-nn that it is, if any. A type of the same name that is not burn's is none.
+    /// Returns the layer of burn-nn that it is, if any. A type of the same name that is not burn's
+    /// is none.
     pub(crate) fn layer(&self) -> Option<BurnLayer> {
         BurnLayer::of(self.struct_name()?, self.declared_at)
     }

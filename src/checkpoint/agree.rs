@@ -7,7 +7,8 @@ use super::CheckpointError;
 use crate::Result;
 use crate::comm::{Call, Communicator};
 
-/// Returns the outcomes of all ranks, in the order of the group; if one rank failed, the error of the first that did.
+/// Returns the outcomes of all ranks, in the order of the group; if one rank failed, the error of
+/// the first that did.
 ///
 /// # Collective
 /// Every rank of `comm` must call it, also after a failure of its own.
@@ -41,7 +42,8 @@ where
     Ok(comm.broadcast_object(Call::new(label), own.as_ref(), 0)??)
 }
 
-/// Returns this rank's result if all ranks succeeded; otherwise, on every rank, the error of the first that failed.
+/// Returns this rank's result if all ranks succeeded; otherwise, on every rank, the error of the
+/// first that failed.
 ///
 /// # Collective
 /// Every rank of `comm` must call it, also after a failure of its own.

@@ -22,7 +22,8 @@ pub(super) struct Held {
     pub shape: Vec<usize>,
     pub dtype: StoredDType,
     pub placements: String,
-    /// The region that this rank holds, or, once all ranks are known, the regions and the group ranks that hold them.
+    /// The region that this rank holds, or, once all ranks are known, the regions and the group
+    /// ranks that hold them.
     pub regions: Vec<(Region, Vec<usize>)>,
 }
 
@@ -35,15 +36,15 @@ pub(super) struct AssignedRegion {
 
 /// Returns the tensors of all ranks, in the order of their keys.
 ///
-/// If every tensor is on a mesh of all ranks, which digests show, every rank knows all regions from its own specs.
-/// Otherwise the ranks exchange them.
+/// If every tensor is on a mesh of all ranks, which digests show, every rank knows all regions from
+/// its own specs. Otherwise the ranks exchange them.
 ///
 /// # Collective
 /// Every rank of `comm`.
 ///
 /// # Errors
-/// [`CheckpointError::Partial`], [`CheckpointError::DType`], [`CheckpointError::Disagree`], [`CheckpointError::Cover`] and
-/// [`CheckpointError::Overlap`], on all ranks.
+/// [`CheckpointError::Partial`], [`CheckpointError::DType`], [`CheckpointError::Disagree`],
+/// [`CheckpointError::Cover`] and [`CheckpointError::Overlap`], on all ranks.
 pub(super) fn held(state: &State, comm: &Communicator) -> Result<Vec<Held>> {
     let own = describe(state);
     let everywhere = state
@@ -73,8 +74,8 @@ pub(super) fn held(state: &State, comm: &Communicator) -> Result<Vec<Held>> {
     Ok(held)
 }
 
-/// Returns a rank for each part of each tensor. Of the ranks that hold it, the one with the fewest bytes so far writes
-/// it. Nothing is written of a tensor without elements.
+/// Returns a rank for each part of each tensor. Of the ranks that hold it, the one with the fewest
+/// bytes so far writes it. Nothing is written of a tensor without elements.
 pub(super) fn assign(held: &[Held], ranks: usize) -> Vec<Vec<AssignedRegion>> {
     let mut bytes = vec![0usize; ranks];
     let mut assign = |held: &Held| {

@@ -20,12 +20,13 @@ use crate::Result;
 
 /// Saves checkpoints on a thread of each rank while training continues.
 ///
-/// [`save`](Self::save) copies what this rank writes to host memory and returns. The memory is as large as the rank's part
-/// of the checkpoint, and is used again for the next one. At most one checkpoint is being written.
+/// [`save`](Self::save) copies what this rank writes to host memory and returns. The memory is as
+/// large as the rank's part of the checkpoint, and is used again for the next one. At most one
+/// checkpoint is being written.
 ///
-/// The threads write files and do not communicate. [`poll`](Self::poll), the next `save` and [`finish`](Self::finish) agree
-/// with the other ranks that all files are written: only then is the checkpoint complete. Call `poll` after each step, or
-/// after some.
+/// The threads write files and do not communicate. [`poll`](Self::poll), the next `save` and
+/// [`finish`](Self::finish) agree with the other ranks that all files are written: only then is the
+/// checkpoint complete. Call `poll` after each step, or after some.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -52,7 +53,8 @@ use crate::Result;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Dropping it waits for its thread. A checkpoint that is not complete by then is lost, about which it warns.
+/// Dropping it waits for its thread. A checkpoint that is not complete by then is lost, about which
+/// it warns.
 #[derive(Debug)]
 pub struct AsyncCheckpointer {
     manager: CheckpointManager,
@@ -109,9 +111,10 @@ impl fmt::Display for AsyncSaveReport {
 }
 
 impl AsyncCheckpointer {
-    /// Creates a checkpointer that saves into the manager's folder. While it writes, no other checkpointer or manager of these
-    /// ranks saves into the folder ([`CheckpointError::InFlight`]). Let no other program save or remove checkpoints
-    /// there then, either.
+    /// Creates a checkpointer that saves into the manager's folder. While it writes, no other
+    /// checkpointer or manager of these ranks saves into the folder
+    /// ([`CheckpointError::InFlight`]). Let no other program save or remove checkpoints there then,
+    /// either.
     ///
     /// Local: no communication.
     ///
@@ -131,15 +134,16 @@ impl AsyncCheckpointer {
         &self.manager
     }
 
-    /// Starts to save a checkpoint as [`CheckpointManager::save`] does, and returns once this rank's part is copied. If
-    /// the previous one is still being written, it waits.
+    /// Starts to save a checkpoint as [`CheckpointManager::save`] does, and returns once this
+    /// rank's part is copied. If the previous one is still being written, it waits.
     ///
     /// # Collective
     /// Every rank of the state's mesh.
     ///
     /// # Errors
-    /// The error of the previous checkpoint, on all ranks; then nothing is saved, and the next call starts from scratch.
-    /// Those of [`CheckpointManager::save`] that are found before anything is written.
+    /// The error of the previous checkpoint, on all ranks; then nothing is saved, and the next call
+    /// starts from scratch. Those of [`CheckpointManager::save`] that are found before anything is
+    /// written.
     pub fn save(&mut self, state: &State) -> Result<AsyncSaveReport> {
         let started = Instant::now();
         let is_behind = self.is_writing();
@@ -181,13 +185,14 @@ impl AsyncCheckpointer {
         })
     }
 
-    /// Returns true if a checkpoint is being written, as far as this rank knows. Local: no communication.
+    /// Returns true if a checkpoint is being written, as far as this rank knows. Local: no
+    /// communication.
     pub fn is_writing(&self) -> bool {
         self.writing.is_some()
     }
 
-    /// Completes the checkpoint that is being written if all files are, without waiting for a disk. Returns its report once it
-    /// is complete; `None` before that, and if there is none.
+    /// Completes the checkpoint that is being written if all files are, without waiting for a disk.
+    /// Returns its report once it is complete; `None` before that, and if there is none.
     ///
     /// # Collective
     /// Every rank of the mesh. It communicates only while a checkpoint is being written.
@@ -198,10 +203,12 @@ impl AsyncCheckpointer {
         self.advance(false)
     }
 
-    /// Waits until the checkpoint that is being written is complete, and returns its report; `None` if there is none.
+    /// Waits until the checkpoint that is being written is complete, and returns its report; `None`
+    /// if there is none.
     ///
     /// # Collective
-    /// Every rank of the mesh. A rank waits for the files of the others at most for the launch's deadline.
+    /// Every rank of the mesh. A rank waits for the files of the others at most for the launch's
+    /// deadline.
     ///
     /// # Errors
     /// Those of [`save`](super::save), on all ranks.
@@ -286,8 +293,8 @@ enum Background<T> {
     Done(T),
 }
 
-/// A thread that has ended when this is dropped, also by an error of another rank: it writes into a folder that the next
-/// save may replace.
+/// A thread that has ended when this is dropped, also by an error of another rank: it writes into a
+/// folder that the next save may replace.
 struct OwnThread<T>(Option<JoinHandle<T>>);
 
 impl<T> Drop for OwnThread<T> {

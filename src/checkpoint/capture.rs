@@ -12,8 +12,8 @@ use crate::mesh::DeviceMesh;
 use crate::param::{StoredTensor, stored_tensors};
 use crate::placement::Layout;
 
-/// Returns the tensors of `model` by path, without copying them. Draws the values of lazy parameters. A tensor that is
-/// not distributed counts as replicated over `mesh`.
+/// Returns the tensors of `model` by path, without copying them. Draws the values of lazy
+/// parameters. A tensor that is not distributed counts as replicated over `mesh`.
 ///
 /// Local: no communication.
 ///
@@ -31,8 +31,8 @@ pub(super) fn capture<M: Module>(
     captured.collect()
 }
 
-/// Returns the specs of the tensors of `model` by path, for a load that reads only these. A tensor that is not
-/// distributed counts as replicated over `mesh`.
+/// Returns the specs of the tensors of `model` by path, for a load that reads only these. A tensor
+/// that is not distributed counts as replicated over `mesh`.
 ///
 /// Local: no communication. Lazy parameters are not drawn.
 ///
@@ -68,7 +68,8 @@ mod tests {
     use crate::memory;
     use crate::param::{NewValue, replace_tensors};
 
-    /// Rows of four equal elements, in memory that is not an ordinary allocation, as a reader of files may pass them.
+    /// Rows of four equal elements, in memory that is not an ordinary allocation, as a reader of
+    /// files may pass them.
     fn foreign(rows: usize) -> TensorData {
         memory::flex::tests::foreign(rows).into_data()
     }

@@ -67,8 +67,8 @@ impl ConsolidateOptions {
         Self::default()
     }
 
-    /// Writes only the tensors below `key`, under the rest of their keys: below `model`, the tensor `model.head.weight` is
-    /// written as `head.weight`.
+    /// Writes only the tensors below `key`, under the rest of their keys: below `model`, the tensor
+    /// `model.head.weight` is written as `head.weight`.
     #[must_use]
     pub fn with_key(self, key: &str) -> Self {
         Self {
@@ -77,7 +77,8 @@ impl ConsolidateOptions {
         }
     }
 
-    /// Begins another file before one would have more bytes of tensors than this. A larger tensor has a file of its own.
+    /// Begins another file before one would have more bytes of tensors than this. A larger tensor
+    /// has a file of its own.
     #[must_use]
     pub fn with_max_file_bytes(self, bytes: u64) -> Self {
         Self {
@@ -86,14 +87,16 @@ impl ConsolidateOptions {
         }
     }
 
-    /// Sets how the checkpoint is read. Memory is bounded by [`ReadOptions::memory`], and a quarter of it for a transpose. A
-    /// matrix with more bytes than that quarter is transposed by way of a temporary file in the folder that is written.
+    /// Sets how the checkpoint is read. Memory is bounded by [`ReadOptions::memory`], and a quarter
+    /// of it for a transpose. A matrix with more bytes than that quarter is transposed by way of a
+    /// temporary file in the folder that is written.
     #[must_use]
     pub fn with_read_options(self, read: ReadOptions) -> Self {
         Self { read, ..self }
     }
 
-    /// Writes each tensor under the name that `name` returns for it, or leaves it out if that is `None`.
+    /// Writes each tensor under the name that `name` returns for it, or leaves it out if that is
+    /// `None`.
     #[must_use]
     pub fn with_renamed(
         self,
@@ -105,8 +108,8 @@ impl ConsolidateOptions {
         }
     }
 
-    /// Transposes the matrices for whose name, before it is renamed, `is_transposed` returns true. The weight of a `Linear` of
-    /// burn is `[input, output]`, and `[output, input]` in PyTorch.
+    /// Transposes the matrices for whose name, before it is renamed, `is_transposed` returns true.
+    /// The weight of a `Linear` of burn is `[input, output]`, and `[output, input]` in PyTorch.
     #[must_use]
     pub fn with_transposed(
         self,
@@ -135,13 +138,13 @@ impl fmt::Debug for ConsolidateOptions {
     }
 }
 
-/// Writes the full tensors of the checkpoint in the folder `path` into the folder `out`, as Hugging Face's libraries and
-/// PyTorch's users read them: `model.safetensors`, or `model-00001-of-00002.safetensors` and so on with
-/// `model.safetensors.index.json`.
+/// Writes the full tensors of the checkpoint in the folder `path` into the folder `out`, as Hugging
+/// Face's libraries and PyTorch's users read them: `model.safetensors`, or
+/// `model-00001-of-00002.safetensors` and so on with `model.safetensors.index.json`.
 ///
-/// Tensors are read and written in parts, so that memory is bounded. The checksums of what is read are verified. Files
-/// get their names once all of them are on disk, and the index last. `progress` is called with the bytes that were
-/// written so far and the bytes of all tensors.
+/// Tensors are read and written in parts, so that memory is bounded. The checksums of what is read
+/// are verified. Files get their names once all of them are on disk, and the index last. `progress`
+/// is called with the bytes that were written so far and the bytes of all tensors.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -166,9 +169,11 @@ impl fmt::Debug for ConsolidateOptions {
 /// Needs no launch.
 ///
 /// # Errors
-/// [`CheckpointError::Occupied`] if `out` contains safetensors files; [`CheckpointError::NoValue`] if there are no tensors
-/// to write; [`CheckpointError::Duplicate`] if two have the same name; [`CheckpointError::Name`]; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`];
-/// [`CheckpointError::Incomplete`] and [`CheckpointError::Manifest`] for the checkpoint. Nothing is left in `out` then.
+/// [`CheckpointError::Occupied`] if `out` contains safetensors files; [`CheckpointError::NoValue`]
+/// if there are no tensors to write; [`CheckpointError::Duplicate`] if two have the same name;
+/// [`CheckpointError::Name`]; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`];
+/// [`CheckpointError::Incomplete`] and [`CheckpointError::Manifest`] for the checkpoint. Nothing is
+/// left in `out` then.
 pub fn consolidate(
     path: impl AsRef<Path>,
     out: impl AsRef<Path>,
@@ -301,8 +306,8 @@ impl Export {
         self.is_transposed && !self.shape.contains(&1)
     }
 
-    /// Returns the parts that are read one after the other, consecutive rows of at most so many bytes; the full matrix if
-    /// it is reordered.
+    /// Returns the parts that are read one after the other, consecutive rows of at most so many
+    /// bytes; the full matrix if it is reordered.
     fn parts(&self, most_bytes: usize) -> Vec<Want> {
         let full = Region::full(&self.shape);
         let parts = if self.is_reordered() {
@@ -466,9 +471,9 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Copies a matrix that is transposed and too large to be in memory. Reading it column by column would read every row's
-    /// blocks for each of them. Instead, panels of consecutive rows are read once, and written transposed to a temporary
-    /// file:
+    /// Copies a matrix that is transposed and too large to be in memory. Reading it column by
+    /// column would read every row's blocks for each of them. Instead, panels of consecutive rows
+    /// are read once, and written transposed to a temporary file:
     ///
     /// ```text
     ///  stored      temporary file    written: for rows 0, 1, ..

@@ -6,8 +6,8 @@ use safetensors::Dtype;
 use super::manifest::StoredDType;
 
 impl StoredDType {
-    /// Returns the data type in which tensors of `dtype` are stored, or `None` for `Flex32` and quantized ones. Bools
-    /// are stored as one byte each, whatever burn stores them as.
+    /// Returns the data type in which tensors of `dtype` are stored, or `None` for `Flex32` and
+    /// quantized ones. Bools are stored as one byte each, whatever burn stores them as.
     pub fn of(dtype: DType) -> Option<Self> {
         let stored = match dtype {
             DType::F64 => Dtype::F64,
@@ -28,7 +28,8 @@ impl StoredDType {
         Some(stored.try_into().expect("elements have a number of bytes"))
     }
 
-    /// Returns burn's data type of the bytes, or `None` if burn has none, as for complex numbers and floats of 8 bits.
+    /// Returns burn's data type of the bytes, or `None` if burn has none, as for complex numbers
+    /// and floats of 8 bits.
     pub fn dtype(self) -> Option<DType> {
         Some(match self.safetensors() {
             Dtype::F64 => DType::F64,

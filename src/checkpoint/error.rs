@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::os_path;
 
-/// Reason why a checkpoint was not saved or loaded. If one rank fails, every rank gets the error of the first rank that
-/// failed.
+/// Reason why a checkpoint was not saved or loaded. If one rank fails, every rank gets the error of
+/// the first rank that failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -63,7 +63,8 @@ pub enum CheckpointError {
         #[serde(with = "os_path")]
         path: PathBuf,
     },
-    /// An [`AsyncCheckpointer`](super::AsyncCheckpointer) of a rank's process is writing a checkpoint into the same folder.
+    /// An [`AsyncCheckpointer`](super::AsyncCheckpointer) of a rank's process is writing a
+    /// checkpoint into the same folder.
     #[error(
         "step {step} cannot be saved into {} while step {in_flight} is written there. Save it by the `AsyncCheckpointer`, or call \
          its `finish` first", path.display()
@@ -218,7 +219,8 @@ pub enum CheckpointError {
         /// The first such byte.
         byte: u8,
     },
-    /// A stored integer is not in the range of the dtype in which the model or the optimizer has it.
+    /// A stored integer is not in the range of the dtype in which the model or the optimizer has
+    /// it.
     #[error(
         "`{key}` contains {value}, which {dtype} cannot represent. Load it into a tensor of a wider dtype, or correct it"
     )]
@@ -313,7 +315,8 @@ pub enum CheckpointError {
         /// Message of serde.
         reason: String,
     },
-    /// Each rank has a value of its own, and there are more or fewer ranks than when they were saved.
+    /// Each rank has a value of its own, and there are more or fewer ranks than when they were
+    /// saved.
     #[error(
         "`{key}` is a value of each of {saved} ranks, which {ranks} ranks cannot have. Leave it out, or use {saved} ranks"
     )]
@@ -351,7 +354,8 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// Creates the error of global rank `rank`, which could not do `action` with the file or folder `path`.
+    /// Creates the error of global rank `rank`, which could not do `action` with the file or folder
+    /// `path`.
     pub(super) fn io(rank: usize, action: &str, path: &Path, error: &io::Error) -> Self {
         Self::Io {
             rank,

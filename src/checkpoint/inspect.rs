@@ -149,7 +149,8 @@ pub(super) fn inspect_in(
 }
 
 impl CheckpointSummary {
-    /// Returns the bytes of tensors that each rank of the mesh wrote, up to the last that wrote any.
+    /// Returns the bytes of tensors that each rank of the mesh wrote, up to the last that wrote
+    /// any.
     pub fn bytes_by_rank(&self) -> Vec<u64> {
         // A manifest may claim any mesh: only ranks that wrote something count.
         const MOST: usize = 1 << 20;

@@ -26,8 +26,8 @@ use crate::optim::{OptimizerState, parameter_specs};
 
 /// A complete checkpoint, opened by the ranks of a mesh.
 ///
-/// Each rank reads what it holds: the parts of the files that make up its shards. Ranks, mesh and placements may be others
-/// than those that saved it.
+/// Each rank reads what it holds: the parts of the files that make up its shards. Ranks, mesh and
+/// placements may be others than those that saved it.
 #[derive(Debug, Clone)]
 pub struct Checkpoint {
     pub(super) files: TensorFiles,
@@ -40,9 +40,10 @@ impl Checkpoint {
     /// Every rank of `mesh`, with the folder that [`save`](super::save) wrote.
     ///
     /// # Errors
-    /// On all ranks: [`CheckpointError::Incomplete`] for a folder without a manifest, [`CheckpointError::Manifest`],
-    /// [`CheckpointError::NotShared`] if ranks see different checkpoints, [`CheckpointError::Io`].
-    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    /// On all ranks: [`CheckpointError::Incomplete`] for a folder without a manifest,
+    /// [`CheckpointError::Manifest`], [`CheckpointError::NotShared`] if ranks see different
+    /// checkpoints, [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another rank
+    /// fails.
     pub fn open(path: impl AsRef<Path>, mesh: &DeviceMesh) -> Result<Self> {
         Self::open_in(fs::real(), path.as_ref(), mesh)
     }
@@ -99,20 +100,21 @@ impl Checkpoint {
         self.files.stats()
     }
 
-    /// Loads the parameters and buffers of a model that were saved under `key`. Each rank reads its shards, as
-    /// `model` is distributed now; values of another dtype are cast.
+    /// Loads the parameters and buffers of a model that were saved under `key`. Each rank reads its
+    /// shards, as `model` is distributed now; values of another dtype are cast.
     ///
-    /// A rank holds its shards and the memory of [`ReadOptions`], and for a GPU, its shards in host memory as well: once it
-    /// is known that all keys fit, the shards of `model` are freed, and then the new ones are read. A clone of the model
-    /// keeps its shards, and so its values if the load fails, but then both are in memory.
+    /// A rank holds its shards and the memory of [`ReadOptions`], and for a GPU, its shards in host
+    /// memory as well: once it is known that all keys fit, the shards of `model` are freed, and
+    /// then the new ones are read. A clone of the model keeps its shards, and so its values if the
+    /// load fails, but then both are in memory.
     ///
     /// # Collective
     /// Every rank of the mesh. Tensors are not communicated.
     ///
     /// # Errors
-    /// On all ranks: [`CheckpointError::Keys`] with all missing, unexpected and misshapen keys, as far as `options` do not
-    /// allow them; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another
-    /// rank fails.
+    /// On all ranks: [`CheckpointError::Keys`] with all missing, unexpected and misshapen keys, as
+    /// far as `options` do not allow them; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`].
+    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn load_model<M: Module>(
         &self,
         key: &str,
@@ -126,23 +128,25 @@ impl Checkpoint {
         )
     }
 
-    /// Loads the state of an optimizer that was saved under `key`, for the parameters of `model`, as they are distributed
-    /// now, and returns it with a report. Pass it to
+    /// Loads the state of an optimizer that was saved under `key`, for the parameters of `model`,
+    /// as they are distributed now, and returns it with a report. Pass it to
     /// [`ShardedOptimizer::load_state`](crate::optim::ShardedOptimizer::load_state).
     ///
-    /// `options` are those with which the model was loaded: [`LoadOptions::with_renamed`] receives the path of a parameter and
-    /// returns the path that it had when it was saved. State is not cast. A parameter for which the optimizer had no state when
-    /// it was saved, because it had never had a gradient, fits a parameter without state. In a
-    /// [partial](LoadOptions::with_partial) load, parameters that were not saved start without state, and saved state of
-    /// other parameters is left out.
+    /// `options` are those with which the model was loaded: [`LoadOptions::with_renamed`] receives
+    /// the path of a parameter and returns the path that it had when it was saved. State is not
+    /// cast. A parameter for which the optimizer had no state when it was saved, because it had
+    /// never had a gradient, fits a parameter without state. In a
+    /// [partial](LoadOptions::with_partial) load, parameters that were not saved start without
+    /// state, and saved state of other parameters is left out.
     ///
     /// # Collective
     /// Every rank of the mesh. Tensors are not communicated.
     ///
     /// # Errors
-    /// On all ranks: [`CheckpointError::Keys`] with all parameters without saved state, all with saved state that are not in
-    /// the model, and all of another shape, as far as `options` do not allow them; [`CheckpointError::NoValue`],
-    /// [`CheckpointError::Corrupt`], [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    /// On all ranks: [`CheckpointError::Keys`] with all parameters without saved state, all with
+    /// saved state that are not in the model, and all of another shape, as far as `options` do not
+    /// allow them; [`CheckpointError::NoValue`], [`CheckpointError::Corrupt`],
+    /// [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn load_optimizer<M: Module>(
         &self,
         key: &str,
@@ -220,8 +224,8 @@ impl Checkpoint {
     /// Every rank of the mesh. The tensor is not communicated.
     ///
     /// # Errors
-    /// As [`load_model`](Self::load_model), [`CheckpointError::NoValue`] if there is no such tensor, and
-    /// [`CheckpointError::Partial`] if `like` is partial.
+    /// As [`load_model`](Self::load_model), [`CheckpointError::NoValue`] if there is no such
+    /// tensor, and [`CheckpointError::Partial`] if `like` is partial.
     pub fn load_tensor<const D: usize, K: Kind>(
         &self,
         key: &str,
@@ -270,7 +274,8 @@ impl Checkpoint {
         )?)
     }
 
-    /// Returns the values of all ranks that saved the checkpoint, in the order of their mesh. Local: no communication.
+    /// Returns the values of all ranks that saved the checkpoint, in the order of their mesh.
+    /// Local: no communication.
     ///
     /// # Errors
     /// As [`value`](Self::value).

@@ -17,7 +17,8 @@ use crate::mesh::DeviceMesh;
 /// File with the name of the last complete checkpoint.
 const LATEST: &str = "latest";
 
-/// Checkpoints of a training run: folders `step-100`, `step-200` and so on, and a file `latest` with the name of the last.
+/// Checkpoints of a training run: folders `step-100`, `step-200` and so on, and a file `latest`
+/// with the name of the last.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -67,8 +68,8 @@ impl Drop for InFlight {
 }
 
 impl CheckpointManager {
-    /// Creates a manager of the folder `path`, which is created when the first checkpoint is saved. Local: no
-    /// communication.
+    /// Creates a manager of the folder `path`, which is created when the first checkpoint is saved.
+    /// Local: no communication.
     pub fn new(path: impl Into<PathBuf>, mesh: &DeviceMesh) -> Self {
         Self::new_in(fs::real(), path.into(), mesh)
     }
@@ -82,8 +83,8 @@ impl CheckpointManager {
         }
     }
 
-    /// Keeps only the last `keep` checkpoints, at least one. After each save, older ones are removed. Without it, all are
-    /// kept.
+    /// Keeps only the last `keep` checkpoints, at least one. After each save, older ones are
+    /// removed. Without it, all are kept.
     #[must_use]
     pub fn with_keep(self, keep: usize) -> Self {
         Self {
@@ -97,18 +98,21 @@ impl CheckpointManager {
         &self.path
     }
 
-    /// Saves a checkpoint as `step-N`, makes it the latest, and then removes those that are not kept.
+    /// Saves a checkpoint as `step-N`, makes it the latest, and then removes those that are not
+    /// kept.
     ///
-    /// If an old checkpoint cannot be removed, the new one is saved nevertheless, and [`SaveReport::not_removed`] says on all
-    /// ranks what remains. The next save tries again. What was removed in part is no checkpoint any more.
+    /// If an old checkpoint cannot be removed, the new one is saved nevertheless, and
+    /// [`SaveReport::not_removed`] says on all ranks what remains. The next save tries again. What
+    /// was removed in part is no checkpoint any more.
     ///
     /// # Collective
     /// Every rank of the state's mesh.
     ///
     /// # Errors
-    /// Those of [`save`](super::save), [`CheckpointError::NoStep`], and [`CheckpointError::InFlight`] while an
-    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) of a rank's process writes into the same folder. If `latest` cannot be
-    /// moved, the checkpoint is complete nevertheless.
+    /// Those of [`save`](super::save), [`CheckpointError::NoStep`], and
+    /// [`CheckpointError::InFlight`] while an [`AsyncCheckpointer`](super::AsyncCheckpointer) of a
+    /// rank's process writes into the same folder. If `latest` cannot be moved, the checkpoint is
+    /// complete nevertheless.
     pub fn save(&self, state: &State) -> Result<SaveReport> {
         let (plan, step) = self.plan(state)?;
         write(
@@ -126,7 +130,8 @@ impl CheckpointManager {
     /// Every rank of the state's mesh.
     ///
     /// # Errors
-    /// Those of [`SavePlan::new`], [`CheckpointError::NoStep`] and [`CheckpointError::InFlight`], on all ranks.
+    /// Those of [`SavePlan::new`], [`CheckpointError::NoStep`] and [`CheckpointError::InFlight`],
+    /// on all ranks.
     pub(super) fn plan(&self, state: &State) -> Result<(SavePlan, u64)> {
         let plan = SavePlan::new(state)?;
         // All ranks have this step, or none.
@@ -185,8 +190,8 @@ impl CheckpointManager {
         &self.mesh
     }
 
-    /// Moves `latest` to a complete checkpoint, and removes those that are not kept. Returns an error for each that could not
-    /// be removed.
+    /// Moves `latest` to a complete checkpoint, and removes those that are not kept. Returns an
+    /// error for each that could not be removed.
     pub(super) fn commit(
         &self,
         fs: &dyn FileSystem,
@@ -201,7 +206,8 @@ impl CheckpointManager {
             .unwrap_or_default())
     }
 
-    /// Removes the checkpoints that are not kept next to the one of `step`, and what earlier removals left.
+    /// Removes the checkpoints that are not kept next to the one of `step`, and what earlier
+    /// removals left.
     fn prune(&self, fs: &dyn FileSystem, step: u64, keep: usize) -> Vec<CheckpointError> {
         let folders = match folders(fs, &self.path) {
             Ok(folders) => folders,
@@ -242,7 +248,8 @@ impl CheckpointManager {
     }
 
     /// Opens the latest complete checkpoint; `None` if there is none. It may be called while an
-    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) writes, which may remove that checkpoint once a later one is complete.
+    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) writes, which may remove that checkpoint
+    /// once a later one is complete.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -319,8 +326,8 @@ fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
 
-/// Returns the folder of the latest complete checkpoint of the run in the folder `path`, which a [`CheckpointManager`] saved;
-/// `None` if there is none.
+/// Returns the folder of the latest complete checkpoint of the run in the folder `path`, which a
+/// [`CheckpointManager`] saved; `None` if there is none.
 ///
 /// Needs no launch.
 ///
@@ -339,7 +346,8 @@ fn latest_step(
     let steps =
         complete(fs, path).map_err(|error| CheckpointError::io(rank, "read", path, &error))?;
     let manifest = |step| read_manifest(fs, &path.join(name(step)), rank);
-    // The folder that `latest` names may have been removed by hand, or be a link to where it was moved.
+    // The folder that `latest` names may have been removed by hand, or be a link to where it was
+    // moved.
     let is_there = |step: &u64| steps.contains(step) || manifest(*step).is_ok();
     let Some(named) = named(fs, path, rank)?.filter(is_there) else {
         return Ok(steps.last().copied());
@@ -427,11 +435,11 @@ fn complete(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<u64>> {
         .collect())
 }
 
-/// Returns which of the checkpoints of `steps` are removed, in that order, if `keep` are kept and the one of `saved` is the
-/// last.
+/// Returns which of the checkpoints of `steps` are removed, in that order, if `keep` are kept and
+/// the one of `saved` is the last.
 ///
-/// The checkpoint of `saved` is kept, also if a run that was set back has saved a lower step. Steps after it are of the run
-/// before, and are removed first.
+/// The checkpoint of `saved` is kept, also if a run that was set back has saved a lower step. Steps
+/// after it are of the run before, and are removed first.
 fn not_kept(steps: Vec<u64>, saved: u64, keep: usize) -> Vec<u64> {
     let mut others: Vec<_> = steps.into_iter().filter(|&step| step != saved).collect();
     others.sort_unstable_by_key(|&step| (step < saved, step));

@@ -24,8 +24,8 @@ pub(super) type Targets = BTreeMap<String, Arc<DTensorSpec>>;
 /// Paths of a model, each with the values that it gets.
 pub(super) type Pairs = Vec<(String, WeightSource)>;
 
-/// Report of a load of a model or of an optimizer's state, identical on every rank. Paths are those of parameters and buffers
-/// in the model.
+/// Report of a load of a model or of an optimizer's state, identical on every rank. Paths are those
+/// of parameters and buffers in the model.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct KeyReport {
@@ -33,12 +33,13 @@ pub struct KeyReport {
     pub loaded: Vec<String>,
     /// Those of them whose values had another dtype and were cast.
     pub cast: Vec<String>,
-    /// Paths that were not saved and keep their values, or start without state. Empty unless the load is
-    /// [partial](super::LoadOptions::with_partial).
+    /// Paths that were not saved and keep their values, or start without state. Empty unless the
+    /// load is [partial](super::LoadOptions::with_partial).
     pub missing: Vec<String>,
     /// Paths that [`LoadOptions::with_renamed`](super::LoadOptions::with_renamed) left out.
     pub skipped: Vec<String>,
-    /// Saved keys that no parameter reads. Empty unless the load is [partial](super::LoadOptions::with_partial).
+    /// Saved keys that no parameter reads. Empty unless the load is
+    /// [partial](super::LoadOptions::with_partial).
     pub unexpected: Vec<String>,
 }
 
@@ -103,7 +104,8 @@ pub(super) struct Matching<'a> {
 }
 
 impl Matching<'_> {
-    /// Decides which saved tensor each target gets, in the order of the paths. Local: no communication.
+    /// Decides which saved tensor each target gets, in the order of the paths. Local: no
+    /// communication.
     ///
     /// # Errors
     /// [`CheckpointError::Keys`] with everything that does not fit.
@@ -180,15 +182,16 @@ impl Matching<'_> {
     }
 }
 
-/// Returns the model with the values that `values` returns for the pairs of its paths and what is `saved`, and a report. All
-/// other tensors stay as they are. No rank gets values if one cannot match them.
+/// Returns the model with the values that `values` returns for the pairs of its paths and what is
+/// `saved`, and a report. All other tensors stay as they are. No rank gets values if one cannot
+/// match them.
 ///
 /// # Collective
 /// Every rank of `mesh`.
 ///
 /// # Errors
-/// On every rank: [`CheckpointError::Keys`] of the first rank on which something does not fit, and the errors of
-/// [`targets`]. Those of `values`.
+/// On every rank: [`CheckpointError::Keys`] of the first rank on which something does not fit, and
+/// the errors of [`targets`]. Those of `values`.
 pub(super) fn load_model<M: Module>(
     model: M,
     mesh: &DeviceMesh,

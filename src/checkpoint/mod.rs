@@ -1,4 +1,5 @@
-//! Checkpoints: a distributed model, its optimizer and other state in files, written by all ranks and loaded on any mesh.
+//! Checkpoints: a distributed model, its optimizer and other state in files, written by all ranks
+//! and loaded on any mesh.
 //!
 //! | | |
 //! |---|---|
@@ -7,9 +8,10 @@
 //! | in memory | [`StateDict`]: a model's tensors by path |
 //! | tools | [`inspect`](inspect()), [`verify`](verify()), [`consolidate`](consolidate()), [`latest`], [`Checkpoint::reshard`] |
 //!
-//! A save writes the ranks' files, then the manifest, then `latest`, each durable before the next; only then are old checkpoints
-//! removed. A load maps the target shards to byte ranges of the files, and each rank reads its own. All loads of a model match
-//! its parameters with what is saved by the same rules, and list everything that does not fit in one error,
+//! A save writes the ranks' files, then the manifest, then `latest`, each durable before the next;
+//! only then are old checkpoints removed. A load maps the target shards to byte ranges of the
+//! files, and each rank reads its own. All loads of a model match its parameters with what is saved
+//! by the same rules, and list everything that does not fit in one error,
 //! [`CheckpointError::Keys`]. An error is the same on all ranks.
 
 mod agree;

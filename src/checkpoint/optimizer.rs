@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::matching::SavedTensor;
 use crate::optim::OptimizerState;
 
-/// The parameters of the model by path, with and without state. Each tensor of the state is stored under the parameter's
-/// path and its field, below the key of the optimizer.
+/// The parameters of the model by path, with and without state. Each tensor of the state is stored
+/// under the parameter's path and its field, below the key of the optimizer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct StoredOptimizer {

@@ -7,8 +7,8 @@ use super::LoadKind;
 use super::matching::Matching;
 use super::weight_source::WeightSource;
 
-/// Options of a load into a model. By default every parameter and buffer of the model must be saved under its path, and
-/// everything that is saved must be in the model.
+/// Options of a load into a model. By default every parameter and buffer of the model must be saved
+/// under its path, and everything that is saved must be in the model.
 ///
 /// The model's dtypes win: values of another dtype are cast.
 #[derive(Clone, Default)]
@@ -26,16 +26,17 @@ impl LoadOptions {
         Self::default()
     }
 
-    /// Allows that parameters are not saved, which then keep their values, and that saved tensors are not in the model.
-    /// The [`KeyReport`](super::KeyReport) lists both. Shapes must still fit.
+    /// Allows that parameters are not saved, which then keep their values, and that saved tensors
+    /// are not in the model. The [`KeyReport`](super::KeyReport) lists both. Shapes must still fit.
     #[must_use]
     pub fn with_partial(mut self, partial: bool) -> Self {
         self.partial = partial;
         self
     }
 
-    /// Reads each parameter from another key. `key` receives the path of a parameter or buffer in the model and returns
-    /// the key under which it is saved, or `None` to leave it as it is. Several parameters may read the same key.
+    /// Reads each parameter from another key. `key` receives the path of a parameter or buffer in
+    /// the model and returns the key under which it is saved, or `None` to leave it as it is.
+    /// Several parameters may read the same key.
     ///
     /// ```
     /// use burn_dtensor::checkpoint::LoadOptions;

@@ -1,4 +1,5 @@
-//! Paths in messages between ranks. serde's own form of a path is text, but a path may be any bytes.
+//! Paths in messages between ranks. serde's own form of a path is text, but a path may be any
+//! bytes.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -13,13 +13,14 @@ use std::thread;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct ReadOptions {
-    /// Bytes of memory for what is being read, on each rank, next to the shards that were read. One shard at a time is read if a
-    /// shard is larger.
+    /// Bytes of memory for what is being read, on each rank, next to the shards that were read. One
+    /// shard at a time is read if a shard is larger.
     pub memory: usize,
     /// Number of threads that read, on each rank.
     pub threads: usize,
-    /// Most bytes that may be read for each byte that is needed, to have fewer and longer reads. It applies where runs of
-    /// needed bytes have at least 16 KiB, without the rest of blocks that are read to verify them.
+    /// Most bytes that may be read for each byte that is needed, to have fewer and longer reads. It
+    /// applies where runs of needed bytes have at least 16 KiB, without the rest of blocks that are
+    /// read to verify them.
     pub max_over_read: f64,
 }
 
@@ -35,7 +36,8 @@ impl Default for ReadOptions {
 }
 
 impl ReadOptions {
-    /// Returns the default: 1 GiB, a thread for each core but at most 8, and at most 1.1 bytes for each that is needed.
+    /// Returns the default: 1 GiB, a thread for each core but at most 8, and at most 1.1 bytes for
+    /// each that is needed.
     pub fn new() -> Self {
         Self::default()
     }

@@ -8,13 +8,15 @@
 //! span       reads of a file, one after the other by one thread
 //! ```
 //!
-//! 1. Every byte of a region is in exactly one section, and every byte of a section in exactly one extent.
+//! 1. Every byte of a region is in exactly one section, and every byte of a section in exactly one
+//!    extent.
 //! 2. No byte of a file is in two reads of a plan.
 //! 3. An extent of a chunk with checksums consists of complete blocks.
-//! 4. Where runs of a section are long, at least 16 KiB, they are joined as long as the bytes read are at most
-//!    `max_over_read` times the bytes needed. Shorter runs are joined if less than a page lies between them, or until
-//!    they are long. Both without the bytes that rule 3 adds.
-//! 5. Extents that a page or more lies between, or two long ones that anything lies between, are not in one read.
+//! 4. Where runs of a section are long, at least 16 KiB, they are joined as long as the bytes read
+//!    are at most `max_over_read` times the bytes needed. Shorter runs are joined if less than a
+//!    page lies between them, or until they are long. Both without the bytes that rule 3 adds.
+//! 5. Extents that a page or more lies between, or two long ones that anything lies between, are
+//!    not in one read.
 
 use std::ops::Range;
 
@@ -124,7 +126,8 @@ impl<'a> ReadPlan<'a> {
     /// Plans the reads of regions of the manifest's tensors.
     ///
     /// # Panics
-    /// If there is no such tensor, or a region is not covered by disjoint chunks, as it is in a valid manifest.
+    /// If there is no such tensor, or a region is not covered by disjoint chunks, as it is in a
+    /// valid manifest.
     pub fn new(manifest: &'a Manifest, wants: &'a [Want], limits: &Limits) -> Self {
         let mut sections: Vec<_> = wants
             .iter()
@@ -252,8 +255,8 @@ impl<'a> ReadPlan<'a> {
         }
     }
 
-    /// Returns the region that has all bytes of the extent next to each other, and the first of them in its memory, if no
-    /// other region has any.
+    /// Returns the region that has all bytes of the extent next to each other, and the first of
+    /// them in its memory, if no other region has any.
     pub fn direct(&self, extent: &Extent) -> Option<(usize, usize)> {
         let sections = &self.sections[extent.sections.clone()];
         let mut copies = sections.iter().filter_map(|section| {
@@ -274,7 +277,8 @@ fn sections<'a>(manifest: &'a Manifest, index: usize, want: &'a Want) -> Vec<Sec
     let element = tensor.dtype.bytes();
     let common = |chunk: &'a ChunkEntry| Some((chunk, chunk.region.intersection(&want.region)?));
     let parts = tensor.chunks.iter().filter_map(common).collect_vec();
-    // The memory of a region is written by several threads without locks, so nothing else may ensure this.
+    // The memory of a region is written by several threads without locks, so nothing else may
+    // ensure this.
     let covered = parts
         .iter()
         .map(|(_, part)| part.num_elements())
@@ -310,14 +314,16 @@ fn union(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     ranges.into_iter().coalesce(join).collect()
 }
 
-/// Bytes of a region that are next to each other in two regions around it, such as a chunk and a wanted region.
+/// Bytes of a region that are next to each other in two regions around it, such as a chunk and a
+/// wanted region.
 #[derive(Debug, Clone)]
 pub(super) struct Runs {
     /// Bytes of each run.
     run: usize,
     /// First byte of the first run in either region.
     first: [usize; 2],
-    /// Number of runs along each dimension, and the distance between them in either region. The innermost comes first.
+    /// Number of runs along each dimension, and the distance between them in either region. The
+    /// innermost comes first.
     dims: SmallVec<[(usize, [usize; 2]); 4]>,
 }
 
@@ -363,8 +369,8 @@ impl Runs {
         }
     }
 
-    /// Joins runs of one region with what lies between them, by rule 4. Distances grow outwards, so inner ones are joined
-    /// first.
+    /// Joins runs of one region with what lies between them, by rule 4. Distances grow outwards, so
+    /// inner ones are joined first.
     fn joined(mut self, limits: &Limits) -> Self {
         let is_long = self.run >= limits.long;
         let mut needed = self.run;

@@ -35,13 +35,15 @@ pub struct ClassStats {
 pub struct ReadStats {
     /// Bytes of the wanted regions.
     pub needed: u64,
-    /// Bytes that were read for them, without `block_rounding`: also what lies between runs that are read together.
+    /// Bytes that were read for them, without `block_rounding`: also what lies between runs that
+    /// are read together.
     pub read: u64,
     /// Bytes that were read because checksums are those of complete blocks of 1 MiB.
     pub block_rounding: u64,
     /// Number of reads.
     pub reads: u64,
-    /// Most bytes of memory that were in use for reading at once: regions that were not handed over yet, and buffers.
+    /// Most bytes of memory that were in use for reading at once: regions that were not handed over
+    /// yet, and buffers.
     pub peak_memory: u64,
     /// Part of each class of tensors.
     pub by_class: BTreeMap<RunClass, ClassStats>,

@@ -1,9 +1,11 @@
 //! [`Reader`]: reads regions of stored tensors by several threads, in bounded memory.
 //!
-//! Regions are read in batches, in their order, each by a [`ReadPlan`]. Threads of the reader take spans of the batches in
-//! flight. The calling thread starts batches as the memory allows, and hands over the regions of the oldest.
+//! Regions are read in batches, in their order, each by a [`ReadPlan`]. Threads of the reader take
+//! spans of the batches in flight. The calling thread starts batches as the memory allows, and
+//! hands over the regions of the oldest.
 //!
-//! 1. The memory of batches in flight and of buffers is at most the budget, or one region and buffers if that is more.
+//! 1. The memory of batches in flight and of buffers is at most the budget, or one region and
+//!    buffers if that is more.
 //! 2. A byte that has a checksum is handed over only if its block has that checksum.
 //! 3. A failure stops the threads before their next span. They have ended when the call returns.
 
@@ -27,7 +29,8 @@ use crate::memory::{HostMemoryPool, UninitBytes};
 
 pub(crate) use super::read_plan::Want;
 
-/// Bytes of one read where memory allows: few enough that they are still in a cache when they are verified.
+/// Bytes of one read where memory allows: few enough that they are still in a cache when they are
+/// verified.
 const READ: usize = 4 << 20;
 
 /// Reads regions of the tensors of a manifest.
@@ -76,13 +79,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Sets the treatment of files that are symbolic links, as those in caches of models are. By default they are refused.
+    /// Sets the treatment of files that are symbolic links, as those in caches of models are. By
+    /// default they are refused.
     pub fn with_links(self, links: Links) -> Self {
         Self { links, ..self }
     }
 
-    /// Reads regions, each into memory of its own that is aligned for its dtype. Calls `done` with each one's index and
-    /// bytes on the calling thread, in the order of `wants`.
+    /// Reads regions, each into memory of its own that is aligned for its dtype. Calls `done` with
+    /// each one's index and bytes on the calling thread, in the order of `wants`.
     ///
     /// # Panics
     /// If the manifest does not have a wanted tensor, or not all of the region.
@@ -316,7 +320,8 @@ impl<'a> Reader<'a> {
                 for Section { want, copies, .. } in sections {
                     for copy in copies.each(extent.bytes.clone()) {
                         let from = copy.from - extent.bytes.start;
-                        // SAFETY: no other section or extent has these bytes of the region, by rule 1 of plans.
+                        // SAFETY: no other section or extent has these bytes of the region, by rule
+                        // 1 of plans.
                         let memory = unsafe { targets[*want].part(copy.to, copy.len) };
                         memory.copy_from_slice(&read[from..from + copy.len]);
                     }
@@ -408,7 +413,8 @@ impl Target {
             begin <= self.memory.len() && len <= self.memory.len() - begin,
             "a part of the memory"
         );
-        // SAFETY: the bytes are in the memory, which is initialized, and the caller guarantees that no other part has them.
+        // SAFETY: the bytes are in the memory, which is initialized, and the caller guarantees that
+        // no other part has them.
         unsafe { std::slice::from_raw_parts_mut(self.first.add(begin), len) }
     }
 }

@@ -6,7 +6,8 @@ use std::ops::Range;
 use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
-/// A box of a tensor's elements. Of a tensor without dimensions, the region without dimensions is its one element.
+/// A box of a tensor's elements. Of a tensor without dimensions, the region without dimensions is
+/// its one element.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Region {
     /// First index in each dimension.
@@ -15,7 +16,8 @@ pub(crate) struct Region {
     pub shape: Vec<usize>,
 }
 
-/// Writes the elements, of `size` bytes each, of a matrix of `rows` by `columns` to `to` as those of the transposed matrix.
+/// Writes the elements, of `size` bytes each, of a matrix of `rows` by `columns` to `to` as those
+/// of the transposed matrix.
 pub(crate) fn transpose(from: &[u8], to: &mut [u8], shape: [usize; 2], size: usize) {
     match size {
         1 => transpose_tiles::<1>(from, to, shape),
@@ -85,8 +87,8 @@ impl Region {
             .map(|(&offset, &len)| offset..offset + len)
     }
 
-    /// Returns the position of the first element of `part`, which lies inside, among this region's elements in row-major
-    /// order.
+    /// Returns the position of the first element of `part`, which lies inside, among this region's
+    /// elements in row-major order.
     pub fn offset_of(&self, part: &Self) -> usize {
         let dims = part
             .offsets
@@ -98,9 +100,9 @@ impl Region {
         })
     }
 
-    /// Splits the region along its first dimension with a length of more than 1, so that the elements of each part are
-    /// consecutive in the memory of the region. A part has at most `most_elements` elements, or one row if a row has
-    /// more.
+    /// Splits the region along its first dimension with a length of more than 1, so that the
+    /// elements of each part are consecutive in the memory of the region. A part has at most
+    /// `most_elements` elements, or one row if a row has more.
     ///
     /// ```text
     /// [0:1,4:9,0:2], 4 elements   ->   [0:1,4:6,0:2]  [0:1,6:8,0:2]  [0:1,8:9,0:2]
@@ -132,14 +134,16 @@ impl Region {
 
     /// Returns true if no two of the regions of a tensor, none of which is empty, share an element.
     ///
-    /// Groups of regions are separated by planes between them, as those of a mesh are. Returns false as well for more
-    /// than 256 regions that no plane separates, although they may be disjoint. The order of `regions` changes.
+    /// Groups of regions are separated by planes between them, as those of a mesh are. Returns
+    /// false as well for more than 256 regions that no plane separates, although they may be
+    /// disjoint. The order of `regions` changes.
     pub fn are_disjoint(regions: &mut [&Self]) -> bool {
         separated(regions, 32)
     }
 }
 
-/// Separates the regions by planes until no group has more than a few, with at most so many levels of planes.
+/// Separates the regions by planes until no group has more than a few, with at most so many levels
+/// of planes.
 fn separated(regions: &mut [&Region], levels: usize) -> bool {
     const FEW: usize = 16;
     const COMPARED: usize = 256;
@@ -328,7 +332,8 @@ mod tests {
         let mut random = StdRng::seed_from_u64(1);
         let mut found = [0; 2];
         for case in 0..400 {
-            // A grid as of a mesh, whose cells are split further, and whose first cells may have moved.
+            // A grid as of a mesh, whose cells are split further, and whose first cells may have
+            // moved.
             let shape = [
                 random.random_range(4..9),
                 random.random_range(1..9),

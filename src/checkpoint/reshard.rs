@@ -14,7 +14,8 @@ use crate::Result;
 use crate::dtensor::{DTensorSpec, DynDTensor};
 use crate::placement::{Layout, Placement};
 
-/// Options of [`Checkpoint::reshard`]. By default everything is kept, and tensors are divided in their first dimension.
+/// Options of [`Checkpoint::reshard`]. By default everything is kept, and tensors are divided in
+/// their first dimension.
 #[derive(Clone)]
 pub struct ReshardOptions {
     keep: Arc<KeepFn>,
@@ -48,8 +49,9 @@ impl ReshardOptions {
         }
     }
 
-    /// Divides each tensor in the dimension that `dim` returns for its key and global shape. If that is the one in which the
-    /// model will be sharded, each rank of a load reads consecutive bytes.
+    /// Divides each tensor in the dimension that `dim` returns for its key and global shape. If
+    /// that is the one in which the model will be sharded, each rank of a load reads consecutive
+    /// bytes.
     #[must_use]
     pub fn with_shard_dim(
         self,
@@ -69,10 +71,10 @@ impl fmt::Debug for ReshardOptions {
 }
 
 impl Checkpoint {
-    /// Saves this checkpoint, as far as `options` keep it, into the folder `path`, divided evenly among the ranks of the mesh,
-    /// which takes no model. Together they hold all tensors in memory. A load reads what it needs from any checkpoint; a
-    /// copy has as many files as there are ranks now, may leave out the optimizer, and may be divided as the ranks of later
-    /// loads read it.
+    /// Saves this checkpoint, as far as `options` keep it, into the folder `path`, divided evenly
+    /// among the ranks of the mesh, which takes no model. Together they hold all tensors in memory.
+    /// A load reads what it needs from any checkpoint; a copy has as many files as there are ranks
+    /// now, may leave out the optimizer, and may be divided as the ranks of later loads read it.
     ///
     /// ```
     /// # use burn::nn::LinearConfig;
@@ -101,10 +103,10 @@ impl Checkpoint {
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// On all ranks: [`CheckpointError::RankValues`] if ranks have values of their own and their number is another;
-    /// [`CheckpointError::NoDim`] for a dimension that a tensor does not have; [`CheckpointError::StoredDType`] and
-    /// [`CheckpointError::Dims`] for tensors that burn does not have; those of [`save`] and of
-    /// [`load_model`](Self::load_model).
+    /// On all ranks: [`CheckpointError::RankValues`] if ranks have values of their own and their
+    /// number is another; [`CheckpointError::NoDim`] for a dimension that a tensor does not have;
+    /// [`CheckpointError::StoredDType`] and [`CheckpointError::Dims`] for tensors that burn does
+    /// not have; those of [`save`] and of [`load_model`](Self::load_model).
     pub fn reshard(&self, path: impl AsRef<Path>, options: &ReshardOptions) -> Result<SaveReport> {
         let state = together(
             &self.files.mesh.all()?,
@@ -195,8 +197,8 @@ impl Checkpoint {
     }
 }
 
-/// Returns placements that shard dimension `dim`, of length `len`, over as many mesh dimensions as it has indices for. On the
-/// others the tensor is replicated, and the save divides the work.
+/// Returns placements that shard dimension `dim`, of length `len`, over as many mesh dimensions as
+/// it has indices for. On the others the tensor is replicated, and the save divides the work.
 fn even_placements(mut len: usize, dim: usize, mesh: &[usize]) -> Vec<Placement> {
     let placement = |&ranks: &usize| match len >= ranks {
         true => {

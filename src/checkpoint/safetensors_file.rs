@@ -1,5 +1,5 @@
-//! Headers of safetensors files: of those that a checkpoint consists of, and of those of other origins, such as models of
-//! Hugging Face.
+//! Headers of safetensors files: of those that a checkpoint consists of, and of those of other
+//! origins, such as models of Hugging Face.
 //!
 //! ```text
 //! 8 bytes      length of the JSON, little-endian
@@ -7,8 +7,9 @@
 //! data         of all tensors, without gaps, in the order of their offsets
 //! ```
 //!
-//! A model in several files has a file `model.safetensors.index.json` with the name of the file of each tensor. Files of
-//! other origins become a [`Manifest`] in which each tensor is one chunk without checksums. It follows the same rules.
+//! A model in several files has a file `model.safetensors.index.json` with the name of the file of
+//! each tensor. Files of other origins become a [`Manifest`] in which each tensor is one chunk
+//! without checksums. It follows the same rules.
 
 mod header;
 #[cfg(test)]
@@ -30,9 +31,9 @@ pub(super) const INDEX: &str = "model.safetensors.index.json";
 /// Name of the file of a model in one.
 const SINGLE: &str = "model.safetensors";
 
-/// Reads the headers of a model's files, and returns their folder and what is in them. `path` is a safetensors file, an
-/// index (`.json`), or a folder with `model.safetensors.index.json` or else `model.safetensors`. Links are followed, but no
-/// name in the files leads out of the folder.
+/// Reads the headers of a model's files, and returns their folder and what is in them. `path` is a
+/// safetensors file, an index (`.json`), or a folder with `model.safetensors.index.json` or else
+/// `model.safetensors`. Links are followed, but no name in the files leads out of the folder.
 pub(super) fn open(
     fs: &dyn FileSystem,
     path: &Path,

@@ -16,7 +16,8 @@ use super::{
 use crate::Result;
 use crate::mesh::DeviceMesh;
 
-/// Weights in safetensors files, as Hugging Face's models have them: one file, or several with an index.
+/// Weights in safetensors files, as Hugging Face's models have them: one file, or several with an
+/// index.
 ///
 /// Each rank reads only the parts of the files that make up its shards.
 ///
@@ -55,15 +56,16 @@ pub struct SafetensorsWeights {
 }
 
 impl SafetensorsWeights {
-    /// Opens a safetensors file, an index of several (`model.safetensors.index.json`), or a folder with one of them.
-    /// Symbolic links are followed, as in Hugging Face's cache.
+    /// Opens a safetensors file, an index of several (`model.safetensors.index.json`), or a folder
+    /// with one of them. Symbolic links are followed, as in Hugging Face's cache.
     ///
     /// # Collective
-    /// Every rank of `mesh`. Each reads the headers, which are compared. Hosts may have copies of their own; that the tensors
-    /// of these are the same is not checked.
+    /// Every rank of `mesh`. Each reads the headers, which are compared. Hosts may have copies of
+    /// their own; that the tensors of these are the same is not checked.
     ///
     /// # Errors
-    /// On all ranks: [`CheckpointError::Safetensors`], [`CheckpointError::NotShared`], [`CheckpointError::Io`].
+    /// On all ranks: [`CheckpointError::Safetensors`], [`CheckpointError::NotShared`],
+    /// [`CheckpointError::Io`].
     pub fn open(path: impl AsRef<Path>, mesh: &DeviceMesh) -> Result<Self> {
         mesh.member("load weights on it")?;
         let fs = fs::real();
@@ -112,17 +114,19 @@ impl SafetensorsWeights {
         self.files.stats()
     }
 
-    /// Loads a model, as it is distributed now. `source` returns the place of the values of a parameter or buffer, given its
-    /// path in the model; `None` leaves it as it is. Values of another dtype are cast. Tensors of the files that no
-    /// parameter reads are listed in the report. The shards of `model` are freed before the new ones are read, as by
+    /// Loads a model, as it is distributed now. `source` returns the place of the values of a
+    /// parameter or buffer, given its path in the model; `None` leaves it as it is. Values of
+    /// another dtype are cast. Tensors of the files that no parameter reads are listed in the
+    /// report. The shards of `model` are freed before the new ones are read, as by
     /// [`Checkpoint::load_model`](super::Checkpoint::load_model).
     ///
     /// # Collective
     /// Every rank of the mesh. Tensors are not communicated.
     ///
     /// # Errors
-    /// On all ranks: [`CheckpointError::Keys`] with all parameters whose tensor does not exist or has another shape;
-    /// [`CheckpointError::Io`]; [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    /// On all ranks: [`CheckpointError::Keys`] with all parameters whose tensor does not exist or
+    /// has another shape; [`CheckpointError::Io`]; [`Error::Comm`](crate::Error::Comm) if another
+    /// rank fails.
     pub fn load_model<M: Module>(
         &self,
         model: M,

@@ -33,8 +33,9 @@ pub struct SaveReport {
     pub path: PathBuf,
     /// Bytes that each rank of the state's mesh wrote, in the order of the mesh.
     pub bytes: Vec<u64>,
-    /// Errors of the removal of old checkpoints, of which a [`CheckpointManager`](super::CheckpointManager) keeps only some.
-    /// The checkpoint is saved, and the next save tries to remove them again.
+    /// Errors of the removal of old checkpoints, of which a
+    /// [`CheckpointManager`](super::CheckpointManager) keeps only some. The checkpoint is saved,
+    /// and the next save tries to remove them again.
     pub not_removed: Vec<CheckpointError>,
 }
 
@@ -58,9 +59,10 @@ impl fmt::Display for SaveReport {
 
 /// Writes a checkpoint into the folder `path`, which must not exist.
 ///
-/// Each rank writes its own shards into a file of its own. What several ranks hold is written once, and the work is
-/// divided evenly among them. The manifest is written last, once all files are on disk: a folder with a manifest is a
-/// complete checkpoint, also after a power loss. A folder that an interrupted save left is replaced.
+/// Each rank writes its own shards into a file of its own. What several ranks hold is written once,
+/// and the work is divided evenly among them. The manifest is written last, once all files are on
+/// disk: a folder with a manifest is a complete checkpoint, also after a power loss. A folder that
+/// an interrupted save left is replaced.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -88,15 +90,15 @@ impl fmt::Display for SaveReport {
 /// ```
 ///
 /// # Collective
-/// Every rank of the state's mesh, with states of the same keys. A rank waits for the others' writes at most for the
-/// launch's deadline.
+/// Every rank of the state's mesh, with states of the same keys. A rank waits for the others'
+/// writes at most for the launch's deadline.
 ///
 /// # Errors
 /// On all ranks, and an existing complete checkpoint is never changed: [`CheckpointError::Exists`],
-/// [`CheckpointError::Occupied`], [`CheckpointError::NotShared`], [`CheckpointError::Partial`], [`CheckpointError::DType`],
-/// [`CheckpointError::Name`], [`CheckpointError::Disagree`], [`CheckpointError::Cover`], [`CheckpointError::Overlap`], and
-/// [`CheckpointError::Io`], for instance for a full disk.
-/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+/// [`CheckpointError::Occupied`], [`CheckpointError::NotShared`], [`CheckpointError::Partial`],
+/// [`CheckpointError::DType`], [`CheckpointError::Name`], [`CheckpointError::Disagree`],
+/// [`CheckpointError::Cover`], [`CheckpointError::Overlap`], and [`CheckpointError::Io`], for
+/// instance for a full disk. [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     let plan = SavePlan::new(state)?;
     write(
@@ -243,8 +245,8 @@ impl SavePlan {
     }
 }
 
-/// Checks that the keys can be names of tensors in files. It does not depend on how the tensors are divided, so that a state
-/// that can be saved on one mesh can be on every other.
+/// Checks that the keys can be names of tensors in files. It does not depend on how the tensors are
+/// divided, so that a state that can be saved on one mesh can be on every other.
 fn check_names(held: &[Held]) -> Result<(), CheckpointError> {
     let has = |key: &str| {
         held.binary_search_by(|held| held.key.as_str().cmp(key))
@@ -292,14 +294,16 @@ pub(super) fn stored_name(key: &str, region: &Region, full: &[usize]) -> String 
 
 /// Run to which a checkpoint belongs.
 pub(super) trait RunStep: Send + Sync {
-    /// Returns the checkpoint that was the latest of the run: its step and the checksum of its manifest.
+    /// Returns the checkpoint that was the latest of the run: its step and the checksum of its
+    /// manifest.
     fn previous(&self, fs: &dyn FileSystem) -> Result<Option<(u64, u64)>, CheckpointError>;
-    /// Makes the checkpoint, which is complete, the latest of the run. Returns an error for each old one that could not be
-    /// removed.
+    /// Makes the checkpoint, which is complete, the latest of the run. Returns an error for each
+    /// old one that could not be removed.
     fn commit(&self, fs: &dyn FileSystem) -> Result<Vec<CheckpointError>, CheckpointError>;
 }
 
-/// Writes the files of all ranks and the manifest. If the checkpoint belongs to a run, it is then the latest.
+/// Writes the files of all ranks and the manifest. If the checkpoint belongs to a run, it is then
+/// the latest.
 ///
 /// # Collective
 /// Every rank of the plan's group.
@@ -406,8 +410,9 @@ impl OpenSave {
         let manifest = self
             .manifest_bytes(fs, written, run)
             .inspect_err(|_| self.discard(fs, &self.probe))?;
-        // Another save under this name would have removed the probe, with the files of this one. Under its new name it is there
-        // until the manifest is: without either, the folder would be taken for the rest of a removal.
+        // Another save under this name would have removed the probe, with the files of this one.
+        // Under its new name it is there until the manifest is: without either, the folder would be
+        // taken for the rest of a removal.
         let (probe, claim) = (path.join(&self.probe), probe_name());
         fs.rename(&probe, &path.join(&claim))
             .map_err(|error| match error.kind() {
@@ -481,8 +486,8 @@ pub(super) struct Committed {
     not_removed: Vec<CheckpointError>,
 }
 
-/// Removes the folder of a save that failed, unless another save has taken its place since: then it has another probe. If
-/// that fails, too, it is debris, which the next save removes.
+/// Removes the folder of a save that failed, unless another save has taken its place since: then it
+/// has another probe. If that fails, too, it is debris, which the next save removes.
 fn discard(fs: &dyn FileSystem, path: &Path, probe: &str, comm: &Communicator) {
     if comm.group().rank() == 0 && fs.remove_file(&path.join(probe)).is_ok() {
         let _ = fs::remove_dir_all(fs, path);
@@ -646,7 +651,8 @@ type Values = (BTreeMap<String, String>, BTreeMap<String, Vec<String>>);
 
 /// Compares the values and steps of all ranks, and collects the values that each has of its own.
 fn values(state: &State, comm: &Communicator) -> Result<Values> {
-    // Only digests of what all ranks should have: it may be large, as the description of an optimizer is.
+    // Only digests of what all ranks should have: it may be large, as the description of an
+    // optimizer is.
     let digests: BTreeMap<_, _> = state
         .values
         .iter()

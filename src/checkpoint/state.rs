@@ -18,8 +18,9 @@ use crate::optim::OptimizerState;
 
 /// State to be saved: tensors and values by key.
 ///
-/// A state shares the memory of the tensors that are added to it: adding copies nothing, and a later training step does
-/// not change what it contains. A model's old shards are freed once both the model and the state have dropped them.
+/// A state shares the memory of the tensors that are added to it: adding copies nothing, and a
+/// later training step does not change what it contains. A model's old shards are freed once both
+/// the model and the state have dropped them.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -40,7 +41,8 @@ pub struct State {
     pub(super) mesh: DeviceMesh,
     pub(super) step: Option<u64>,
     pub(super) tensors: BTreeMap<String, DynDTensor>,
-    /// Keys of models, optimizers and state dicts: what is loaded together has a key below one of them.
+    /// Keys of models, optimizers and state dicts: what is loaded together has a key below one of
+    /// them.
     pub(super) groups: BTreeSet<String>,
     /// Values that are the same on all ranks.
     pub(super) values: BTreeMap<String, String>,
@@ -49,8 +51,8 @@ pub struct State {
 }
 
 impl State {
-    /// Creates an empty state of the ranks of `mesh`. Pass the mesh with all ranks that hold something, such as the mesh
-    /// of which the model's meshes are slices. Local: no communication.
+    /// Creates an empty state of the ranks of `mesh`. Pass the mesh with all ranks that hold
+    /// something, such as the mesh of which the model's meshes are slices. Local: no communication.
     pub fn new(mesh: &DeviceMesh) -> Self {
         Self {
             mesh: mesh.clone(),
@@ -78,8 +80,8 @@ impl State {
 
     /// Adds the parameters and buffers of a model, each under `key` and its path.
     ///
-    /// [`sync_buffers`] runs first, so that all ranks have the same running statistics. What is not distributed counts as
-    /// replicated on all ranks of the mesh.
+    /// [`sync_buffers`] runs first, so that all ranks have the same running statistics. What is not
+    /// distributed counts as replicated on all ranks of the mesh.
     ///
     /// # Collective
     /// Every rank of the state's mesh.
@@ -92,8 +94,8 @@ impl State {
         self.with_state_dict(key, &dict)
     }
 
-    /// Adds the state of an optimizer, each tensor under `key` and its name, and the paths of all parameters of its model.
-    /// Local: no communication.
+    /// Adds the state of an optimizer, each tensor under `key` and its name, and the paths of all
+    /// parameters of its model. Local: no communication.
     ///
     /// # Errors
     /// [`CheckpointError::Nested`], and [`CheckpointError::Duplicate`] for the key of a value.
@@ -105,9 +107,10 @@ impl State {
     /// Adds tensors, each under `key` and its path. Local: no communication.
     ///
     /// # Errors
-    /// [`CheckpointError::Nested`] if `key` is that of another model, optimizer or state dict, or one of both keys is below the
-    /// other, as `model.ema` is below `model`; or if a tensor has a key below `key`. What was saved under one of them would
-    /// be part of the other. [`CheckpointError::Numbers`] for the state of an optimizer that has numbers: add it with
+    /// [`CheckpointError::Nested`] if `key` is that of another model, optimizer or state dict, or
+    /// one of both keys is below the other, as `model.ema` is below `model`; or if a tensor has a
+    /// key below `key`. What was saved under one of them would be part of the other.
+    /// [`CheckpointError::Numbers`] for the state of an optimizer that has numbers: add it with
     /// [`with_optimizer`](Self::with_optimizer).
     pub fn with_state_dict(self, key: &str, tensors: &StateDict) -> Result<Self> {
         match tensors.scalars().next() {
@@ -140,7 +143,8 @@ impl State {
         Ok(self)
     }
 
-    /// Adds a tensor. [`Checkpoint::load_tensor`](super::Checkpoint::load_tensor) loads it. Local: no communication.
+    /// Adds a tensor. [`Checkpoint::load_tensor`](super::Checkpoint::load_tensor) loads it. Local:
+    /// no communication.
     ///
     /// ```
     /// # use burn::tensor::Tensor;
@@ -163,8 +167,8 @@ impl State {
     /// ```
     ///
     /// # Errors
-    /// [`CheckpointError::Duplicate`], and [`CheckpointError::Nested`] for a key below that of a model, an optimizer or a state
-    /// dict.
+    /// [`CheckpointError::Duplicate`], and [`CheckpointError::Nested`] for a key below that of a
+    /// model, an optimizer or a state dict.
     pub fn with_tensor(mut self, key: &str, tensor: impl Into<DynDTensor>) -> Result<Self> {
         if let Some(group) = self.groups.iter().find(|group| is_below(key, group)) {
             return Err(CheckpointError::Nested {
@@ -177,9 +181,10 @@ impl State {
         Ok(self)
     }
 
-    /// Adds a value that is the same on all ranks, such as a scheduler's record or a sampler's position.
-    /// [`save`](super::save) compares the values of the ranks. Maps are stored in the order of their keys, because that of a
-    /// `HashMap` differs between ranks. Local: no communication.
+    /// Adds a value that is the same on all ranks, such as a scheduler's record or a sampler's
+    /// position. [`save`](super::save) compares the values of the ranks. Maps are stored in the
+    /// order of their keys, because that of a `HashMap` differs between ranks. Local: no
+    /// communication.
     ///
     /// # Errors
     /// [`CheckpointError::Duplicate`], and [`CheckpointError::Value`] if serde cannot serialize it.
@@ -189,7 +194,8 @@ impl State {
     }
 
     /// Adds a value that each rank has of its own, such as the state of a random stream.
-    /// [`Checkpoint::rank_values`](super::Checkpoint::rank_values) returns those of all ranks. Local: no communication.
+    /// [`Checkpoint::rank_values`](super::Checkpoint::rank_values) returns those of all ranks.
+    /// Local: no communication.
     ///
     /// # Errors
     /// [`CheckpointError::Duplicate`], and [`CheckpointError::Value`] if serde cannot serialize it.
@@ -226,7 +232,8 @@ fn insert<T>(map: &mut BTreeMap<String, T>, key: String, value: T) -> Result<(),
     }
 }
 
-/// Serializes a value as CBOR in hexadecimal digits. JSON has no infinities, and its numbers may lose their last bit.
+/// Serializes a value as CBOR in hexadecimal digits. JSON has no infinities, and its numbers may
+/// lose their last bit.
 fn encode<T: Serialize>(key: &str, value: &T) -> Result<String, CheckpointError> {
     let mut bytes = Vec::new();
     let mut value = ciborium::Value::serialized(value).map_err(|error| value_error(key, error))?;

@@ -20,12 +20,14 @@ use crate::optim::{OptimizerState, parameter_specs};
 use crate::param::NewValue;
 use crate::placement::Layout;
 
-/// The tensors of a model or of an optimizer by path, as DTensors, without files. It has the values of the moment at
-/// which it was taken: it shares the memory of the model, and later steps, which write to new memory, do not change it.
+/// The tensors of a model or of an optimizer by path, as DTensors, without files. It has the values
+/// of the moment at which it was taken: it shares the memory of the model, and later steps, which
+/// write to new memory, do not change it.
 ///
-/// A model's state dict contains its parameters and buffers. The key is burn's path, such as `blocks.0.weight`, and the
-/// factors of LoRA adapters are at `weight.lora.a` and `weight.lora.b`. The values are those that the model stores: the
-/// parameter's own dtype under mixed precision, host memory for offloaded parameters.
+/// A model's state dict contains its parameters and buffers. The key is burn's path, such as
+/// `blocks.0.weight`, and the factors of LoRA adapters are at `weight.lora.a` and `weight.lora.b`.
+/// The values are those that the model stores: the parameter's own dtype under mixed precision,
+/// host memory for offloaded parameters.
 ///
 /// ```
 /// use burn::nn::LinearConfig;
@@ -56,17 +58,19 @@ pub struct StateDict {
 }
 
 impl StateDict {
-    /// Takes the tensors of `model`. Each has the layout of its parameter. A tensor that is not distributed counts as
-    /// replicated over `mesh`: a buffer, a parameter that `fully_shard` ignored, any parameter of an ordinary model. A
-    /// lazy parameter is drawn.
+    /// Takes the tensors of `model`. Each has the layout of its parameter. A tensor that is not
+    /// distributed counts as replicated over `mesh`: a buffer, a parameter that `fully_shard`
+    /// ignored, any parameter of an ordinary model. A lazy parameter is drawn.
     ///
-    /// Nothing is copied or sent, and nothing is compared: if slices of a mesh were distributed separately, from different
-    /// initial values, each rank takes those of its slice. Running statistics may differ between ranks until
-    /// [`sync_buffers`](crate::fsdp::sync_buffers) makes them equal.
+    /// Nothing is copied or sent, and nothing is compared: if slices of a mesh were distributed
+    /// separately, from different initial values, each rank takes those of its slice. Running
+    /// statistics may differ between ranks until [`sync_buffers`](crate::fsdp::sync_buffers) makes
+    /// them equal.
     ///
     /// # Errors
-    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was
-    /// distributed; [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) outside `mesh`.
+    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced
+    /// after it was distributed; [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember)
+    /// outside `mesh`.
     pub fn of_model<M: Module>(model: &M, mesh: &DeviceMesh) -> Result<Self> {
         Ok(Self {
             tensors: capture(model, mesh)?,
@@ -74,8 +78,8 @@ impl StateDict {
         })
     }
 
-    /// Takes the tensors and numbers of an optimizer's state. The key is the parameter's path and burn's field, such as
-    /// `blocks.0.weight.momentum.moment_1`. Local: nothing is copied or sent.
+    /// Takes the tensors and numbers of an optimizer's state. The key is the parameter's path and
+    /// burn's field, such as `blocks.0.weight.momentum.moment_1`. Local: nothing is copied or sent.
     pub fn of_optimizer(state: &OptimizerState) -> Self {
         let tensors = state
             .tensors()
@@ -87,8 +91,9 @@ impl StateDict {
         }
     }
 
-    /// Creates a state dict from full values that every rank of `mesh` holds. Local: nothing is sent. For values that
-    /// only one rank holds, see [`load_model_from_first`](Self::load_model_from_first).
+    /// Creates a state dict from full values that every rank of `mesh` holds. Local: nothing is
+    /// sent. For values that only one rank holds, see
+    /// [`load_model_from_first`](Self::load_model_from_first).
     ///
     /// # Errors
     /// [`CheckpointError::Dims`] for values with no or with more than 8 dimensions, and
@@ -132,7 +137,8 @@ impl StateDict {
             .map(|(key, scalar)| (key.as_str(), *scalar))
     }
 
-    /// Returns the tensor with this key; `None` if it does not exist, does not have `D` dimensions or is not of kind `K`.
+    /// Returns the tensor with this key; `None` if it does not exist, does not have `D` dimensions
+    /// or is not of kind `K`.
     pub fn get<const D: usize, K: Kind>(&self, key: &str) -> Option<DTensor<D, K>> {
         self.tensors.get(key)?.dtensor()
     }
@@ -156,8 +162,8 @@ impl StateDict {
             .expect("it is returned if `keep` is true"))
     }
 
-    /// Gathers the full tensors one after the other, and returns them on the ranks where `keep` is true. The other ranks
-    /// hold one full tensor at a time, and get `None`.
+    /// Gathers the full tensors one after the other, and returns them on the ranks where `keep` is
+    /// true. The other ranks hold one full tensor at a time, and get `None`.
     ///
     /// # Collective
     /// Every rank of the tensors' meshes.
@@ -175,21 +181,24 @@ impl StateDict {
         Ok(keep.then_some(full))
     }
 
-    /// Returns the model with the values of this state dict, and a report. Keys are the model's paths, unless
-    /// `options` rename them. A parameter with the same layout takes the tensor as it is and shares its memory; others
-    /// get it redistributed, one tensor after the other. Lazy parameters are not drawn.
+    /// Returns the model with the values of this state dict, and a report. Keys are the model's
+    /// paths, unless `options` rename them. A parameter with the same layout takes the tensor as it
+    /// is and shares its memory; others get it redistributed, one tensor after the other. Lazy
+    /// parameters are not drawn.
     ///
-    /// `mesh` is the one of which the model's meshes are slices. Distribution, training state, devices and dtypes of the
-    /// model are kept. Running statistics are written in place, so clones of the model see them. The model's old shards are
-    /// freed first, unless a clone or a state dict has them.
+    /// `mesh` is the one of which the model's meshes are slices. Distribution, training state,
+    /// devices and dtypes of the model are kept. Running statistics are written in place, so clones
+    /// of the model see them. The model's old shards are freed first, unless a clone or a state
+    /// dict has them.
     ///
     /// # Collective
     /// Every rank of `mesh` and of the tensors' meshes, which must have the same ranks.
     ///
     /// # Errors
-    /// On every rank, and before anything is loaded: [`CheckpointError::Keys`] with all missing, unexpected and misshapen
-    /// keys. Also [`ParamError::Replaced`](crate::param::ParamError::Replaced) like [`of_model`](Self::of_model), and
-    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    /// On every rank, and before anything is loaded: [`CheckpointError::Keys`] with all missing,
+    /// unexpected and misshapen keys. Also
+    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) like
+    /// [`of_model`](Self::of_model), and [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn load_model<M: Module>(
         &self,
         model: M,
@@ -222,9 +231,10 @@ impl StateDict {
         )
     }
 
-    /// Returns the model with full values that only the first rank of `mesh` passes, by key, and a report. Each tensor
-    /// is sent to the ranks as their shards, or as a full tensor where its mesh has only some of the ranks; no other
-    /// rank holds more than one full tensor. Everything else is as in [`load_model`](Self::load_model).
+    /// Returns the model with full values that only the first rank of `mesh` passes, by key, and a
+    /// report. Each tensor is sent to the ranks as their shards, or as a full tensor where its mesh
+    /// has only some of the ranks; no other rank holds more than one full tensor. Everything else
+    /// is as in [`load_model`](Self::load_model).
     ///
     /// ```
     /// use burn::nn::LinearConfig;
@@ -247,8 +257,8 @@ impl StateDict {
     /// Every rank of `mesh`.
     ///
     /// # Errors
-    /// Those of [`load_model`](Self::load_model), and [`CheckpointError::NoValues`] on every rank if the first rank passes
-    /// `None`.
+    /// Those of [`load_model`](Self::load_model), and [`CheckpointError::NoValues`] on every rank
+    /// if the first rank passes `None`.
     pub fn load_model_from_first<M: Module>(
         values: Option<BTreeMap<String, TensorData>>,
         model: M,
@@ -291,20 +301,23 @@ impl StateDict {
         )
     }
 
-    /// Returns the state for the optimizer of `model`, laid out like the model's parameters, and a report. Pass the state to
+    /// Returns the state for the optimizer of `model`, laid out like the model's parameters, and a
+    /// report. Pass the state to
     /// [`ShardedOptimizer::load_state`](crate::optim::ShardedOptimizer::load_state).
     ///
-    /// `options` are those with which the model was loaded: [`LoadOptions::with_renamed`] receives the path of a parameter and
-    /// returns the path under which this state dict has its state. A parameter of which it has none starts without state. In a
-    /// [partial](LoadOptions::with_partial) load, state of parameters that the model does not have is left out.
+    /// `options` are those with which the model was loaded: [`LoadOptions::with_renamed`] receives
+    /// the path of a parameter and returns the path under which this state dict has its state. A
+    /// parameter of which it has none starts without state. In a
+    /// [partial](LoadOptions::with_partial) load, state of parameters that the model does not have
+    /// is left out.
     ///
     /// # Collective
     /// Every rank of both the tensors' and the model's meshes. Local if the layouts are equal.
     ///
     /// # Errors
-    /// [`CheckpointError::Keys`] with all state of parameters that the model does not have, unless `options` allow it;
-    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced), and [`Error::Comm`](crate::Error::Comm) if another rank
-    /// fails.
+    /// [`CheckpointError::Keys`] with all state of parameters that the model does not have, unless
+    /// `options` allow it; [`ParamError::Replaced`](crate::param::ParamError::Replaced), and
+    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn optimizer_state<M: Module>(
         &self,
         model: &M,
@@ -315,7 +328,8 @@ impl StateDict {
             options.matching(LoadKind::Optimizer),
         );
         let mut report = KeyReport::default();
-        // Paths of the model by the path under which their state is: of none for a parameter that is left out.
+        // Paths of the model by the path under which their state is: of none for a parameter that
+        // is left out.
         let mut paths: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for path in params.keys() {
             match (matching.source)(path) {
@@ -392,8 +406,8 @@ fn call() -> Call {
     Call::new("StateDict::load_model")
 }
 
-/// Sends a full value from the first rank of `mesh`, which passes it, to all others. Returns the tensor laid out like
-/// `target`, and with its dtype.
+/// Sends a full value from the first rank of `mesh`, which passes it, to all others. Returns the
+/// tensor laid out like `target`, and with its dtype.
 fn send(
     full: Option<TensorData>,
     target: &Arc<DTensorSpec>,

@@ -109,8 +109,8 @@ impl TensorFiles {
         tensors.map_while(move |(key, entry)| Some((key.strip_prefix(prefix)?, entry)))
     }
 
-    /// Reads this rank's parts of values, by path, in the dtypes of `targets`. `sources` has the paths, the keys of the
-    /// stored tensors, and what is taken of them.
+    /// Reads this rank's parts of values, by path, in the dtypes of `targets`. `sources` has the
+    /// paths, the keys of the stored tensors, and what is taken of them.
     ///
     /// # Errors
     /// Those of [`read`](Self::read), and [`CheckpointError::IntegerRange`].
@@ -150,10 +150,12 @@ impl TensorFiles {
         Ok(values)
     }
 
-    /// Reads regions of tensors with dtypes that burn has, and passes them to `done` in their order.
+    /// Reads regions of tensors with dtypes that burn has, and passes them to `done` in their
+    /// order.
     ///
     /// # Errors
-    /// [`CheckpointError::Corrupt`], [`CheckpointError::Length`], [`CheckpointError::NotBool`], [`CheckpointError::Io`].
+    /// [`CheckpointError::Corrupt`], [`CheckpointError::Length`], [`CheckpointError::NotBool`],
+    /// [`CheckpointError::Io`].
     pub fn read(
         &self,
         wants: &[Want],

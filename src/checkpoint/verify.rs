@@ -26,7 +26,8 @@ const BLOCKS: usize = 4;
 pub struct Verification {
     /// Bytes that were read and compared with checksums.
     pub bytes: u64,
-    /// Damaged blocks, and files that are missing or have another length or header, by file and position.
+    /// Damaged blocks, and files that are missing or have another length or header, by file and
+    /// position.
     pub damage: Vec<CheckpointError>,
 }
 
@@ -37,16 +38,16 @@ impl Verification {
     }
 }
 
-/// Reads all files of the checkpoint in the folder `path`, compares every block of 1 MiB with its checksum and every
-/// header with the manifest, and lists all damage.
+/// Reads all files of the checkpoint in the folder `path`, compares every block of 1 MiB with its
+/// checksum and every header with the manifest, and lists all damage.
 ///
 /// `progress` is called with the bytes that were read so far and the bytes of all tensors.
 ///
 /// Needs no launch. Of `options`, the number of threads counts.
 ///
 /// # Errors
-/// [`CheckpointError::Incomplete`] for a folder without a manifest, [`CheckpointError::Manifest`] for a damaged one, and
-/// [`CheckpointError::Io`] if it cannot be read.
+/// [`CheckpointError::Incomplete`] for a folder without a manifest, [`CheckpointError::Manifest`]
+/// for a damaged one, and [`CheckpointError::Io`] if it cannot be read.
 pub fn verify(
     path: impl AsRef<Path>,
     options: &ReadOptions,
@@ -128,7 +129,8 @@ struct BlockRange<'a> {
     blocks: Range<usize>,
 }
 
-/// Returns the blocks of all files that are as the manifest says, in the order in which they lie in them.
+/// Returns the blocks of all files that are as the manifest says, in the order in which they lie in
+/// them.
 fn tasks<'a>(
     manifest: &'a Manifest,
     dir: &Path,
@@ -174,8 +176,9 @@ impl BlockRange<'_> {
         self.bytes().end - self.bytes().start
     }
 
-    /// Reads the blocks, and returns an error for each that is damaged. `opened` is the file that the thread read last: each
-    /// thread keeps one open, since there may be more files than a process may open.
+    /// Reads the blocks, and returns an error for each that is damaged. `opened` is the file that
+    /// the thread read last: each thread keeps one open, since there may be more files than a
+    /// process may open.
     fn run(
         &self,
         fs: &dyn FileSystem,

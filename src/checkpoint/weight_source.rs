@@ -25,8 +25,8 @@ impl WeightSource {
         }
     }
 
-    /// Takes only these indices of the stored tensor's first dimension, for instance the queries of a weight in which
-    /// queries, keys and values are fused.
+    /// Takes only these indices of the stored tensor's first dimension, for instance the queries of
+    /// a weight in which queries, keys and values are fused.
     #[must_use]
     pub fn rows(self, rows: Range<usize>) -> Self {
         Self {
@@ -52,8 +52,8 @@ impl WeightSource {
         self.is_transposed
     }
 
-    /// Returns the shape of the values for a stored tensor of shape `stored`; `None` if it does not have the rows, or is not
-    /// the matrix that is to be transposed.
+    /// Returns the shape of the values for a stored tensor of shape `stored`; `None` if it does not
+    /// have the rows, or is not the matrix that is to be transposed.
     pub(super) fn shape(&self, stored: &Shape) -> Option<Shape> {
         let mut shape = stored.to_vec();
         if let Some(rows) = &self.rows {
@@ -86,7 +86,8 @@ impl WeightSource {
 }
 
 impl fmt::Display for WeightSource {
-    /// Writes what is taken of the tensor, after its shape, such as `, rows 0..4, to be transposed`.
+    /// Writes what is taken of the tensor, after its shape, such as `, rows 0..4, to be
+    /// transposed`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(rows) = &self.rows {
             write!(f, ", rows {rows:?}")?;

@@ -1,10 +1,10 @@
-//! Records the end of a process that exits while launches are running: by [`exit`](std::process::exit) on any
-//! thread, by a return from `main`, or by a panic there. No thread unwinds then, so a rank has no
-//! [`RankOutcome`](super::rank_outcome::RankOutcome).
+//! Records the end of a process that exits while launches are running: by
+//! [`exit`](std::process::exit) on any thread, by a return from `main`, or by a panic there. No
+//! thread unwinds then, so a rank has no [`RankOutcome`](super::rank_outcome::RankOutcome).
 //!
-//! The flight recorder of every rank whose program was running records that it [exited](ExitKind::Exited). Other
-//! processes are notified afterwards, so that a process that reads the files because of the notification finds the
-//! record.
+//! The flight recorder of every rank whose program was running records that it
+//! [exited](ExitKind::Exited). Other processes are notified afterwards, so that a process that
+//! reads the files because of the notification finds the record.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Once};
@@ -17,8 +17,8 @@ use super::rank_outcome::first;
 use super::rank_worlds::RankWorlds;
 
 unsafe extern "C" {
-    /// Function of C's standard library: registers `function` to be called on the thread that ends the process,
-    /// while all other threads keep running.
+    /// Function of C's standard library: registers `function` to be called on the thread that ends
+    /// the process, while all other threads keep running.
     safe fn atexit(function: extern "C" fn()) -> c_int;
 }
 
@@ -56,8 +56,8 @@ impl Drop for ActiveLaunch {
     }
 }
 
-/// Records that the calling thread ends the process. A transport that notifies other processes must call this
-/// first.
+/// Records that the calling thread ends the process. A transport that notifies other processes must
+/// call this first.
 pub(super) extern "C" fn note() {
     let launches = LAUNCHES.lock().clone();
     let by = rank_context::launch_and_rank();

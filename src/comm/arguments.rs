@@ -8,7 +8,8 @@ use super::{CollectivePlan, Group, Op, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
 
-/// A problem with an argument, and its remedy: the imperative sentence that follows the problem in the error.
+/// A problem with an argument, and its remedy: the imperative sentence that follows the problem in
+/// the error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
     pub problem: String,
@@ -126,8 +127,8 @@ pub(super) fn recut(
     Ok(signature)
 }
 
-/// Checks the tensors that this rank sends to each rank of the group, and the descriptions of those that it
-/// receives. Returns their signature.
+/// Checks the tensors that this rank sends to each rank of the group, and the descriptions of those
+/// that it receives. Returns their signature.
 pub(super) fn listed(
     parts: &[Option<DispatchTensor>],
     metas: Vec<Option<TensorMeta>>,
@@ -157,8 +158,8 @@ pub(super) fn listed(
     })
 }
 
-/// Checks the tensors of the root. Returns their signatures, which come from `metas`; on the root, `metas` must
-/// describe the tensors.
+/// Checks the tensors of the root. Returns their signatures, which come from `metas`; on the root,
+/// `metas` must describe the tensors.
 pub(super) fn rooted(
     tensors: Option<&[DispatchTensor]>,
     metas: &[TensorMeta],
@@ -229,8 +230,8 @@ pub(super) fn one_each(name: &str, count: usize, group: &Group) -> Checked<()> {
     Ok(())
 }
 
-/// Checks the counts of an all-to-all of rows: the send counts must add up to the rows of `tensor`, and this rank
-/// must expect from itself as many rows as it sends to itself.
+/// Checks the counts of an all-to-all of rows: the send counts must add up to the rows of `tensor`,
+/// and this rank must expect from itself as many rows as it sends to itself.
 pub(super) fn split(
     tensor: &DispatchTensor,
     given: &[usize],
@@ -361,7 +362,8 @@ fn plain(i: usize, tensor: &DispatchTensor) -> Checked<TensorSignature> {
     supported(i, tensor.shape(), tensor.dtype())
 }
 
-/// Checks that collectives support tensors of this shape and dtype. Returns the signature of tensor `i`.
+/// Checks that collectives support tensors of this shape and dtype. Returns the signature of tensor
+/// `i`.
 fn supported(i: usize, shape: Shape, dtype: DType) -> Checked<TensorSignature> {
     ensure!(!matches!(dtype, DType::QFloat(_)) => "tensor {i} is quantized", "Dequantize it first");
     let dims = shape.num_dims();

@@ -8,38 +8,39 @@ use serde::{Deserialize, Serialize};
 
 use super::{Digests, Phase, TensorMeta};
 
-/// Description of a collective. All fields except `phase` and `deferred` are part of the call's signature, on which
-/// all ranks must agree. `label` and `phase` are part of the ledger's key.
+/// Description of a collective. All fields except `phase` and `deferred` are part of the call's
+/// signature, on which all ranks must agree. `label` and `phase` are part of the ledger's key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Call {
     /// Name of the operation, such as the path of a unit. It must be the same on all ranks.
     pub label: Arc<str>,
     /// Pass in which the collective runs.
     pub phase: Phase,
-    /// Forward index of a collective that the autodiff graph runs in backward, drawn in forward with
-    /// [`Communicator::next_forward_index`](super::Communicator::next_forward_index). Ranks may run the backward
-    /// operations of their graphs in different orders. If two operations with different indices meet, the ranks
-    /// fail with an error instead of computing a wrong sum.
+    /// Forward index of a collective that the autodiff graph runs in backward, drawn in forward
+    /// with [`Communicator::next_forward_index`](super::Communicator::next_forward_index). Ranks
+    /// may run the backward operations of their graphs in different orders. If two operations with
+    /// different indices meet, the ranks fail with an error instead of computing a wrong sum.
     pub forward_index: Option<u64>,
     /// Model whose parameters a unit's collective sends.
     pub model: Option<ShardedModel>,
-    /// Shape and dtype of the distributed tensor, over all its ranks, that the collective redistributes.
+    /// Shape and dtype of the distributed tensor, over all its ranks, that the collective
+    /// redistributes.
     pub global_tensor: Option<TensorMeta>,
-    /// Global shapes of the operands from which a partial sum was computed, if the collective reduces one, such as
-    /// `[4, 8] and [8, 2]`.
+    /// Global shapes of the operands from which a partial sum was computed, if the collective
+    /// reduces one, such as `[4, 8] and [8, 2]`.
     pub operand_shapes: Option<Arc<str>>,
-    /// Names of the tensors, such as parameter paths, in the order in which the tensors are sent. Tensors after the
-    /// last name have none. The names must be the same on all ranks.
+    /// Names of the tensors, such as parameter paths, in the order in which the tensors are sent.
+    /// Tensors after the last name have none. The names must be the same on all ranks.
     pub names: Option<Arc<[Arc<str>]>>,
-    /// Digests of values that must be identical on all ranks of the group. The ranks compare them in this
-    /// collective, which need not send the values themselves. Messages do not compare them.
+    /// Digests of values that must be identical on all ranks of the group. The ranks compare them
+    /// in this collective, which need not send the values themselves. Messages do not compare them.
     pub digests: Option<Arc<[Digests]>>,
-    /// Description of what made this rank issue the call, such as the state of a unit. Ranks that describe it differently
-    /// have decided by different inputs, and the next calls would not match. Compared if both ranks have one; a unit
-    /// adds it in debug builds.
+    /// Description of what made this rank issue the call, such as the state of a unit. Ranks that
+    /// describe it differently have decided by different inputs, and the next calls would not
+    /// match. Compared if both ranks have one; a unit adds it in debug builds.
     pub decision: Option<Arc<str>>,
-    /// True for a deferred call: posted before its result is needed, and counted by the ledger only when the rank
-    /// waits for the result.
+    /// True for a deferred call: posted before its result is needed, and counted by the ledger only
+    /// when the rank waits for the result.
     pub deferred: bool,
 }
 
@@ -89,14 +90,15 @@ impl From<&str> for Call {
     }
 }
 
-/// The model to which a unit's parameters belong. It is part of the signature because two ranks that run two models
-/// of equal shapes in different orders may differ in nothing else.
+/// The model to which a unit's parameters belong. It is part of the signature because two ranks
+/// that run two models of equal shapes in different orders may differ in nothing else.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct ShardedModel {
     /// Sequence number of the model among those that were sharded over the same ranks.
     pub number: u64,
-    /// Identifiers of the states of the parameters that are sent; a single one if it holds for all of them. Clones
-    /// of a model share them until the parameters of one clone are mapped, as an optimizer does.
+    /// Identifiers of the states of the parameters that are sent; a single one if it holds for all
+    /// of them. Clones of a model share them until the parameters of one clone are mapped, as an
+    /// optimizer does.
     pub states: Arc<[u64]>,
     /// Type of the model and the line where it was sharded. Ranks need not agree on it.
     pub origin: Arc<str>,

@@ -17,23 +17,24 @@ use super::observe::{CallInfo, ObservedCall, Posting};
 use super::rank::Rank;
 use super::{Call, CollectiveId, CommError, Group, Ledger, Op, Work};
 
-/// The collectives of a group, as called by one of its ranks. It is cheap to clone; all clones are the same
-/// communicator.
+/// The collectives of a group, as called by one of its ranks. It is cheap to clone; all clones are
+/// the same communicator.
 ///
-/// Tensors are plain (no autodiff), of any kind and dtype. The tensors of one call must all be on the rank's
-/// device, or all on the CPU. Results are on the device of the rank's own tensors, or on the rank's device if it
-/// passed none.
+/// Tensors are plain (no autodiff), of any kind and dtype. The tensors of one call must all be on
+/// the rank's device, or all on the CPU. Results are on the device of the rank's own tensors, or on
+/// the rank's device if it passed none.
 ///
 /// A list of tensors is one collective: one rendezvous and one ledger entry.
 ///
 /// # Collective
-/// Every rank of the group must make the same calls in the same order, with equal labels, shapes, shard sizes and
-/// dtypes. Each call carries a signature of all of these. A difference is [`CommError::Mismatch`] on every rank,
-/// never a deadlock. A call may also carry [digests](Call::digests) of values that must be identical on all ranks.
+/// Every rank of the group must make the same calls in the same order, with equal labels, shapes,
+/// shard sizes and dtypes. Each call carries a signature of all of these. A difference is
+/// [`CommError::Mismatch`] on every rank, never a deadlock. A call may also carry
+/// [digests](Call::digests) of values that must be identical on all ranks.
 ///
 /// # Errors
-/// Every [`Work`] returns its value, or a [`CommError`] that names the rank at fault, the operation and its
-/// sequence number.
+/// Every [`Work`] returns its value, or a [`CommError`] that names the rank at fault, the operation
+/// and its sequence number.
 #[derive(Debug, Clone)]
 pub struct Communicator {
     rank: Arc<Rank>,
@@ -72,7 +73,8 @@ impl GroupChannel {
     }
 }
 
-/// Beginning of the names of this crate's own duplicates and internal groups, which names of programs do not have.
+/// Beginning of the names of this crate's own duplicates and internal groups, which names of
+/// programs do not have.
 pub(crate) const PRIVATE: &str = "burn_dtensor::";
 
 impl Communicator {
@@ -99,25 +101,28 @@ impl Communicator {
 
     /// Returns the next forward index of this rank on this communicator: 0, 1, .. Local.
     ///
-    /// Ranks that run the same forward draw the same indices, in whatever order their backward passes use them: see
-    /// [`Call::with_forward_index`].
+    /// Ranks that run the same forward draw the same indices, in whatever order their backward
+    /// passes use them: see [`Call::with_forward_index`].
     pub fn next_forward_index(&self) -> u64 {
         self.channel.forward_indices.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Returns the sequence number for a model that is sharded over these ranks now: 1, 2, .. Local.
+    /// Returns the sequence number for a model that is sharded over these ranks now: 1, 2, ..
+    /// Local.
     ///
     /// Ranks that shard models in the same order draw the same numbers.
     pub(crate) fn draw_model(&self) -> u64 {
         self.channel.models.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Returns a communicator of the same ranks with a separate sequence of calls: calls on it match only calls on
-    /// it, so that the two sequences may be interleaved in any order. Local. Every call with the same `name` on
-    /// this communicator, or on a duplicate of it, returns the same duplicate. So use each name for one purpose only.
+    /// Returns a communicator of the same ranks with a separate sequence of calls: calls on it
+    /// match only calls on it, so that the two sequences may be interleaved in any order. Local.
+    /// Every call with the same `name` on this communicator, or on a duplicate of it, returns the
+    /// same duplicate. So use each name for one purpose only.
     ///
     /// # Panics
-    /// If the name is empty, or begins with `burn_dtensor::`, like those of this crate's own duplicates.
+    /// If the name is empty, or begins with `burn_dtensor::`, like those of this crate's own
+    /// duplicates.
     pub fn duplicate(&self, name: &'static str) -> Self {
         assert!(
             !name.is_empty(),
@@ -146,8 +151,9 @@ impl Communicator {
         }
     }
 
-    /// Returns this communicator, with the same sequence of calls, but with `deadline` as the maximum duration of a
-    /// wait instead of [`Launch::with_deadline`](super::Launch::with_deadline). Local.
+    /// Returns this communicator, with the same sequence of calls, but with `deadline` as the
+    /// maximum duration of a wait instead of
+    /// [`Launch::with_deadline`](super::Launch::with_deadline). Local.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self {
             deadline,
@@ -173,8 +179,8 @@ impl Communicator {
         self.group().size() == 1
     }
 
-    /// Returns `checked`, or a problem if a tensor is neither on the rank's device nor on the host. A group of one
-    /// rank is not checked.
+    /// Returns `checked`, or a problem if a tensor is neither on the rank's device nor on the host.
+    /// A group of one rank is not checked.
     pub(super) fn at_home<'a, T>(
         &self,
         checked: Result<T, Problem>,
@@ -187,7 +193,8 @@ impl Communicator {
         Ok(checked)
     }
 
-    /// Fails the world, because the other ranks would wait for this call forever. Returns a work with the error.
+    /// Fails the world, because the other ranks would wait for this call forever. Returns a work
+    /// with the error.
     pub(super) fn refuse<T>(&self, op: Op, call: &Call, problem: Problem) -> Work<T> {
         Work::failed(self.rank.fail(self.refusal(op, &call.label, problem)))
     }
@@ -213,8 +220,9 @@ impl Communicator {
         self.channel.backend.can_overlap()
     }
 
-    /// Posts a call to the backend with `begin`, and records it. `bytes` is the number of bytes that the ledger counts; if
-    /// `None`, it is that of the signature. If there is a `peer`, the call is a point-to-point message.
+    /// Posts a call to the backend with `begin`, and records it. `bytes` is the number of bytes
+    /// that the ledger counts; if `None`, it is that of the signature. If there is a `peer`, the
+    /// call is a point-to-point message.
     pub(super) fn post<T>(
         &self,
         peer: Option<Peer>,

@@ -1,7 +1,7 @@
 //! [`Digests`]: digests of values that must be bit-identical on all ranks of a group.
 //!
-//! They are sent with the signature of a collective that the ranks make anyway. They are compared when all ranks
-//! have joined, because only then is the value of the majority known.
+//! They are sent with the signature of a collective that the ranks make anyway. They are compared
+//! when all ranks have joined, because only then is the value of the majority known.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use super::{CollectiveId, CommError, ReplicatedValue};
 
 /// Digests of values that must be bit-identical on all ranks of a group.
 ///
-/// If the digests of two ranks describe different values, the ranks fail with [`Mismatch`](CommError::Mismatch), as
-/// for any other difference between calls. If the digests themselves differ, they fail with
-/// [`CommError::Diverged`].
+/// If the digests of two ranks describe different values, the ranks fail with
+/// [`Mismatch`](CommError::Mismatch), as for any other difference between calls. If the digests
+/// themselves differ, they fail with [`CommError::Diverged`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Digests {
     /// Kind of the values.
@@ -23,7 +23,8 @@ pub struct Digests {
     pub step: u64,
     /// Names of the values, such as parameter paths.
     pub names: Arc<[Arc<str>]>,
-    /// Digest of each named value; `None` for a value that the rank cannot read, such as one on another device.
+    /// Digest of each named value; `None` for a value that the rank cannot read, such as one on
+    /// another device.
     pub values: Arc<[Option<u64>]>,
 }
 
@@ -59,8 +60,8 @@ pub struct Divergence {
 }
 
 impl Divergence {
-    /// Returns the first divergence, or `None`. `ranks` yields the digests of each rank in group order; all must
-    /// describe the same values.
+    /// Returns the first divergence, or `None`. `ranks` yields the digests of each rank in group
+    /// order; all must describe the same values.
     pub(crate) fn among<'a>(ranks: impl Iterator<Item = &'a [Digests]> + Clone) -> Option<Self> {
         let first = ranks.clone().next()?;
         let names = first.iter().enumerate().flat_map(|(list, digests)| {
@@ -90,8 +91,8 @@ impl Divergence {
             })
     }
 
-    /// Returns the error that all ranks receive. `ranks` are the global ranks of the group, and `during` is the
-    /// collective in which the divergence was found.
+    /// Returns the error that all ranks receive. `ranks` are the global ranks of the group, and
+    /// `during` is the collective in which the divergence was found.
     pub fn error(self, ranks: &[usize], during: CollectiveId) -> CommError {
         let Self {
             member,
@@ -123,7 +124,8 @@ pub(crate) struct Vote {
     pub(crate) majority: bool,
 }
 
-/// Compares the digests of all members; a `None` does not vote. Returns `None` if all known digests are identical.
+/// Compares the digests of all members; a `None` does not vote. Returns `None` if all known digests
+/// are identical.
 pub(crate) fn vote(held: impl Iterator<Item = Option<u64>> + Clone) -> Option<Vote> {
     let known = held
         .enumerate()
@@ -136,7 +138,8 @@ pub(crate) fn vote(held: impl Iterator<Item = Option<u64>> + Clone) -> Option<Vo
             .map(|(member, _)| member)
     };
     let second = differs(value)?;
-    // Boyer-Moore majority vote: a majority survives when its digests are paired off with all others.
+    // Boyer-Moore majority vote: a majority survives when its digests are paired off with all
+    // others.
     let (survivor, _) = known
         .clone()
         .fold((value, 0), |(survivor, count), (_, value)| {

@@ -9,9 +9,9 @@ use super::{CollectiveId, Op};
 
 /// Reason why a collective failed. Each variant names the rank at fault.
 ///
-/// A failure is joint: after the first one, every collective of every group of the world that is not complete ends
-/// with it, on every rank. `during` is the collective in which the reporting rank received the failure; it is `None` if the error
-/// comes from the failing rank itself.
+/// A failure is joint: after the first one, every collective of every group of the world that is
+/// not complete ends with it, on every rank. `during` is the collective in which the reporting rank
+/// received the failure; it is `None` if the error comes from the failing rank itself.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
@@ -55,21 +55,24 @@ pub enum CommError {
          group"
     )]
     Mismatch {
-        /// Global rank that differs; with three or more ranks present, the one outside the majority.
+        /// Global rank that differs; with three or more ranks present, the one outside the
+        /// majority.
         rank: usize,
         /// Global rank that `rank` differs from.
         other: usize,
         /// The collective, as called by `other`.
         during: CollectiveId,
-        /// Difference between the calls, with the value of `rank` first, such as `shape [4, 8] vs [4, 9]`.
+        /// Difference between the calls, with the value of `rank` first, such as `shape [4, 8] vs
+        /// [4, 9]`.
         differs: String,
     },
 
-    /// Two ranks hold different values of something that must be identical on all ranks of a group. A host has silently
-    /// corrupted a parameter or a gradient, or the program has passed different [local
-    /// tensors](ReplicatedValue::LocalTensor).
+    /// Two ranks hold different values of something that must be identical on all ranks of a group.
+    /// A host has silently corrupted a parameter or a gradient, or the program has passed different
+    /// [local tensors](ReplicatedValue::LocalTensor).
     ///
-    /// The program of the rank at fault ends. The other ranks may [continue](super::World::shrink) without it.
+    /// The program of the rank at fault ends. The other ranks may [continue](super::World::shrink)
+    /// without it.
     #[error(
         "rank {rank} and rank {other} hold different values of {} (found in {during}): {}. {}",
         held(of, param, step),
@@ -88,10 +91,11 @@ pub enum CommError {
         param: String,
         /// Kind of value that differs.
         of: ReplicatedValue,
-        /// Step of the value: the number of training passes of the parameter's unit up to and including this one. 0 for
-        /// a local tensor.
+        /// Step of the value: the number of training passes of the parameter's unit up to and
+        /// including this one. 0 for a local tensor.
         step: u64,
-        /// True if most ranks of the group hold the value of `other`. Otherwise either rank may be wrong.
+        /// True if most ranks of the group hold the value of `other`. Otherwise either rank may be
+        /// wrong.
         majority: bool,
     },
 
@@ -102,12 +106,13 @@ pub enum CommError {
         cycle(.waits)
     )]
     Deadlock {
-        /// The ranks of the cycle. Each entry holds a rank, the collective in which it waits, and the rank for
-        /// which it waits.
+        /// The ranks of the cycle. Each entry holds a rank, the collective in which it waits, and
+        /// the rank for which it waits.
         waits: Vec<(usize, CollectiveId, usize)>,
     },
 
-    /// A thread of a rank called a collective, or waited in one, while another thread of the rank was waiting.
+    /// A thread of a rank called a collective, or waited in one, while another thread of the rank
+    /// was waiting.
     #[error(
         "rank {rank} called {called} while it waited in {during}. Call from one thread of a rank at a time, \
          or allow several threads of a rank to wait at the same time: `Launch::with_multithreaded_ranks`"
@@ -276,8 +281,8 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// Returns the rank at fault. For a deadline it is the first missing rank, for a deadlock the first rank of the
-    /// cycle.
+    /// Returns the rank at fault. For a deadline it is the first missing rank, for a deadlock the
+    /// first rank of the cycle.
     pub fn rank(&self) -> usize {
         match self {
             Self::RankPanicked { rank, .. }
@@ -304,7 +309,8 @@ impl CommError {
         }
     }
 
-    /// Returns true if the program of a single rank caused the failure, whatever the other ranks called.
+    /// Returns true if the program of a single rank caused the failure, whatever the other ranks
+    /// called.
     pub(super) fn is_of_program(&self) -> bool {
         matches!(
             self,

@@ -4,8 +4,8 @@ use super::{Call, CommError, Communicator, World};
 use crate::Result;
 
 impl World {
-    /// Returns the group of `groups` that contains this rank, or `None` if no group does. Local; all ranks must
-    /// pass the same groups.
+    /// Returns the group of `groups` that contains this rank, or `None` if no group does. Local;
+    /// all ranks must pass the same groups.
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};
@@ -19,8 +19,8 @@ impl World {
     /// ```
     ///
     /// # Errors
-    /// [`CommError::InvalidGroup`] on every rank if a group is empty, names a rank outside the world, or if a rank
-    /// is named twice.
+    /// [`CommError::InvalidGroup`] on every rank if a group is empty, names a rank outside the
+    /// world, or if a rank is named twice.
     pub fn subgroup(
         &self,
         groups: impl IntoIterator<Item = Vec<usize>>,
@@ -60,8 +60,8 @@ impl World {
             .transpose()
     }
 
-    /// Returns the group of `size` adjacent ranks that contains this rank: the first group has ranks 0 to `size -
-    /// 1`, and so on. Local.
+    /// Returns the group of `size` adjacent ranks that contains this rank: the first group has
+    /// ranks 0 to `size - 1`, and so on. Local.
     ///
     /// # Errors
     /// [`CommError::InvalidGroup`] if `size` does not divide the number of ranks.
@@ -82,9 +82,9 @@ impl World {
         self.group(&(first..first + size).collect::<Vec<_>>())
     }
 
-    /// Splits a group: the ranks of `parent` that pass the same `color` form a group, ordered by `key` and then by
-    /// their order in `parent`. Ranks that pass `None` are in no group (`MPI_Comm_split`). The new group has the
-    /// deadline of `parent`.
+    /// Splits a group: the ranks of `parent` that pass the same `color` form a group, ordered by
+    /// `key` and then by their order in `parent`. Ranks that pass `None` are in no group
+    /// (`MPI_Comm_split`). The new group has the deadline of `parent`.
     ///
     /// # Collective
     /// Called by all ranks of `parent`.

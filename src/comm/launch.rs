@@ -33,7 +33,8 @@ pub struct Launch {
     checks_replicas: bool,
 }
 
-/// Environment variable with the folder of flight files, used if [`Launch::with_flight_recorder`] does not set one.
+/// Environment variable with the folder of flight files, used if [`Launch::with_flight_recorder`]
+/// does not set one.
 const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
 
 /// Number of operations of the rank at fault that the error of a failed launch names.
@@ -80,9 +81,9 @@ impl Launch {
         Self::new(RankBackend::Threads(ranks))
     }
 
-    /// Runs `ranks` ranks in the way the program was started. If a launcher has started several processes, each
-    /// process runs an equal share of the ranks as threads, and MPI connects the processes. Otherwise all ranks are
-    /// threads of this process.
+    /// Runs `ranks` ranks in the way the program was started. If a launcher has started several
+    /// processes, each process runs an equal share of the ranks as threads, and MPI connects the
+    /// processes. Otherwise all ranks are threads of this process.
     ///
     /// ```console
     /// program                  # 4 threads
@@ -90,15 +91,17 @@ impl Launch {
     /// mpirun -n 2 program      # 2 processes, two ranks in each: process 0 has ranks 0 and 1
     /// ```
     ///
-    /// The results are bit-identical if the processors are the same and each rank has the same number of cores.
-    /// Launchers are recognized by the environment: Open MPI's `mpirun`, `mpiexec` of MPICH and others that use
-    /// PMI, MVAPICH's launcher, and Slurm's `srun`. Several processes require the feature `mpi`.
+    /// The results are bit-identical if the processors are the same and each rank has the same
+    /// number of cores. Launchers are recognized by the environment: Open MPI's `mpirun`, `mpiexec`
+    /// of MPICH and others that use PMI, MVAPICH's launcher, and Slurm's `srun`. Several processes
+    /// require the feature `mpi`.
     ///
     /// # Collective
     /// If there are several processes, all of them must make the same launches.
     ///
     /// # Errors
-    /// [`StartError`] if the processes cannot be connected, or if their number does not divide `ranks`.
+    /// [`StartError`] if the processes cannot be connected, or if their number does not divide
+    /// `ranks`.
     ///
     /// # Panics
     /// If `ranks` is 0.
@@ -142,7 +145,8 @@ impl Launch {
         }
     }
 
-    /// Sets the maximum time that a rank waits for the others in one collective. Default: 10 minutes.
+    /// Sets the maximum time that a rank waits for the others in one collective. Default: 10
+    /// minutes.
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -154,11 +158,11 @@ impl Launch {
         self
     }
 
-    /// Sets the device of each rank of this process, in order of ranks. Each rank may have a GPU of its own, or
-    /// several ranks may share one.
+    /// Sets the device of each rank of this process, in order of ranks. Each rank may have a GPU of
+    /// its own, or several ranks may share one.
     ///
-    /// The tensors that a rank passes to a collective must be on its own device or on the CPU, and the results are
-    /// on the same device.
+    /// The tensors that a rank passes to a collective must be on its own device or on the CPU, and
+    /// the results are on the same device.
     ///
     /// # Panics
     /// If the number of devices is not the number of ranks in this process.
@@ -180,22 +184,22 @@ impl Launch {
         self
     }
 
-    /// Sets the stack size of a rank's program in bytes. Only what the program uses takes memory. Default: 8 MiB,
-    /// the usual size for a main thread.
+    /// Sets the stack size of a rank's program in bytes. Only what the program uses takes memory.
+    /// Default: 8 MiB, the usual size for a main thread.
     ///
-    /// Nested calls of units need about 3.5 KiB of stack per level in an optimized build. A stack overflow ends the
-    /// process.
+    /// Nested calls of units need about 3.5 KiB of stack per level in an optimized build. A stack
+    /// overflow ends the process.
     pub fn with_stack_size(mut self, bytes: usize) -> Self {
         self.stack_size = bytes;
         self
     }
 
-    /// Sets the folder where each rank records its last operations in a file, which remains however the program
-    /// ends: see [`flight`](super::flight). Default: the value of the environment variable `BURN_DTENSOR_FLIGHT`,
-    /// or no folder.
+    /// Sets the folder where each rank records its last operations in a file, which remains however
+    /// the program ends: see [`flight`](super::flight). Default: the value of the environment
+    /// variable `BURN_DTENSOR_FLIGHT`, or no folder.
     ///
-    /// A launch replaces the files of an earlier run that have the same launch number and rank, and keeps all
-    /// others. Use one folder per run to keep runs apart.
+    /// A launch replaces the files of an earlier run that have the same launch number and rank, and
+    /// keeps all others. Use one folder per run to keep runs apart.
     pub fn with_flight_recorder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.flight = Some(folder.into());
         self
@@ -204,12 +208,13 @@ impl Launch {
     /// Allows several threads of a rank's program to wait in collectives at the same time (MPI's
     /// `MPI_THREAD_MULTIPLE`). Default: one thread of a rank at a time (`MPI_THREAD_SERIALIZED`).
     ///
-    /// Each thread needs its own group, because the ranks of a group must make the same calls in the same order. A
-    /// rank that waits may still call elsewhere, so deadlocks are no longer detected at once: the
-    /// [deadline](Self::with_deadline) ends the waits.
+    /// Each thread needs its own group, because the ranks of a group must make the same calls in
+    /// the same order. A rank that waits may still call elsewhere, so deadlocks are no longer
+    /// detected at once: the [deadline](Self::with_deadline) ends the waits.
     ///
-    /// Only one thread of a rank may use a graph of burn's autodiff. Backward holds the lock of the graph while it
-    /// communicates, and another thread that records on the same graph blocks all ranks of the process.
+    /// Only one thread of a rank may use a graph of burn's autodiff. Backward holds the lock of the
+    /// graph while it communicates, and another thread that records on the same graph blocks all
+    /// ranks of the process.
     ///
     /// A backend passed to [`on_backend`](Self::on_backend) has its own
     /// [`ProcessOptions`](super::backend::ProcessOptions).
@@ -219,17 +224,21 @@ impl Launch {
     }
 
     /// Compares local tensors that the ranks must hold identically, wherever the program creates a
-    /// [`DTensor`](crate::dtensor::DTensor) from them: the values placed `Replicate` that it passes to
-    /// [`from_local`](crate::dtensor::DTensor::from_local) and its variants, and the full tensors that it passes to
-    /// [`distribute_replicated`](crate::dtensor::DTensor::distribute_replicated). Default: they are not compared. All
-    /// processes must pass the same configuration.
+    /// [`DTensor`](crate::dtensor::DTensor) from them: the values placed `Replicate` that it passes
+    /// to [`from_local`](crate::dtensor::DTensor::from_local) and its variants, and the full
+    /// tensors that it passes to
+    /// [`distribute_replicated`](crate::dtensor::DTensor::distribute_replicated). Default: they are
+    /// not compared. All processes must pass the same configuration.
     ///
-    /// Use it for the first steps of a tensor-parallel program. Without it, ranks of one tensor-parallel group that pass
-    /// the rows of different batches train on nonsense, without an error. If values differ, all ranks fail with
-    /// [`CommError::Diverged`](super::CommError::Diverged), which names two ranks, the shape and the mesh dimension.
+    /// Use it for the first steps of a tensor-parallel program. Without it, ranks of one
+    /// tensor-parallel group that pass the rows of different batches train on nonsense, without an
+    /// error. If values differ, all ranks fail with
+    /// [`CommError::Diverged`](super::CommError::Diverged), which names two ranks, the shape and
+    /// the mesh dimension.
     ///
-    /// The functions named above become collective over the mesh dimensions of several ranks that replicate. For each,
-    /// they send a 64-bit digest with a barrier, and each rank reads its tensor once (on a GPU, a copy of it).
+    /// The functions named above become collective over the mesh dimensions of several ranks that
+    /// replicate. For each, they send a 64-bit digest with a barrier, and each rank reads its
+    /// tensor once (on a GPU, a copy of it).
     ///
     /// ```
     /// use burn::tensor::Tensor;
@@ -249,15 +258,15 @@ impl Launch {
         self
     }
 
-    /// Gives each rank its results in separate memory, as if it ran on its own machine. Use it to measure the
-    /// memory of one rank. Default: the ranks of one process share identical results, such as gathered weights, and
-    /// pass tensors to each other by reference.
+    /// Gives each rank its results in separate memory, as if it ran on its own machine. Use it to
+    /// measure the memory of one rank. Default: the ranks of one process share identical results,
+    /// such as gathered weights, and pass tensors to each other by reference.
     ///
-    /// Values are the same either way: a tensor is a handle, and a write to shared memory makes a private copy
-    /// first (copy-on-write).
+    /// Values are the same either way: a tensor is a handle, and a write to shared memory makes a
+    /// private copy first (copy-on-write).
     ///
-    /// Reductions over many ranks take longer with separate memory, because each rank computes the full result. A
-    /// backend passed to [`on_backend`](Self::on_backend) has its own
+    /// Reductions over many ranks take longer with separate memory, because each rank computes the
+    /// full result. A backend passed to [`on_backend`](Self::on_backend) has its own
     /// [`ProcessOptions`](super::backend::ProcessOptions).
     ///
     /// ```
@@ -287,24 +296,27 @@ impl Launch {
     }
 }
 
-/// Runs `program` on every rank. Returns, for each rank of this process in ascending order, the rank and the value
-/// that its program returned.
+/// Runs `program` on every rank. Returns, for each rank of this process in ascending order, the
+/// rank and the value that its program returned.
 ///
-/// If the ranks are threads, this process has all of them, and the result of rank `r` is at index `r`. If the ranks are
-/// in several processes, each process returns only its own: index 0 is not rank 0, and rank 0 may be in another process.
-/// Look results up by rank, not by index. Communicate results that all ranks need inside the program, with a collective;
-/// to print on one rank only, use [`World::run_on`] there.
+/// If the ranks are threads, this process has all of them, and the result of rank `r` is at index
+/// `r`. If the ranks are in several processes, each process returns only its own: index 0 is not
+/// rank 0, and rank 0 may be in another process. Look results up by rank, not by index. Communicate
+/// results that all ranks need inside the program, with a collective; to print on one rank only,
+/// use [`World::run_on`] there.
 ///
-/// Every rank has its own rayon pool with its share of the cores, at least one thread. Ranks therefore do not wait
-/// for each other's tensor operations, except for results that they compute together, such as gathered weights. If
-/// a rank panics, returns an error, or returns while other ranks still need it, all waits of all other ranks end at
-/// once with an error. The other ranks may continue without it: [`World::shrink`].
+/// Every rank has its own rayon pool with its share of the cores, at least one thread. Ranks
+/// therefore do not wait for each other's tensor operations, except for results that they compute
+/// together, such as gathered weights. If a rank panics, returns an error, or returns while other
+/// ranks still need it, all waits of all other ranks end at once with an error. The other ranks may
+/// continue without it: [`World::shrink`].
 ///
 /// The program runs on a thread of its pool, which is often the only one. A task that it passes to
-/// `rayon::spawn` may not start before the program ends, so waiting for the task can deadlock. Use `std::thread`
-/// instead.
+/// `rayon::spawn` may not start before the program ends, so waiting for the task can deadlock. Use
+/// `std::thread` instead.
 ///
-/// The program returns this crate's [`Error`]. `?` converts other errors to it, see [`Error::other`].
+/// The program returns this crate's [`Error`]. `?` converts other errors to it, see
+/// [`Error::other`].
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -325,9 +337,10 @@ impl Launch {
 /// ```
 ///
 /// # Errors
-/// If any rank in any process panicked or returned an error, and the other ranks did not [continue](World::shrink)
-/// without it. The error contains the first failure, and for every other rank its activity at that moment and its
-/// outcome. Every process returns the error, but only one should print it:
+/// If any rank in any process panicked or returned an error, and the other ranks did not
+/// [continue](World::shrink) without it. The error contains the first failure, and for every other
+/// rank its activity at that moment and its outcome. Every process returns the error, but only one
+/// should print it:
 /// [`Error::is_reported_by_other_process`](crate::Error::is_reported_by_other_process).
 #[expect(clippy::result_large_err, reason = "made once per program")]
 pub fn launch<T, F>(config: Launch, program: F) -> Result<Vec<(usize, T)>, LaunchError>
@@ -453,8 +466,8 @@ where
     let mut reports: Vec<_> = left.into_iter().map(report).chain(reports).collect();
     reports.sort_by_key(|report| report.rank);
     let error = LaunchError::new(failure, reports);
-    // `error.rank` is a rank of the last world. With several processes, all must report the same operations, so
-    // they read the files, which every process can read.
+    // `error.rank` is a rank of the last world. With several processes, all must report the same
+    // operations, so they read the files, which every process can read.
     let at = worlds
         .iter()
         .position(|worlds| worlds.rank_in(&last) == Some(error.rank));
@@ -486,8 +499,8 @@ where
 
 /// Returns this process's share of the available cores, at least 1.
 ///
-/// A process that its launcher has bound to some cores uses all of these; other processes divide the host's cores
-/// evenly.
+/// A process that its launcher has bound to some cores uses all of these; other processes divide
+/// the host's cores evenly.
 fn cores() -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let sharers = if launcher::is_bound() {
@@ -500,12 +513,14 @@ fn cores() -> usize {
 
 fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> RankOutcome<T> {
     rank_context::become_rank();
-    // The location of an unwind is stored per thread, so the outcome is determined here, on the rank's own thread.
+    // The location of an unwind is stored per thread, so the outcome is determined here, on the
+    // rank's own thread.
     RankOutcome::of(|| program(world).map_or_else(RankOutcome::failed, RankOutcome::Done))
 }
 
-/// Runs `body` in a new rayon pool of the rank, whose first thread is named after the rank. The threads of the pool
-/// are registered as threads of the rank, and share a memory pool, which is freed with the rank.
+/// Runs `body` in a new rayon pool of the rank, whose first thread is named after the rank. The
+/// threads of the pool are registered as threads of the rank, and share a memory pool, which is
+/// freed with the rank.
 fn in_own_pool<T: Send>(
     home: Arc<RankContext>,
     threads: usize,

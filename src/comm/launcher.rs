@@ -1,8 +1,8 @@
-//! Detects the launcher that started this process, the number of its processes, and the index of this one:
-//! [`place`].
+//! Detects the launcher that started this process, the number of its processes, and the index of
+//! this one: [`place`].
 //!
-//! This is read from the environment, so that a single process never starts MPI. The first launcher counts for
-//! which both variables are set:
+//! This is read from the environment, so that a single process never starts MPI. The first launcher
+//! counts for which both variables are set:
 //!
 //! | launcher | number of processes | index of this process |
 //! |---|---|---|
@@ -12,10 +12,11 @@
 //! | Slurm's `srun` | `SLURM_STEP_NUM_TASKS` | `SLURM_PROCID` |
 //!
 //! The processes on one host share its cores. [`neighbours`] returns their number, from
-//! `OMPI_COMM_WORLD_LOCAL_SIZE`, `MV2_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS` or `SLURM_STEP_TASKS_PER_NODE`.
+//! `OMPI_COMM_WORLD_LOCAL_SIZE`, `MV2_COMM_WORLD_LOCAL_SIZE`, `MPI_LOCALNRANKS` or
+//! `SLURM_STEP_TASKS_PER_NODE`.
 //!
-//! Slurm also sets `SLURM_NTASKS` for a batch script, which is a single process and not a task. The variable is
-//! therefore not used.
+//! Slurm also sets `SLURM_NTASKS` for a batch script, which is a single process and not a task. The
+//! variable is therefore not used.
 
 /// The index of this process, and the number of processes that were started together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +32,8 @@ pub(super) fn process_index() -> usize {
     place().ok().flatten().map_or(0, |place| place.here)
 }
 
-/// Reason why the processes started by a launcher could not be connected, or why a launch could not begin.
+/// Reason why the processes started by a launcher could not be connected, or why a launch could not
+/// begin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -149,7 +151,8 @@ const LAUNCHERS: [(&str, &str); 4] = [
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 ];
 
-/// Returns the place of this process among those the launcher started, or `None` if it is the only one.
+/// Returns the place of this process among those the launcher started, or `None` if it is the only
+/// one.
 pub(crate) fn place() -> Result<Option<ProcessRank>, StartError> {
     place_by(|name| std::env::var(name).ok())
 }
@@ -181,8 +184,8 @@ const NEIGHBOURS: [&str; 4] = [
     "SLURM_STEP_TASKS_PER_NODE",
 ];
 
-/// Returns the number of processes that the launcher started on this host, including this one; 1 if that is not
-/// known.
+/// Returns the number of processes that the launcher started on this host, including this one; 1 if
+/// that is not known.
 pub(crate) fn neighbours() -> usize {
     neighbours_by(|name| std::env::var(name).ok())
 }
@@ -203,8 +206,8 @@ fn neighbours_by(variable: impl Fn(&str) -> Option<String>) -> usize {
         .unwrap_or(1)
 }
 
-/// Returns true if the launcher has bound this process to some cores: the process is allowed other cores than its
-/// parent. Returns false if this cannot be determined.
+/// Returns true if the launcher has bound this process to some cores: the process is allowed other
+/// cores than its parent. Returns false if this cannot be determined.
 pub(crate) fn is_bound() -> bool {
     let allowed = |process: &str| {
         let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;

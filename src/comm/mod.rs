@@ -1,8 +1,9 @@
-//! Communication between ranks: launching a program on every rank, groups of ranks, collectives and point-to-point
-//! messages.
+//! Communication between ranks: launching a program on every rank, groups of ranks, collectives and
+//! point-to-point messages.
 //!
-//! [`launch`] runs one program on every rank and passes it a [`World`]. [`World::group`] returns a [`Communicator`]
-//! for some of the ranks. Its collectives return a [`Work`], whose `wait` returns the result.
+//! [`launch`] runs one program on every rank and passes it a [`World`]. [`World::group`] returns a
+//! [`Communicator`] for some of the ranks. Its collectives return a [`Work`], whose `wait` returns
+//! the result.
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -33,23 +34,25 @@
 //!
 //! # Invariants on every backend
 //!
-//! 1. No call blocks forever after a failure: it succeeds, or returns a [`CommError`] that names the rank at fault,
-//!    the operation, its sequence number and the difference. A failure is joint: it ends every collective of every
-//!    group of the world that is not complete.
-//! 2. Reductions add in one fixed binary tree over the group's ranks. A run is therefore bitwise repeatable, and on
-//!    power-of-two groups one reduction over 4 ranks equals one over 2 x 2.
-//! 3. Every collective of more than one rank is counted in the rank's [`Ledger`]. A [deferred](Call::with_deferred)
-//!    collective is counted when the rank waits for its result.
+//! 1. No call blocks forever after a failure: it succeeds, or returns a [`CommError`] that names
+//!    the rank at fault, the operation, its sequence number and the difference. A failure is joint:
+//!    it ends every collective of every group of the world that is not complete.
+//! 2. Reductions add in one fixed binary tree over the group's ranks. A run is therefore bitwise
+//!    repeatable, and on power-of-two groups one reduction over 4 ranks equals one over 2 x 2.
+//! 3. Every collective of more than one rank is counted in the rank's [`Ledger`]. A
+//!    [deferred](Call::with_deferred) collective is counted when the rank waits for its result.
 //!
 //! # Measuring waits
 //!
-//! [`Ledger::summary`] describes in one line what a rank has sent, how long it has waited and for which rank.
-//! [`Ledger::waits`] contains the waiting times as a histogram, and [`Ledger::to_json`] exports everything.
+//! [`Ledger::summary`] describes in one line what a rank has sent, how long it has waited and for
+//! which rank. [`Ledger::waits`] contains the waiting times as a histogram, and [`Ledger::to_json`]
+//! exports everything.
 //!
-//! Profilers use [`tracing`]. Each collective is a span named `collective`, with target `burn_dtensor::comm` and
-//! level debug. It lasts from the time when the collective is posted until its result is ready or its [`Work`] is
-//! dropped. The span is entered while the collective is posted and while the rank waits for it. Without a
-//! subscriber, a collective costs one check. Ranks are threads, so install the subscriber for the process:
+//! Profilers use [`tracing`]. Each collective is a span named `collective`, with target
+//! `burn_dtensor::comm` and level debug. It lasts from the time when the collective is posted until
+//! its result is ready or its [`Work`] is dropped. The span is entered while the collective is
+//! posted and while the rank waits for it. Without a subscriber, a collective costs one check.
+//! Ranks are threads, so install the subscriber for the process:
 //! `tracing::subscriber::set_global_default`.
 //!
 //! | field | meaning |

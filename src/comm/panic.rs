@@ -14,26 +14,28 @@ thread_local! {
     static EXPLAIN: Cell<Option<Explain>> = const { Cell::new(None) };
     /// Text of the last panic whose place was noted, and the place.
     static NOTED: RefCell<Option<(String, String)>> = const { RefCell::new(None) };
-    /// Innermost pass whose backward a panic has interrupted: the number at which it was opened, and its place.
+    /// Innermost pass whose backward a panic has interrupted: the number at which it was opened,
+    /// and its place.
     static INTERRUPTED: RefCell<Option<(u64, String)>> = const { RefCell::new(None) };
 }
 
-/// Registers `explain` for the calling thread: it is called with the text of each panic that ends the thread's
-/// program.
+/// Registers `explain` for the calling thread: it is called with the text of each panic that ends
+/// the thread's program.
 pub(crate) fn explain_panics_by(explain: Explain) {
     EXPLAIN.set(Some(explain));
 }
 
-/// Returns the error that caused a panic with this payload: the error with which the thread unwinds, or the error
-/// which the text stands for.
+/// Returns the error that caused a panic with this payload: the error with which the thread
+/// unwinds, or the error which the text stands for.
 pub(crate) fn error_behind(payload: &(dyn Any + Send)) -> Option<Error> {
     let unwinding = payload.downcast_ref::<Error>().cloned();
     unwinding.or_else(|| EXPLAIN.get()?(panic_text(payload)))
 }
 
-/// Notes the part of the program in which the calling thread panicked. `place` returns it for the panic's text. If
-/// several parts are nested, each notes the panic as it unwinds through them, and the innermost is kept. The report
-/// of the launch contains the note; on a thread that runs no rank's program, it is logged.
+/// Notes the part of the program in which the calling thread panicked. `place` returns it for the
+/// panic's text. If several parts are nested, each notes the panic as it unwinds through them, and
+/// the innermost is kept. The report of the launch contains the note; on a thread that runs no
+/// rank's program, it is logged.
 pub(crate) fn note_panic(payload: &(dyn Any + Send), place: impl FnOnce(&str) -> Option<String>) {
     if payload.is::<Error>() {
         return;
@@ -50,9 +52,9 @@ pub(crate) fn note_panic(payload: &(dyn Any + Send), place: impl FnOnce(&str) ->
     });
 }
 
-/// Notes that a panic of the calling thread has interrupted the backward of a pass, at `place`. `opened` increases
-/// from pass to pass. Of several, those opened last are inside the others or, as backward runs in the opposite order,
-/// ran first; the innermost one is kept.
+/// Notes that a panic of the calling thread has interrupted the backward of a pass, at `place`.
+/// `opened` increases from pass to pass. Of several, those opened last are inside the others or, as
+/// backward runs in the opposite order, ran first; the innermost one is kept.
 pub(crate) fn note_interrupted(opened: u64, place: impl FnOnce() -> String) {
     INTERRUPTED.with_borrow_mut(|interrupted| {
         if interrupted
@@ -70,8 +72,8 @@ pub(crate) fn forget_panic() {
     INTERRUPTED.take();
 }
 
-/// Returns the text of a panic that ended the thread's program, with the place in which it occurred, or the remedy,
-/// if they are known.
+/// Returns the text of a panic that ended the thread's program, with the place in which it
+/// occurred, or the remedy, if they are known.
 pub(super) fn panic_report(payload: &(dyn Any + Send)) -> String {
     let text = panic_text(payload);
     let noted = NOTED

@@ -12,8 +12,9 @@ use super::{Op, ReduceOp};
 use crate::kernels::ShardedTensorSpec;
 use crate::placement::ShardSizes;
 
-/// A collective on tensors of given shapes, prepared once and executed many times, as in every training step
-/// (MPI-4: persistent collective). Its arguments are checked and its layout is computed only once.
+/// A collective on tensors of given shapes, prepared once and executed many times, as in every
+/// training step (MPI-4: persistent collective). Its arguments are checked and its layout is
+/// computed only once.
 ///
 /// ```
 /// use burn::tensor::{DType, Shape, Tensor};
@@ -73,8 +74,8 @@ impl CollectivePlan {
         self.reduce
     }
 
-    /// Returns the sharded dimension and the shard sizes of each tensor. Empty if the operation does not shard
-    /// tensors.
+    /// Returns the sharded dimension and the shard sizes of each tensor. Empty if the operation
+    /// does not shard tensors.
     pub fn shardings(&self) -> &[(usize, ShardSizes)] {
         &self.shardings
     }
@@ -115,9 +116,10 @@ impl CollectivePlan {
         self.tensors.iter().map(TensorSignature::bytes).sum()
     }
 
-    /// Returns the value that a backend has stored with the plan; calls `make` to create it if there is none. All
-    /// calls must use the same type, and `make` must always create an equal value. Local; several ranks may call it
-    /// at the same time and create a value each, and all receive the one stored first.
+    /// Returns the value that a backend has stored with the plan; calls `make` to create it if
+    /// there is none. All calls must use the same type, and `make` must always create an equal
+    /// value. Local; several ranks may call it at the same time and create a value each, and all
+    /// receive the one stored first.
     ///
     /// # Panics
     /// If the plan holds a value of another type.
@@ -128,8 +130,9 @@ impl CollectivePlan {
     }
 }
 
-/// Returns the value of `cell`. If it is empty, the caller creates a value, and the first one stored is kept.
-/// Several ranks may create a value at the same time, because waiting for another rank would take longer.
+/// Returns the value of `cell`. If it is empty, the caller creates a value, and the first one
+/// stored is kept. Several ranks may create a value at the same time, because waiting for another
+/// rank would take longer.
 pub(super) fn offered<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
     if let Some(value) = cell.get() {
         return value;

@@ -25,13 +25,14 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    /// Ends every wait of every rank. Returns the error of the first failure, which may be an earlier one.
+    /// Ends every wait of every rank. Returns the error of the first failure, which may be an
+    /// earlier one.
     pub fn fail(&self, error: CommError) -> CommError {
         self.backend.fail(Failure::Collective(error))
     }
 
-    /// Fails the world if the calling thread is known to belong to another rank, because it then uses an object of
-    /// this rank.
+    /// Fails the world if the calling thread is known to belong to another rank, because it then
+    /// uses an object of this rank.
     pub fn check_thread(&self, op: Op, label: &str) -> Result<(), CommError> {
         // Of the launch that created the rank's threads: after a shrink, `rank` may differ.
         let (launch, own) = (self.worlds.backend.launch(), self.worlds.rank);
@@ -54,7 +55,8 @@ impl Rank {
         self.alone.load(Ordering::Relaxed) > 0
     }
 
-    /// Runs code that the other ranks do not run. Until it returns or unwinds, collectives of the rank fail.
+    /// Runs code that the other ranks do not run. Until it returns or unwinds, collectives of the
+    /// rank fail.
     pub fn alone<T>(&self, program: impl FnOnce() -> T) -> T {
         struct Alone<'a>(&'a AtomicUsize);
         impl Drop for Alone<'_> {

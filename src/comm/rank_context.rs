@@ -1,7 +1,7 @@
 //! Thread-local identity of the rank to which the calling thread belongs.
 //!
-//! It is known for the threads that [`launch`](super::launch) creates. A thread that a rank's program has started
-//! is unknown, and may act for any rank.
+//! It is known for the threads that [`launch`](super::launch) creates. A thread that a rank's
+//! program has started is unknown, and may act for any rank.
 
 use std::cell::{Cell, RefCell};
 use std::panic::Location;
@@ -12,14 +12,15 @@ use std::sync::Arc;
 pub(super) struct RankContext {
     pub launch: u64,
     pub rank: usize,
-    /// Rank that called the launch, if the launch is nested. Threads of the inner ranks also act for that rank.
+    /// Rank that called the launch, if the launch is nested. Threads of the inner ranks also act
+    /// for that rank.
     pub outer: Option<Arc<Self>>,
 }
 
 thread_local! {
     static HOME: RefCell<Option<Arc<RankContext>>> = const { RefCell::new(None) };
-    /// Launch and rank of `HOME`. It has no destructor, so it can still be read while the process exits and
-    /// thread-local values with destructors are gone.
+    /// Launch and rank of `HOME`. It has no destructor, so it can still be read while the process
+    /// exits and thread-local values with destructors are gone.
     static LAUNCH_AND_RANK: Cell<Option<(u64, usize)>> = const { Cell::new(None) };
     static IS_RANK: Cell<bool> = const { Cell::new(false) };
     static UNWOUND_AT: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
@@ -37,8 +38,8 @@ impl RankContext {
         HOME.with_borrow(Clone::clone)
     }
 
-    /// Returns the rank of `launch` to which the calling thread belongs, if that is known. Outer launches are
-    /// included.
+    /// Returns the rank of `launch` to which the calling thread belongs, if that is known. Outer
+    /// launches are included.
     pub fn rank_in(launch: u64) -> Option<usize> {
         HOME.with_borrow(|home| {
             let mut home = home.as_ref();
@@ -58,7 +59,8 @@ impl RankContext {
     }
 }
 
-/// Returns the innermost launch to which the calling thread belongs, and its rank there, if that is known.
+/// Returns the innermost launch to which the calling thread belongs, and its rank there, if that is
+/// known.
 pub(super) fn launch_and_rank() -> Option<(u64, usize)> {
     LAUNCH_AND_RANK.get()
 }
@@ -68,7 +70,8 @@ pub(super) fn become_rank() {
     IS_RANK.set(true);
 }
 
-/// Returns true if the calling thread runs a rank's program, so that `launch` catches an unwind from it.
+/// Returns true if the calling thread runs a rank's program, so that `launch` catches an unwind
+/// from it.
 pub(crate) fn is_rank() -> bool {
     IS_RANK.get()
 }

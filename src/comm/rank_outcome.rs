@@ -27,7 +27,8 @@ impl<T> RankOutcome<T> {
         catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(Self::from_panic)
     }
 
-    /// Creates the outcome from the payload of a panic. Never panics, even if dropping the payload does.
+    /// Creates the outcome from the payload of a panic. Never panics, even if dropping the payload
+    /// does.
     pub fn from_panic(payload: Box<dyn Any + Send>) -> Self {
         let end = match error_behind(&*payload) {
             Some(error) => Self::Failed {
@@ -43,10 +44,11 @@ impl<T> RankOutcome<T> {
         end
     }
 
-    /// Ends the rank in every world of which it was a member: reports a failure to the other ranks, which may be waiting
-    /// for this one; records the outcome in the flight recorders, with the first failure of each world as far as that is
-    /// known; and notifies the backends that the rank's program is over. Other processes wait for this notification, and
-    /// the record must be complete when the launch has ended everywhere.
+    /// Ends the rank in every world of which it was a member: reports a failure to the other ranks,
+    /// which may be waiting for this one; records the outcome in the flight recorders, with the
+    /// first failure of each world as far as that is known; and notifies the backends that the
+    /// rank's program is over. Other processes wait for this notification, and the record must be
+    /// complete when the launch has ended everywhere.
     pub fn report(&self, worlds: &RankWorlds) {
         let (how, text) = match self {
             Self::Done(_) => (ExitKind::Returned, String::new()),

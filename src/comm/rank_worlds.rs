@@ -1,7 +1,8 @@
 //! [`RankWorlds`]: the worlds of which a rank was a member: that of its launch, and those in which it
 //! [continued](Backend::shrink).
 //!
-//! A rank has a number in each of its worlds: after rank 1 of three was lost, rank 2 of the launch is rank 1.
+//! A rank has a number in each of its worlds: after rank 1 of three was lost, rank 2 of the launch
+//! is rank 1.
 //!
 //! | type | one for each | number of the rank |
 //! |---|---|---|
@@ -22,7 +23,8 @@ use crate::comm::backend::Backend;
 use crate::comm::observe::Ledger;
 use crate::comm::observe::flight::{LaunchStart, Recorder};
 
-/// The worlds of which one rank of a launch was a member, in the order in which it joined them, and its ledgers there.
+/// The worlds of which one rank of a launch was a member, in the order in which it joined them, and
+/// its ledgers there.
 #[derive(Debug)]
 pub(in crate::comm) struct RankWorlds {
     /// Backend of the launch.
@@ -88,8 +90,8 @@ impl RankWorlds {
     }
 }
 
-/// Returns the last world in which ranks of this process continued, starting from the world of `backend`; the same
-/// world if they did not.
+/// Returns the last world in which ranks of this process continued, starting from the world of
+/// `backend`; the same world if they did not.
 pub(in crate::comm) fn last(backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
     let next = |backend: &Arc<dyn Backend>| backend.successor().map(|successor| successor.backend);
     std::iter::successors(Some(backend), next)

@@ -13,25 +13,27 @@ use crate::Error;
 
 /// Error of a failed launch: the first failure, and the outcome of every other rank.
 ///
-/// The `Debug` form is the report, so that a `main` that returns the error prints it. If another process reports the same
-/// error, it is one line that says so.
+/// The `Debug` form is the report, so that a `main` that returns the error prints it. If another
+/// process reports the same error, it is one line that says so.
 #[derive(Clone)]
 pub struct LaunchError {
     /// The rank at fault.
     pub rank: usize,
     /// The first failure.
     pub cause: Error,
-    /// Program line where an operator unwound with the failure, such as `src/model.rs:12:9`. `None` if the program
-    /// returned the error.
+    /// Program line where an operator unwound with the failure, such as `src/model.rs:12:9`. `None`
+    /// if the program returned the error.
     pub at: Option<String>,
     /// Error with which the rank at fault itself ended, if it differs from the first failure.
     pub own: Option<Error>,
     /// Reports of all other ranks, of all processes.
     pub others: Vec<RankReport>,
-    /// Last operations of the rank at fault, oldest first, if its [flight recorder](super::flight) can be read.
-    /// With several processes they are read from the rank's file, so that all processes have the same error.
+    /// Last operations of the rank at fault, oldest first, if its [flight recorder](super::flight)
+    /// can be read. With several processes they are read from the rank's file, so that all
+    /// processes have the same error.
     pub last: Vec<CollectiveId>,
-    /// Folder with the files of the ranks' flight recorders, if they have files. The program `flight` reads them.
+    /// Folder with the files of the ranks' flight recorders, if they have files. The program
+    /// `flight` reads them.
     pub flight: Option<PathBuf>,
     /// True if another process reports the same error: with several processes, process 0 does.
     pub is_reported_by_other_process: bool,
@@ -45,8 +47,8 @@ pub struct RankReport {
     /// Activity of the rank at the first failure, such as
     /// ``waiting in all_gather #12 `blocks.3` on ranks [0, 1, 2] for rank 2``.
     pub activity: String,
-    /// Error of the rank, if it did not succeed. For a rank of another process, a [`CommError`] is transferred as a
-    /// value, and any other error as its texts.
+    /// Error of the rank, if it did not succeed. For a rank of another process, a [`CommError`] is
+    /// transferred as a value, and any other error as its texts.
     #[serde(with = "remote_error")]
     pub error: Option<Error>,
     /// Program line where an operator unwound with the error. `None` if the program returned it.
@@ -66,8 +68,8 @@ impl LaunchError {
             }
             at = report.at;
             match report.error {
-                // The rank's own error is a typed value; the failure that the other ranks know contains only its
-                // message.
+                // The rank's own error is a typed value; the failure that the other ranks know
+                // contains only its message.
                 Some(error) if matches!(failure, Failure::Failed { .. }) => cause = error,
                 error => own = error,
             }
@@ -154,8 +156,8 @@ impl fmt::Display for LaunchError {
     }
 }
 
-/// Groups the ranks whose results of `text` have the same `key`, in the order of the first rank of each group. The text
-/// of a group is that of its first rank.
+/// Groups the ranks whose results of `text` have the same `key`, in the order of the first rank of
+/// each group. The text of a group is that of its first rank.
 fn by_text(
     reports: &[RankReport],
     text: impl Fn(&RankReport) -> String,
@@ -186,7 +188,8 @@ fn by_text(
     lines.into_iter().map(line).collect()
 }
 
-/// Replaces each number in `text` by a placeholder, to compare texts of several ranks that differ in ranks or sizes.
+/// Replaces each number in `text` by a placeholder, to compare texts of several ranks that differ
+/// in ranks or sizes.
 fn without_numbers(text: &str) -> String {
     let is_digit = |character: char| character.is_ascii_digit();
     text.split(is_digit)

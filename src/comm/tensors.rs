@@ -28,7 +28,8 @@ pub enum ReduceOp {
     BitOr,
     /// Bitwise exclusive or; integers and bools only.
     BitXor,
-    /// Sum over ranks of the values times a factor; floats only. f16 and bf16 are multiplied in f32.
+    /// Sum over ranks of the values times a factor; floats only. f16 and bf16 are multiplied in
+    /// f32.
     PremulSum(Factor),
 }
 
@@ -67,8 +68,9 @@ pub struct TensorMeta {
 
 /// One tensor that is sharded along `dim` over the group.
 ///
-/// In an all-gather, `tensor` is the rank's own shard, which may be empty. In a reduce-scatter it is the full
-/// tensor. `sizes` must be the same on every rank, so that every rank knows the size of every shard.
+/// In an all-gather, `tensor` is the rank's own shard, which may be empty. In a reduce-scatter it
+/// is the full tensor. `sizes` must be the same on every rank, so that every rank knows the size of
+/// every shard.
 #[derive(Debug, Clone)]
 pub struct ShardedTensor {
     /// The shard or the full tensor; plain (no autodiff), of any kind.

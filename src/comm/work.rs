@@ -13,9 +13,10 @@ use super::rank::Rank;
 
 /// A collective in flight. Its result is available only after [`wait`](Self::wait).
 ///
-/// For the progress of a collective, see guarantee 6 of a [backend](super::backend): if ranks are threads, the rank
-/// that waits copies its own data. Works may be waited for in any order. A work may be dropped without waiting,
-/// which does not block: the rank has taken part, and the other ranks receive their results.
+/// For the progress of a collective, see guarantee 6 of a [backend](super::backend): if ranks are
+/// threads, the rank that waits copies its own data. Works may be waited for in any order. A work
+/// may be dropped without waiting, which does not block: the rank has taken part, and the other
+/// ranks receive their results.
 #[must_use = "a collective's result is defined only after `wait`"]
 pub struct Work<T>(WorkState<T>);
 
@@ -60,16 +61,17 @@ impl<T> Work<T> {
         }
     }
 
-    /// Starts the transfer of a [deferred](super::Call::with_deferred) collective, if the backend transfers data
-    /// while ranks compute. Does not block. [`wait`](Self::wait) also starts it.
+    /// Starts the transfer of a [deferred](super::Call::with_deferred) collective, if the backend
+    /// transfers data while ranks compute. Does not block. [`wait`](Self::wait) also starts it.
     pub fn start(&mut self) {
         if let WorkState::InFlight { pending, .. } = &mut self.0 {
             pending.start();
         }
     }
 
-    /// Blocks until the collective is complete, and returns this rank's result. The tensors can be used in stream
-    /// order. A device that computes asynchronously may not have finished them; `Device::sync` waits for that.
+    /// Blocks until the collective is complete, and returns this rank's result. The tensors can be
+    /// used in stream order. A device that computes asynchronously may not have finished them;
+    /// `Device::sync` waits for that.
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).
@@ -77,7 +79,8 @@ impl<T> Work<T> {
         self.wait_with_timing().map(|(value, _)| value)
     }
 
-    /// Like [`wait`](Self::wait), but also returns the timing, or `None` if there was nothing to transfer.
+    /// Like [`wait`](Self::wait), but also returns the timing, or `None` if there was nothing to
+    /// transfer.
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).
@@ -97,8 +100,8 @@ impl<T> Work<T> {
         }
     }
 
-    /// Like [`wait`](Self::wait), but with `deadline` instead of the communicator's deadline. As with any
-    /// collective, exceeding the deadline is a failure of the world.
+    /// Like [`wait`](Self::wait), but with `deadline` instead of the communicator's deadline. As
+    /// with any collective, exceeding the deadline is a failure of the world.
     ///
     /// # Errors
     /// See [`Communicator`](super::Communicator).
@@ -112,7 +115,8 @@ impl<T> Work<T> {
         self.wait()
     }
 
-    /// Returns a work whose result is `map` applied to the result of this one. `map` runs on the thread that waits.
+    /// Returns a work whose result is `map` applied to the result of this one. `map` runs on the
+    /// thread that waits.
     pub fn then<U>(self, map: impl FnOnce(T) -> U + Send + 'static) -> Work<U>
     where
         T: 'static,

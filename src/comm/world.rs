@@ -18,11 +18,11 @@ use crate::{Error, Result};
 
 /// Handle of one rank on all ranks of a [`launch`](super::launch). It is cheap to clone.
 ///
-/// Only one thread of a rank may call collectives or wait for them at a time, because the order of calls must be
-/// the same on all ranks. It may be any thread except one of another rank, which is rejected with
-/// [`CommError::ForeignRankObject`]. To allow several threads at a time, see
-/// [`Launch::with_multithreaded_ranks`](super::Launch::with_multithreaded_ranks). Run a forward and its backward on
-/// the same thread: backward holds the lock of burn's graph while it communicates.
+/// Only one thread of a rank may call collectives or wait for them at a time, because the order of
+/// calls must be the same on all ranks. It may be any thread except one of another rank, which is
+/// rejected with [`CommError::ForeignRankObject`]. To allow several threads at a time, see
+/// [`Launch::with_multithreaded_ranks`](super::Launch::with_multithreaded_ranks). Run a forward and
+/// its backward on the same thread: backward holds the lock of burn's graph while it communicates.
 ///
 /// Displays as `rank 1 of launch 3`: the launches of a process are counted from 0.
 #[derive(Debug, Clone)]
@@ -35,8 +35,8 @@ struct WorldInner {
     deadline: Duration,
     before: Option<Before>,
     groups: Mutex<HashMap<Vec<usize>, Communicator>>,
-    /// The group of all ranks, after it was first requested. Looking it up in `groups` would compare a list of all
-    /// ranks.
+    /// The group of all ranks, after it was first requested. Looking it up in `groups` would
+    /// compare a list of all ranks.
     all: OnceLock<Communicator>,
     /// The world to which this one was shrunk. All handles of the rank share it.
     next: Mutex<Option<World>>,
@@ -119,8 +119,8 @@ impl World {
         self.0.rank.backend.local_ranks().len()
     }
 
-    /// Returns the number of the launch and the rank. Handles of the same rank of the same launch have equal
-    /// identities.
+    /// Returns the number of the launch and the rank. Handles of the same rank of the same launch
+    /// have equal identities.
     pub(crate) fn identity(&self) -> (u64, usize) {
         (self.0.rank.backend.launch(), self.0.rank.rank)
     }
@@ -142,12 +142,12 @@ impl World {
 
     /// Returns the group of `ranks`, in this order. Local.
     ///
-    /// The same ranks in the same order always return the same group. Groups live as long as their world, so a rank
-    /// may have at most 4096 of them.
+    /// The same ranks in the same order always return the same group. Groups live as long as their
+    /// world, so a rank may have at most 4096 of them.
     ///
     /// # Errors
-    /// [`CommError::InvalidGroup`] if `ranks` is empty, contains a rank twice or a rank outside the world, or does
-    /// not contain the caller, or if the rank has too many groups.
+    /// [`CommError::InvalidGroup`] if `ranks` is empty, contains a rank twice or a rank outside the
+    /// world, or does not contain the caller, or if the rank has too many groups.
     pub fn group(&self, ranks: &[usize]) -> Result<Communicator> {
         let mut groups = self.0.groups.lock();
         if let Some(group) = groups.get(ranks) {
@@ -201,8 +201,9 @@ impl World {
         Ok(self.all().barrier(call.into()).wait()?)
     }
 
-    /// Runs `program` on `rank` only, for example to print or log a value that all ranks have. Returns the result
-    /// of `program` on that rank, and `None` on the others. Local: no rank waits.
+    /// Runs `program` on `rank` only, for example to print or log a value that all ranks have.
+    /// Returns the result of `program` on that rank, and `None` on the others. Local: no rank
+    /// waits.
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
@@ -218,10 +219,10 @@ impl World {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///
-    /// The other ranks do not run `program`, so a collective inside it cannot complete, whether it is called
-    /// directly or by a unit's forward or a backward pass. It fails at once, on all ranks, with
-    /// [`CommError::CollectiveInRunOn`]. The same happens if another thread of the rank calls a collective while
-    /// `program` runs.
+    /// The other ranks do not run `program`, so a collective inside it cannot complete, whether it
+    /// is called directly or by a unit's forward or a backward pass. It fails at once, on all
+    /// ranks, with [`CommError::CollectiveInRunOn`]. The same happens if another thread of the rank
+    /// calls a collective while `program` runs.
     ///
     /// # Panics
     /// Unwinds every rank with [`CommError::InvalidGroup`] if the world has no such rank.
@@ -246,19 +247,22 @@ impl World {
         )
     }
 
-    /// Returns the world of the ranks that survive a failure. They are numbered from 0, in their old order.
+    /// Returns the world of the ranks that survive a failure. They are numbered from 0, in their
+    /// old order.
     ///
-    /// Call it on a rank that received the error of a collective, instead of returning the error. A rank whose
-    /// program is over, or whose process is lost, does not survive. If nothing has failed yet, the call revokes
-    /// this world, and the other ranks receive [`CommError::Revoked`].
+    /// Call it on a rank that received the error of a collective, instead of returning the error. A
+    /// rank whose program is over, or whose process is lost, does not survive. If nothing has
+    /// failed yet, the call revokes this world, and the other ranks receive [`CommError::Revoked`].
     ///
     /// Meshes, communicators and sharded models belong to their world. Create new ones with
-    /// [`DeviceMesh::survivors`](crate::mesh::DeviceMesh::survivors) and [`remesh`](crate::fsdp::remesh). An
-    /// abandoned step has changed neither parameters nor the optimizer, unless Muon's own collectives failed: its momentum has
-    /// advanced then. The new world has a new ledger. All calls
-    /// on a rank return the same new world, whichever handle is used.
+    /// [`DeviceMesh::survivors`](crate::mesh::DeviceMesh::survivors) and
+    /// [`remesh`](crate::fsdp::remesh). An abandoned step has changed neither parameters nor the
+    /// optimizer, unless Muon's own collectives failed: its momentum has advanced then. The new
+    /// world has a new ledger. All calls on a rank return the same new world, whichever handle is
+    /// used.
     ///
-    /// [`launch`](super::launch) then succeeds if the surviving ranks do, and returns only their results.
+    /// [`launch`](super::launch) then succeeds if the surviving ranks do, and returns only their
+    /// results.
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};
@@ -278,8 +282,8 @@ impl World {
     /// ```
     ///
     /// # Collective
-    /// Called by all surviving ranks. Waits until each of the other ranks has called it or its program is over, at
-    /// most for the launch's deadline.
+    /// Called by all surviving ranks. Waits until each of the other ranks has called it or its
+    /// program is over, at most for the launch's deadline.
     ///
     /// # Errors
     /// [`CommError::ExcludedFromShrink`] if the other ranks have continued without this one;
@@ -342,19 +346,22 @@ impl World {
             .is_some_and(|before| before.launch == other.identity().0)
     }
 
-    /// Runs `build` on one rank after another, each time with burn's random state seeded with `seed`. All ranks
-    /// draw the same numbers, in every run.
+    /// Runs `build` on one rank after another, each time with burn's random state seeded with
+    /// `seed`. All ranks draw the same numbers, in every run.
     ///
-    /// burn's CPU backend has one random state per process, so ranks that draw at the same time draw from the same
-    /// sequence, in an order that depends on timing. A model with lazy parameters, which most of burn's layers
-    /// have, does not need this function: only the first rank initializes them, in
-    /// [`fully_shard`](crate::fsdp::fully_shard). A model that reads or draws values while it is built needs it,
-    /// unless it is built before [`launch`](super::launch).
+    /// burn's CPU backend has one random state per process, so ranks that draw at the same time
+    /// draw from the same sequence, in an order that depends on timing. A model with lazy
+    /// parameters, which most of burn's layers have, does not need this function: only the first
+    /// rank initializes them, in [`fully_shard`](crate::fsdp::fully_shard). A model that reads or
+    /// draws values while it is built needs it, unless it is built before
+    /// [`launch`](super::launch).
     ///
-    /// For random numbers that differ between ranks use [`random::tensor`](crate::dtensor::ops::random::tensor),
-    /// which is repeatable in any process. If each process has one rank, burn's random state is not shared either:
-    /// call `world.device().seed(seed + rank)` after the model is built, and burn's `Dropout` is bitwise
-    /// repeatable. Ranks of one process share the state, and a seed set by one rank is set for all of them.
+    /// For random numbers that differ between ranks use
+    /// [`random::tensor`](crate::dtensor::ops::random::tensor), which is repeatable in any process.
+    /// If each process has one rank, burn's random state is not shared either: call
+    /// `world.device().seed(seed + rank)` after the model is built, and burn's `Dropout` is bitwise
+    /// repeatable. Ranks of one process share the state, and a seed set by one rank is set for all
+    /// of them.
     ///
     /// ```
     /// use burn::tensor::{Distribution, Tensor};
@@ -400,15 +407,16 @@ impl World {
     }
 }
 
-/// Runs `body` after all ranks with a lower `turn` have completed theirs. There are `turns` turns; ranks with the
-/// same turn run at the same time.
+/// Runs `body` after all ranks with a lower `turn` have completed theirs. There are `turns` turns;
+/// ranks with the same turn run at the same time.
 ///
 /// # Collective
-/// Called by every rank of the group, with the same label and number of turns. `body` must not wait for ranks with
-/// another turn.
+/// Called by every rank of the group, with the same label and number of turns. `body` must not wait
+/// for ranks with another turn.
 ///
 /// # Errors
-/// The error of `body`, after which the other ranks still have their turns, or a failure of another rank.
+/// The error of `body`, after which the other ranks still have their turns, or a failure of another
+/// rank.
 pub(crate) fn in_turn<T, E: From<CommError>>(
     group: &Communicator,
     label: &'static str,
@@ -419,7 +427,8 @@ pub(crate) fn in_turn<T, E: From<CommError>>(
     let wait = |turns: usize| (0..turns).try_for_each(|_| group.barrier(label.into()).wait());
     wait(turn)?;
     let result = body();
-    // Runs the remaining barriers even if `body` failed, because the other ranks wait for their turns.
+    // Runs the remaining barriers even if `body` failed, because the other ranks wait for their
+    // turns.
     match (result, wait(turns - turn)) {
         (Ok(_), Err(error)) => Err(error.into()),
         (result, _) => result,

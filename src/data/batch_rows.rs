@@ -30,8 +30,8 @@ impl BatchRows {
         self.index
     }
 
-    /// Returns the number of batches before this one in all epochs. A run that has completed this batch resumes with
-    /// [`steps_from(step + 1)`](super::DistributedSampler::steps_from).
+    /// Returns the number of batches before this one in all epochs. A run that has completed this
+    /// batch resumes with [`steps_from(step + 1)`](super::DistributedSampler::steps_from).
     pub fn step(&self) -> usize {
         self.step
     }
@@ -46,13 +46,14 @@ impl BatchRows {
         self.rows
     }
 
-    /// Returns the rows that are not padding. It may be empty on a shard if the dataset ends before its part of the
-    /// batch.
+    /// Returns the rows that are not padding. It may be empty on a shard if the dataset ends before
+    /// its part of the batch.
     pub fn real_rows(&self) -> &[usize] {
         &self.rows[..self.num_real]
     }
 
-    /// Returns true for each row that is padding. It has the length and order of [`rows`](Self::rows).
+    /// Returns true for each row that is padding. It has the length and order of
+    /// [`rows`](Self::rows).
     pub fn is_padding(&self) -> Vec<bool> {
         (0..self.rows.len()).map(|at| at >= self.num_real).collect()
     }
@@ -86,8 +87,9 @@ impl EpochOrder {
         }
     }
 
-    /// Returns the rows at `positions` among those of this shard, and how many of them are not padding. Positions
-    /// past the end of the dataset are padding, and start again at the beginning of the order.
+    /// Returns the rows at `positions` among those of this shard, and how many of them are not
+    /// padding. Positions past the end of the dataset are padding, and start again at the beginning
+    /// of the order.
     ///
     /// ```text
     /// order of the epoch     7 2 9 0   4 8 1 6   3 5 7 2
@@ -120,7 +122,8 @@ impl EpochOrder {
     }
 }
 
-/// Iterator over the batches of one epoch on one data shard. [`skip`](Iterator::skip) takes constant time.
+/// Iterator over the batches of one epoch on one data shard. [`skip`](Iterator::skip) takes
+/// constant time.
 #[derive(Debug, Clone)]
 pub struct EpochBatches {
     order: EpochOrder,

@@ -1,7 +1,7 @@
 //! [`DataError`]: a dataset that cannot be divided among ranks and batches.
 
-/// Reason why a dataset cannot be divided among data shards and batches. Every rank that passes the same numbers gets
-/// the same error.
+/// Reason why a dataset cannot be divided among data shards and batches. Every rank that passes the
+/// same numbers gets the same error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {

@@ -23,9 +23,10 @@ const READY: usize = 2;
 
 /// A data loader of the calling rank's batches, for burn's `Dataset` and `Batcher`.
 ///
-/// It is burn's `DataLoader`, so `SupervisedTraining` takes it, in an `Arc`. Each call of `iter` is the next epoch, in
-/// its own order if the sampler shuffles. Batches come in the order of the sampler, with any number of workers, so
-/// the batches of all ranks are one global batch at each step.
+/// It is burn's `DataLoader`, so `SupervisedTraining` takes it, in an `Arc`. Each call of `iter` is
+/// the next epoch, in its own order if the sampler shuffles. Batches come in the order of the
+/// sampler, with any number of workers, so the batches of all ranks are one global batch at each
+/// step.
 ///
 /// ```
 /// use burn::data::dataloader::DataLoader;
@@ -97,9 +98,9 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
     /// Creates a loader of the rows of `sampler`. The batcher gets the items of each batch.
     ///
     /// # Errors
-    /// [`UnseenPadding`](DataError::UnseenPadding) for a sampler with [`LastBatch::Pad`](super::LastBatch::Pad),
-    /// [`OtherDataset`](DataError::OtherDataset) if `sampler` divides another number of rows, and those of
-    /// [`DistributedSampler::epoch`].
+    /// [`UnseenPadding`](DataError::UnseenPadding) for a sampler with
+    /// [`LastBatch::Pad`](super::LastBatch::Pad), [`OtherDataset`](DataError::OtherDataset) if
+    /// `sampler` divides another number of rows, and those of [`DistributedSampler::epoch`].
     pub fn new<D, B>(dataset: D, sampler: DistributedSampler, batcher: B) -> Result<Self>
     where
         D: Dataset<I> + 'static,
@@ -111,8 +112,8 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
         Self::with_padding(dataset, sampler, WithoutPadding(batcher))
     }
 
-    /// Creates a loader whose batcher gets each item together with true if it is padding. Items of padding repeat
-    /// rows that count elsewhere, and come last.
+    /// Creates a loader whose batcher gets each item together with true if it is padding. Items of
+    /// padding repeat rows that count elsewhere, and come last.
     ///
     /// # Errors
     /// As [`new`](Self::new), but any [`LastBatch`](super::LastBatch) is allowed.
@@ -145,11 +146,11 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
         })
     }
 
-    /// Creates a loader that leaves padding out, for an evaluation in which each row counts once: the last batch is
-    /// shorter on some shards, and missing on others.
+    /// Creates a loader that leaves padding out, for an evaluation in which each row counts once:
+    /// the last batch is shorter on some shards, and missing on others.
     ///
-    /// All ranks must still compute it together. burn's `SupervisedTraining` does so for validation if
-    /// `train::supervised` of the feature `train` prepared it. A loop of your own takes
+    /// All ranks must still compute it together. burn's `SupervisedTraining` does so for validation
+    /// if `train::supervised` of the feature `train` prepared it. A loop of your own takes
     /// [`with_padding`](Self::with_padding).
     ///
     /// # Errors
@@ -178,20 +179,21 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
         self
     }
 
-    /// Sets the number of threads that prefetch batches. Without any, which is the default, a batch is loaded when
-    /// the loop asks for it. A batcher runs on these threads, so it must not communicate, and not draw from
-    /// [`random`](crate::dtensor::ops::random).
+    /// Sets the number of threads that prefetch batches. Without any, which is the default, a batch
+    /// is loaded when the loop asks for it. A batcher runs on these threads, so it must not
+    /// communicate, and not draw from [`random`](crate::dtensor::ops::random).
     ///
-    /// The threads serve one iterator at a time: drop one before the next begins. While an earlier one that has not ended
-    /// lives, the next waits for ever.
+    /// The threads serve one iterator at a time: drop one before the next begins. While an earlier
+    /// one that has not ended lives, the next waits for ever.
     pub fn with_num_workers(mut self, num_workers: usize) -> Self {
         self.num_workers = num_workers;
         self
     }
 
-    /// Resumes: the first `iter` is epoch `epoch`, counted from 0, without its first `batches` batches. After `n`
-    /// complete epochs of a loop of your own it is `with_start(n, 0)`. A training that `train::supervised` resumes needs no
-    /// start: it draws the orders of the epochs before.
+    /// Resumes: the first `iter` is epoch `epoch`, counted from 0, without its first `batches`
+    /// batches. After `n` complete epochs of a loop of your own it is `with_start(n, 0)`. A
+    /// training that `train::supervised` resumes needs no start: it draws the orders of the epochs
+    /// before.
     pub fn with_start(mut self, epoch: usize, batches: usize) -> Self {
         (self.start, self.next_epoch) = ((epoch, batches), AtomicUsize::new(epoch));
         self
@@ -237,7 +239,8 @@ impl<I: 'static, O: Send + 'static> DataLoader<O> for DistributedLoader<I, O> {
         };
         // One batch is not worth a thread.
         let num_workers = if pass.len() > 1 { self.num_workers } else { 0 };
-        // Worker `w` loads batches skipped + w, skipped + w + n, ..; the iterator asks the workers in turn.
+        // Worker `w` loads batches skipped + w, skipped + w + n, ..; the iterator asks the workers
+        // in turn.
         let ready: VecDeque<_> = (0..num_workers)
             .map(|w| pass.clone().load_on(workers(), w, skipped))
             .collect();
@@ -302,8 +305,8 @@ impl<I: 'static, O: Send + 'static> LoaderEpoch<I, O> {
         Ok(self.source.batcher.batch(items, &self.source.device))
     }
 
-    /// Loads batches `skipped + worker`, `skipped + worker + n`, .. of `n` workers on one of them, until the receiver
-    /// is dropped.
+    /// Loads batches `skipped + worker`, `skipped + worker + n`, .. of `n` workers on one of them,
+    /// until the receiver is dropped.
     fn load_on(
         self: Arc<Self>,
         workers: &Workers,

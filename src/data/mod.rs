@@ -1,7 +1,8 @@
 //! Rows of a dataset that each rank trains on or evaluates.
 //!
-//! [`DeviceMesh::data_shard`] answers which data shard the calling rank is, of how many. A [`DistributedSampler`]
-//! answers which rows are in each batch of that shard. Both are local: no rank communicates.
+//! [`DeviceMesh::data_shard`] answers which data shard the calling rank is, of how many. A
+//! [`DistributedSampler`] answers which rows are in each batch of that shard. Both are local: no
+//! rank communicates.
 //!
 //! ```text
 //! 10 rows in the order of an epoch, global batches of 4 rows, two data shards:
@@ -37,14 +38,16 @@
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
-//! With the feature `dataset`, `DistributedLoader` is burn's `DataLoader` over the rows of a sampler.
+//! With the feature `dataset`, `DistributedLoader` is burn's `DataLoader` over the rows of a
+//! sampler.
 //!
 //! # Invariants
 //!
-//! 1. The order of an epoch is a function of the number of rows, the seed and the epoch. It does not depend on the
-//!    number of shards, on the batch size or on the platform.
-//! 2. The rows of one batch on shard 0, 1, .. are, in this order, the global batch, which is the same for every
-//!    number of shards that divides it. A run may therefore resume on another number of ranks.
+//! 1. The order of an epoch is a function of the number of rows, the seed and the epoch. It does
+//!    not depend on the number of shards, on the batch size or on the platform.
+//! 2. The rows of one batch on shard 0, 1, .. are, in this order, the global batch, which is the
+//!    same for every number of shards that divides it. A run may therefore resume on another number
+//!    of ranks.
 //! 3. In every epoch each row occurs once over all shards, apart from dropped rows and padding.
 //! 4. All shards have the same number of batches, and all batches the same number of rows.
 //!

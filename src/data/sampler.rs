@@ -9,8 +9,8 @@ use crate::Result;
 
 /// The batches of one data shard: which rows of a dataset, in which order.
 ///
-/// Every rank creates it with the same arguments, apart from its own shard. See the [module](super) for a picture
-/// and an example.
+/// Every rank creates it with the same arguments, apart from its own shard. See the [module](super)
+/// for a picture and an example.
 ///
 /// | setting | default |
 /// |---|---|
@@ -18,8 +18,8 @@ use crate::Result;
 /// | order | that of the dataset |
 /// | last batch | [`LastBatch::Drop`] |
 ///
-/// The order of an epoch is drawn by each rank: 8 bytes for each row of the dataset. Without a shuffle it takes
-/// no memory.
+/// The order of an epoch is drawn by each rank: 8 bytes for each row of the dataset. Without a
+/// shuffle it takes no memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DistributedSampler {
     len: usize,
@@ -35,8 +35,9 @@ pub enum LastBatch {
     /// Leaves them out. The usual choice for training: in the next epoch other rows come last.
     #[default]
     Drop,
-    /// Fills their batch with rows from the beginning of the epoch's order, again and again if the dataset is smaller
-    /// than a batch. [`BatchRows`] says which rows are padding. The choice for evaluation, where each row counts once.
+    /// Fills their batch with rows from the beginning of the epoch's order, again and again if the
+    /// dataset is smaller than a batch. [`BatchRows`] says which rows are padding. The choice for
+    /// evaluation, where each row counts once.
     Pad,
 }
 
@@ -58,7 +59,8 @@ impl DistributedSampler {
         }
     }
 
-    /// Sets the number of rows of a batch on each shard. The global batch grows with the number of shards.
+    /// Sets the number of rows of a batch on each shard. The global batch grows with the number of
+    /// shards.
     pub fn with_batch_size(self, rows: usize) -> Self {
         Self {
             batch_size: BatchSize::PerShard(rows),
@@ -66,7 +68,8 @@ impl DistributedSampler {
         }
     }
 
-    /// Sets the number of rows of a batch over all shards. It must be divisible by the number of shards.
+    /// Sets the number of rows of a batch over all shards. It must be divisible by the number of
+    /// shards.
     pub fn with_global_batch_size(self, rows: usize) -> Self {
         Self {
             batch_size: BatchSize::Global(rows),
@@ -113,14 +116,14 @@ impl DistributedSampler {
         Ok(self.divide(0)?.batch_size)
     }
 
-    /// Returns the batches of epoch `epoch`, counted from 0. `sampler.epoch(epoch)?.skip(n)` resumes after `n` of
-    /// them.
+    /// Returns the batches of epoch `epoch`, counted from 0. `sampler.epoch(epoch)?.skip(n)`
+    /// resumes after `n` of them.
     ///
     /// # Errors
     /// [`EmptyDataset`](DataError::EmptyDataset), [`EmptyBatch`](DataError::EmptyBatch),
-    /// [`NoSuchShard`](DataError::NoSuchShard), [`UnevenBatch`](DataError::UnevenBatch) if the number of shards does
-    /// not divide the global batch, and [`NoFullBatch`](DataError::NoFullBatch) if [`LastBatch::Drop`] would drop
-    /// every row.
+    /// [`NoSuchShard`](DataError::NoSuchShard), [`UnevenBatch`](DataError::UnevenBatch) if the
+    /// number of shards does not divide the global batch, and
+    /// [`NoFullBatch`](DataError::NoFullBatch) if [`LastBatch::Drop`] would drop every row.
     pub fn epoch(&self, epoch: usize) -> Result<EpochBatches> {
         Ok(EpochBatches::new(self.order(epoch)?))
     }
@@ -136,10 +139,11 @@ impl DistributedSampler {
         })
     }
 
-    /// Returns the batches from step `step` on, epoch after epoch without an end. Steps are counted from 0 over all
-    /// epochs, so a checkpoint needs to hold only the number of completed steps.
+    /// Returns the batches from step `step` on, epoch after epoch without an end. Steps are counted
+    /// from 0 over all epochs, so a checkpoint needs to hold only the number of completed steps.
     ///
-    /// The number of shards may be another one than before, as long as the global batch size is the same.
+    /// The number of shards may be another one than before, as long as the global batch size is the
+    /// same.
     ///
     /// # Errors
     /// As [`epoch`](Self::epoch).

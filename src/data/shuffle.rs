@@ -2,13 +2,15 @@
 
 use crate::dtensor::philox::philox4x32;
 
-/// The fourth part of each counter, which keeps these random words apart from those of random tensors of the same seed.
+/// The fourth part of each counter, which keeps these random words apart from those of random
+/// tensors of the same seed.
 const DOMAIN: u32 = u32::from_be_bytes(*b"rows");
 
 /// Returns the rows `0..len` in the random order of (seed, epoch).
 ///
-/// This is the shuffle of Fisher and Yates: for `last` from `len - 1` down to 1, row `last` changes places with one
-/// of the rows `0..=last`, chosen by 64 random bits. A choice is uniform up to a relative error of `len / 2^64`.
+/// This is the shuffle of Fisher and Yates: for `last` from `len - 1` down to 1, row `last` changes
+/// places with one of the rows `0..=last`, chosen by 64 random bits. A choice is uniform up to a
+/// relative error of `len / 2^64`.
 pub(super) fn shuffled(len: usize, seed: u64, epoch: usize) -> Vec<usize> {
     let key = [seed as u32, (seed >> 32) as u32];
     let mut rows: Vec<usize> = (0..len).collect();
@@ -34,7 +36,8 @@ mod tests {
 
     use super::shuffled;
 
-    /// Expected values: the same algorithm in Python, on a Philox that reproduces Random123's `kat_vectors`.
+    /// Expected values: the same algorithm in Python, on a Philox that reproduces Random123's
+    /// `kat_vectors`.
     #[test]
     fn known_orders() {
         assert_eq!(shuffled(10, 42, 0), [1, 9, 8, 7, 2, 4, 5, 3, 6, 0]);
@@ -49,7 +52,8 @@ mod tests {
         );
     }
 
-    /// With 5000 epochs, each of the 24 orders of 4 rows is expected 208 times, with a standard deviation of 14.
+    /// With 5000 epochs, each of the 24 orders of 4 rows is expected 208 times, with a standard
+    /// deviation of 14.
     #[test]
     fn every_order_is_equally_likely() {
         let mut counts: HashMap<Vec<usize>, usize> = HashMap::new();

@@ -5,8 +5,8 @@ use std::thread::{Builder, JoinHandle};
 
 /// Threads that run jobs, each in the order in which it got them.
 ///
-/// They live as long as their loader. On a GPU a thread has a stream and a memory pool of its own, so new threads for
-/// each epoch would leave their pools behind.
+/// They live as long as their loader. On a GPU a thread has a stream and a memory pool of its own,
+/// so new threads for each epoch would leave their pools behind.
 pub(super) struct Workers {
     jobs: Vec<Sender<LoadJob>>,
     threads: Vec<JoinHandle<()>>,

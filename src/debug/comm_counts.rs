@@ -14,9 +14,10 @@ use crate::watch::Seen;
 /// Number of calls and bytes of one kind of collective.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CommCount {
-    /// Path of the module whose forward, or its gradient, issued the collective: a layer of [`nn`](crate::nn) or a
-    /// [unit](fn@crate::fsdp::unit). The path of the model is `root`; the path is empty outside all modules. For a
-    /// collective that no operator issued, this is its label, which for a unit is the unit's path.
+    /// Path of the module whose forward, or its gradient, issued the collective: a layer of
+    /// [`nn`](crate::nn) or a [unit](fn@crate::fsdp::unit). The path of the model is `root`; the
+    /// path is empty outside all modules. For a collective that no operator issued, this is its
+    /// label, which for a unit is the unit's path.
     pub module: Arc<str>,
     /// Operator or method of a DTensor that caused the collective, if any.
     pub operator: Option<&'static str>,
@@ -94,8 +95,8 @@ impl CommCounts {
             .sum()
     }
 
-    /// Returns the totals of the module at `path` and all modules inside it. The paths of a model's modules do not begin
-    /// with `root`: for the entire model, use [`total`](Self::total).
+    /// Returns the totals of the module at `path` and all modules inside it. The paths of a model's
+    /// modules do not begin with `root`: for the entire model, use [`total`](Self::total).
     pub fn inside(&self, path: &str) -> CallTotals {
         let below = |module: &str| {
             module
@@ -105,8 +106,8 @@ impl CommCounts {
         self.total(|row| below(&row.module))
     }
 
-    /// Returns the counts as JSON: `{"calls", "bytes", "collectives": [{"module", "operator", "collective",
-    /// "phase", "calls", "bytes"}]}`, where `operator` may be null.
+    /// Returns the counts as JSON: `{"calls", "bytes", "collectives": [{"module", "operator",
+    /// "collective", "phase", "calls", "bytes"}]}`, where `operator` may be null.
     pub fn to_json(&self) -> String {
         let CallTotals { calls, bytes } = self.total(|_| true);
         json!({ "calls": calls, "bytes": bytes, "collectives": self.0 }).to_string()

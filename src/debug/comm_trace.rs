@@ -8,8 +8,8 @@ use super::CommCounts;
 use crate::comm::{CallInfo, Op};
 use crate::watch::{self, LayoutChange, Log};
 
-/// Runs `program` and records the collectives that the calling thread issues, in forward and in backward. Calls may
-/// be nested: the inner one records its own closure, the outer one everything.
+/// Runs `program` and records the collectives that the calling thread issues, in forward and in
+/// backward. Calls may be nested: the inner one records its own closure, the outer one everything.
 ///
 /// Local: nothing additional is sent, and each rank may trace or not.
 pub fn trace_comm<T>(program: impl FnOnce() -> T) -> (T, CommTrace) {
@@ -19,16 +19,16 @@ pub fn trace_comm<T>(program: impl FnOnce() -> T) -> (T, CommTrace) {
 
 /// Collectives that a rank issued, and what caused them.
 ///
-/// [`Display`](fmt::Display) writes the table of [`counts`](Self::counts), and one line for each of the
-/// [`changes`](Self::changes).
+/// [`Display`](fmt::Display) writes the table of [`counts`](Self::counts), and one line for each of
+/// the [`changes`](Self::changes).
 #[derive(Debug, Clone)]
 pub struct CommTrace(Log);
 
-/// A change of the layout of a tensor or of its gradient, with its collectives. It dereferences to the
-/// [`LayoutChange`].
+/// A change of the layout of a tensor or of its gradient, with its collectives. It dereferences to
+/// the [`LayoutChange`].
 ///
-/// [`Display`](fmt::Display) writes `src/main.rs:12 matmul in blocks.0.up, forward: [4, 8] [S(0)] -> [R]:
-/// all_gather of 2 ranks, 128 bytes`.
+/// [`Display`](fmt::Display) writes `src/main.rs:12 matmul in blocks.0.up, forward: [4, 8] [S(0)]
+/// -> [R]: all_gather of 2 ranks, 128 bytes`.
 #[derive(Debug, Clone)]
 pub struct TracedLayoutChange {
     change: Arc<LayoutChange>,
@@ -53,8 +53,9 @@ impl CommTrace {
         CommCounts::of(&self.0.collectives)
     }
 
-    /// Returns the changes of layout that operators and methods of DTensors made, in order. A result that is reused
-    /// from the cache of a tensor's clones is listed only once, at its first use.
+    /// Returns the changes of layout that operators and methods of DTensors made, in order. A
+    /// result that is reused from the cache of a tensor's clones is listed only once, at its first
+    /// use.
     pub fn changes(&self) -> Vec<TracedLayoutChange> {
         let changed = |change: &Arc<LayoutChange>| {
             let steps = self.0.collectives.iter().filter(|seen| {

@@ -1,8 +1,8 @@
 //! Debugging tools: which collectives a program runs and why, and which rank holds which shard.
 //!
-//! [`trace_comm`] runs a closure on this rank and records its communication: collectives counted by module and
-//! operator, and each change of layout with the source line that caused it. Tracing does not change what the
-//! program does.
+//! [`trace_comm`] runs a closure on this rank and records its communication: collectives counted by
+//! module and operator, and each change of layout with the source line that caused it. Tracing does
+//! not change what the program does.
 //!
 //! ```
 //! use burn_dtensor::debug::trace_comm;

@@ -9,8 +9,8 @@ use super::parameter::{HeldParameter, Holders};
 use crate::dtensor::visualize_sharding;
 use crate::param::{ModelScan, ScannedParam};
 
-/// Returns a description of which rank holds which shard of each parameter of `model`, as text or HTML. Local: no
-/// parameter is gathered or initialized.
+/// Returns a description of which rank holds which shard of each parameter of `model`, as text or
+/// HTML. Local: no parameter is gathered or initialized.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -70,8 +70,8 @@ pub fn visualize_model<M: Module>(model: &M) -> ModelSharding {
 pub struct ModelSharding(Vec<HeldParameter>);
 
 impl ModelSharding {
-    /// Returns a self-contained HTML page. It draws each parameter to scale, colored by rank, and shows the number
-    /// of elements that each rank holds.
+    /// Returns a self-contained HTML page. It draws each parameter to scale, colored by rank, and
+    /// shows the number of elements that each rank holds.
     pub fn to_html(&self) -> String {
         page::page(&self.0)
     }

@@ -12,8 +12,8 @@ use crate::fsdp::{Event, EventKind, TrainingState};
 /// Overlap of the all-gathers of a rank's units with computation, in both passes.
 ///
 /// A unit begins to compute at its [`PreForward`](EventKind::PreForward), and in backward at its
-/// [`PreBackward`](EventKind::PreBackward). The previous unit is the last one that began to compute before, in the
-/// same pass.
+/// [`PreBackward`](EventKind::PreBackward). The previous unit is the last one that began to compute
+/// before, in the same pass.
 ///
 /// ```text
 /// rank                    | unit 1 computes              | unit 2 computes
@@ -25,11 +25,11 @@ pub struct Overlap {
     pub gathers: usize,
     /// Number of these that were posted before the previous unit began to compute.
     pub prefetched: usize,
-    /// Number of prefetched ones whose transfer overlapped with the previous unit: it completed after that unit
-    /// began to compute, and began before the rank waited for the result.
+    /// Number of prefetched ones whose transfer overlapped with the previous unit: it completed
+    /// after that unit began to compute, and began before the rank waited for the result.
     pub hidden: usize,
-    /// Time from the start of a rank's wait for a result until the result was complete, summed over all gathers,
-    /// those of first units included.
+    /// Time from the start of a rank's wait for a result until the result was complete, summed over
+    /// all gathers, those of first units included.
     pub exposed: Duration,
 }
 
@@ -65,8 +65,8 @@ impl Overlap {
     }
 }
 
-/// Returns the time at which the previous unit began to compute; `done` is the index of the event at which the
-/// unit's all-gather was complete.
+/// Returns the time at which the previous unit began to compute; `done` is the index of the event
+/// at which the unit's all-gather was complete.
 fn before(events: &[Event], done: usize) -> Option<Instant> {
     let Event {
         unit,
@@ -76,7 +76,8 @@ fn before(events: &[Event], done: usize) -> Option<Instant> {
     let starts =
         |event: &Event| matches!(event.kind, EventKind::PreForward | EventKind::PreBackward);
     let begins = |event: &Event| starts(event) && event.unit == *unit;
-    // In forward, a unit has its parameters before it computes. In backward, it waits for them when it needs them.
+    // In forward, a unit has its parameters before it computes. In backward, it waits for them when
+    // it needs them.
     let own = match training_state {
         TrainingState::Forward => done + events[done..].iter().position(begins)?,
         _ => events[..done].iter().rposition(begins)?,
@@ -97,8 +98,8 @@ impl Sum for Overlap {
     }
 }
 
-/// Formats the overlap as `of 14 all-gathers, 14 were posted before the previous unit began to compute, and 13
-/// overlapped with it; 0.412 ms of waiting`.
+/// Formats the overlap as `of 14 all-gathers, 14 were posted before the previous unit began to
+/// compute, and 13 overlapped with it; 0.412 ms of waiting`.
 impl fmt::Display for Overlap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -122,12 +123,12 @@ mod tests {
     use crate::comm::TransferTiming;
     use crate::fsdp::ShardedState;
 
-    /// Times in milliseconds at which an all-gather was posted, began to transfer, was complete, and was waited
-    /// for.
+    /// Times in milliseconds at which an all-gather was posted, began to transfer, was complete,
+    /// and was waited for.
     type Times = [u64; 4];
 
-    /// Returns the overlap of two consecutive units in one pass, where the second unit's all-gather has these
-    /// times. The first unit begins to compute at 10 milliseconds, the second at 20.
+    /// Returns the overlap of two consecutive units in one pass, where the second unit's all-gather
+    /// has these times. The first unit begins to compute at 10 milliseconds, the second at 20.
     fn overlap(
         training_state: TrainingState,
         [posted, started, completed, requested]: Times,

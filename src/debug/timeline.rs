@@ -11,9 +11,10 @@ use super::overlap::Overlap;
 use crate::comm::Op;
 use crate::fsdp::{Event, EventKind};
 
-/// Times at which a rank's units computed, and at which their parameters and gradients were transferred, from the
-/// events of [`record_events`](crate::fsdp::record_events). Between processes, transfers have the times that the
-/// progress thread recorded, whatever the rank itself did at that time.
+/// Times at which a rank's units computed, and at which their parameters and gradients were
+/// transferred, from the events of [`record_events`](crate::fsdp::record_events). Between
+/// processes, transfers have the times that the progress thread recorded, whatever the rank itself
+/// did at that time.
 ///
 /// A timeline can be sent to another rank and shown together with those of others:
 ///
@@ -121,8 +122,8 @@ impl Timeline {
             if begins {
                 open.push(at);
             } else if !open.is_empty() {
-                // For a unit inside itself, the inner computation ends first; its collectives end in the order in
-                // which they began.
+                // For a unit inside itself, the inner computation ends first; its collectives end
+                // in the order in which they began.
                 let start = if what.is_communication() {
                     open.remove(0)
                 } else {
@@ -153,8 +154,8 @@ impl Timeline {
         self.overlap
     }
 
-    /// Returns the spans of computation, or of communication, each with the lane in which it is drawn. Spans that
-    /// partially overlap are in different lanes.
+    /// Returns the spans of computation, or of communication, each with the lane in which it is
+    /// drawn. Spans that partially overlap are in different lanes.
     fn lanes(&self, communication: bool) -> Vec<(usize, &Span)> {
         let mut open: Vec<Vec<f64>> = Vec::new();
         let spans = self
@@ -164,8 +165,8 @@ impl Timeline {
         let lane_of = |span: &Span, open: &mut Vec<Vec<f64>>| {
             for (lane, ends) in open.iter_mut().enumerate() {
                 ends.retain(|end| *end > span.start);
-                // A span of computation fits into a lane if it is nested in all unfinished spans. Collectives that
-                // overlap have separate lanes.
+                // A span of computation fits into a lane if it is nested in all unfinished spans.
+                // Collectives that overlap have separate lanes.
                 if ends.iter().all(|end| !communication && *end >= span.end) {
                     ends.push(span.end);
                     return lane;
@@ -179,7 +180,8 @@ impl Timeline {
 }
 
 /// Returns the timelines of several ranks in the JSON format of Chrome's trace viewer, which
-/// <https://ui.perfetto.dev> opens. Each rank has one track for computation and one for communication.
+/// <https://ui.perfetto.dev> opens. Each rank has one track for computation and one for
+/// communication.
 pub fn chrome_trace(timelines: &[Timeline]) -> String {
     let mut events: Vec<Value> = Vec::new();
     // Number of lanes reserved for each track, more than are ever needed.
@@ -218,8 +220,8 @@ pub fn chrome_trace(timelines: &[Timeline]) -> String {
     json!({ "displayTimeUnit": "ms", "traceEvents": events }).to_string()
 }
 
-/// Draws the timelines of several ranks as an SVG document: for each rank its computation above its communication,
-/// and at the end the number of all-gathers that overlapped with computation.
+/// Draws the timelines of several ranks as an SVG document: for each rank its computation above its
+/// communication, and at the end the number of all-gathers that overlapped with computation.
 pub fn timeline_picture(timelines: &[Timeline]) -> String {
     const WIDTH: f64 = 1000.0;
     const MARGIN: f64 = 130.0;

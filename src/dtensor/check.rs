@@ -1,5 +1,6 @@
-//! Checks that the ranks hold what their placements claim: [`from_local_checked`](DTensor::from_local_checked), and the
-//! check of replicated values that [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) enables.
+//! Checks that the ranks hold what their placements claim:
+//! [`from_local_checked`](DTensor::from_local_checked), and the check of replicated values that
+//! [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) enables.
 
 use burn::tensor::{DType, Int, Shape, Tensor, TensorData};
 use itertools::Itertools;
@@ -16,20 +17,22 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, ShardSizes};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Like [`from_local`](Self::from_local), but compares the local tensors of all ranks. The global shape is
-    /// computed from them, so they may be uneven in the way that [`chunk`](crate::placement::chunk) produces.
+    /// Like [`from_local`](Self::from_local), but compares the local tensors of all ranks. The
+    /// global shape is computed from them, so they may be uneven in the way that
+    /// [`chunk`](crate::placement::chunk) produces.
     ///
-    /// The ranks compare dtype, `require_grad` and shape, and bit for bit the values of ranks that hold replicas.
-    /// Every rank reads all its values, so use this for set-up and debugging. Differences are reported, not
-    /// repaired; PyTorch's `run_check` broadcasts the first rank's values instead.
+    /// The ranks compare dtype, `require_grad` and shape, and bit for bit the values of ranks that
+    /// hold replicas. Every rank reads all its values, so use this for set-up and debugging.
+    /// Differences are reported, not repaired; PyTorch's `run_check` broadcasts the first rank's
+    /// values instead.
     ///
     /// # Collective
     /// Every rank of the mesh. All ranks return the same error.
     ///
     /// # Errors
-    /// As [`from_local`](Self::from_local), [`DTensorError::RanksDisagree`], [`DTensorError::LocalShape`] for the
-    /// first rank whose local tensor does not fit the others, and [`CommError`](crate::comm::CommError) if a
-    /// collective fails.
+    /// As [`from_local`](Self::from_local), [`DTensorError::RanksDisagree`],
+    /// [`DTensorError::LocalShape`] for the first rank whose local tensor does not fit the others,
+    /// and [`CommError`](crate::comm::CommError) if a collective fails.
     pub fn from_local_checked(
         local: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -47,7 +50,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 }
 
-/// If the launch checks replicas, compares `value` with the ranks along each mesh dimension in `dims`, bit for bit.
+/// If the launch checks replicas, compares `value` with the ranks along each mesh dimension in
+/// `dims`, bit for bit.
 ///
 /// # Collective
 /// If the launch checks replicas: every rank of the mesh that differs only in these dimensions.
@@ -68,8 +72,8 @@ pub(super) fn check_replicas<const D: usize, K: Kind>(
     }
 }
 
-/// Compares `value` with the ranks along each mesh dimension in `dims`. A separate function, so that a launch without
-/// checks pays for one branch.
+/// Compares `value` with the ranks along each mesh dimension in `dims`. A separate function, so
+/// that a launch without checks pays for one branch.
 #[cold]
 fn compare_replicas<const D: usize, K: Kind>(
     value: &Tensor<D, K>,
@@ -165,8 +169,8 @@ impl Table {
         })
     }
 
-    /// Returns the global shape. The length of a sharded dimension is the sum of the shards of those ranks that
-    /// have index 0 in all mesh dimensions that do not shard it.
+    /// Returns the global shape. The length of a sharded dimension is the sum of the shards of
+    /// those ranks that have index 0 in all mesh dimensions that do not shard it.
     fn global_shape<const D: usize>(&self) -> Shape {
         let len = |dim| {
             let shardings = self.layout.shard_order(dim);

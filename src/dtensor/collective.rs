@@ -55,8 +55,8 @@ pub(super) fn all_gather<const D: usize, K: Kind>(
     Moving::Many(comm.all_gather(call, vec![block]))
 }
 
-/// Starts an all-to-all, which changes the sharded dimension from `dim` to `to_dim`. Each dimension comes with its
-/// shard sizes.
+/// Starts an all-to-all, which changes the sharded dimension from `dim` to `to_dim`. Each dimension
+/// comes with its shard sizes.
 pub(super) fn all_to_all<const D: usize, K: Kind>(
     comm: &Communicator,
     call: Call,

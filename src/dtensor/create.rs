@@ -12,19 +12,19 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, PartialOp, Placement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Creates a DTensor whose local tensor on this rank is `local`. Assumes that all ranks' local tensors have the
-    /// same shape: a dimension that `k` ranks shard is `k` times as long globally.
+    /// Creates a DTensor whose local tensor on this rank is `local`. Assumes that all ranks' local
+    /// tensors have the same shape: a dimension that `k` ranks shard is `k` times as long globally.
     ///
-    /// Nothing is sent or compared; [`from_local_checked`](Self::from_local_checked) compares the ranks, and
-    /// [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) compares what is placed `Replicate`
-    /// here as well, which makes this function collective. The local tensor stays in its autodiff graph, and its
-    /// gradient is laid out according to invariant 1 of [this
-    /// module](super).
+    /// Nothing is sent or compared; [`from_local_checked`](Self::from_local_checked) compares the
+    /// ranks, and [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks)
+    /// compares what is placed `Replicate` here as well, which makes this function collective. The
+    /// local tensor stays in its autodiff graph, and its gradient is laid out according to
+    /// invariant 1 of [this module](super).
     ///
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), or
-    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a dimension out of
-    /// range.
+    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a
+    /// dimension out of range.
     pub fn from_local(
         local: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -44,12 +44,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(local, spec.shared()))
     }
 
-    /// Like [`from_local`](Self::from_local), but with a known global `shape`, so that the shards may be uneven or
-    /// empty.
+    /// Like [`from_local`](Self::from_local), but with a known global `shape`, so that the shards
+    /// may be uneven or empty.
     ///
     /// # Errors
-    /// As [`from_local`](Self::from_local), and [`DTensorError::LocalShape`] if `local` does not have the shape
-    /// that `shape` and `placements` require on this rank.
+    /// As [`from_local`](Self::from_local), and [`DTensorError::LocalShape`] if `local` does not
+    /// have the shape that `shape` and `placements` require on this rank.
     pub fn from_local_with_shape(
         local: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -59,13 +59,14 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::from_local_with_layout(local, mesh, Layout::new(mesh.shape(), placements)?, shape)
     }
 
-    /// Like [`from_local_with_shape`](Self::from_local_with_shape), but with a [`Layout`], which may have its own
-    /// shard order or uneven shard sizes.
+    /// Like [`from_local_with_shape`](Self::from_local_with_shape), but with a [`Layout`], which
+    /// may have its own shard order or uneven shard sizes.
     ///
     /// # Errors
-    /// As [`from_local_with_shape`](Self::from_local_with_shape), [`DTensorError::LayoutMesh`] for a layout of
-    /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard
-    /// sizes that do not add up to the tensor's.
+    /// As [`from_local_with_shape`](Self::from_local_with_shape), [`DTensorError::LayoutMesh`] for
+    /// a layout of another mesh shape, and
+    /// [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard sizes that
+    /// do not add up to the tensor's.
     pub fn from_local_with_layout(
         local: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -88,7 +89,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(local, spec.shared()))
     }
 
-    /// Makes a plain tensor that this crate has computed on every rank a replicated DTensor. It is never compared.
+    /// Makes a plain tensor that this crate has computed on every rank a replicated DTensor. It is
+    /// never compared.
     pub(crate) fn replicated_on(full: Tensor<D, K>, mesh: &DeviceMesh) -> Result<Self> {
         let spec = DTensorSpec::new(
             mesh,
@@ -99,10 +101,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(full, spec.shared()))
     }
 
-    /// Makes a plain tensor a DTensor on the mesh of `like`, replicated. Every rank passes the same values, such
-    /// as a table or a mask that all ranks compute.
+    /// Makes a plain tensor a DTensor on the mesh of `like`, replicated. Every rank passes the same
+    /// values, such as a table or a mask that all ranks compute.
     ///
-    /// Nothing is sent or compared, unless the launch checks replicas, as in [`from_local`](Self::from_local).
+    /// Nothing is sent or compared, unless the launch checks replicas, as in
+    /// [`from_local`](Self::from_local).
     ///
     /// # Panics
     /// Unwinds with a typed [`Error`](crate::Error) if a check of replicas fails.
@@ -118,9 +121,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// Returns this rank's local tensor.
     ///
-    /// The gradient that the caller's computation passes back must be laid out according to invariant 1 of [this
-    /// module](super): identical on all ranks that hold the same value. If ranks compute different things with a
-    /// replicated value, use [`vary`](DTensor::vary) or
+    /// The gradient that the caller's computation passes back must be laid out according to
+    /// invariant 1 of [this module](super): identical on all ranks that hold the same value. If
+    /// ranks compute different things with a replicated value, use [`vary`](DTensor::vary) or
     /// [`to_local_with_grad_placements`](DTensor::to_local_with_grad_placements).
     pub fn to_local(self) -> Tensor<D, K> {
         self.local
@@ -128,9 +131,10 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 }
 
 impl<const D: usize> DTensor<D> {
-    /// Returns this rank's local tensor, for a computation whose gradient is laid out as `grad_placements`. By
-    /// default a gradient has the placements of the value, with Replicate in place of Partial. Pass `P(sum)` for a
-    /// mesh dimension on which each rank computes only a partial sum of the gradient; backward then all-reduces it.
+    /// Returns this rank's local tensor, for a computation whose gradient is laid out as
+    /// `grad_placements`. By default a gradient has the placements of the value, with Replicate in
+    /// place of Partial. Pass `P(sum)` for a mesh dimension on which each rank computes only a
+    /// partial sum of the gradient; backward then all-reduces it.
     ///
     /// # Collective
     /// In backward, if `grad_placements` contains `P(sum)`: every rank of the mesh.
@@ -152,8 +156,8 @@ fn replicated_dims(spec: &DTensorSpec) -> impl Iterator<Item = usize> {
         .map(|(dim, _)| dim)
 }
 
-/// Returns the mesh dimensions on which each rank computes only a partial sum of the gradient of a value laid out
-/// as `forward`.
+/// Returns the mesh dimensions on which each rank computes only a partial sum of the gradient of a
+/// value laid out as `forward`.
 ///
 /// # Errors
 /// As [`to_local_with_grad_placements`](DTensor::to_local_with_grad_placements).
@@ -187,8 +191,9 @@ pub(super) fn summed_dims(
     Ok(summed)
 }
 
-/// The tensor on the [mesh of its device](DeviceMesh::single_device), for a program that runs on one device. On
-/// ranks of a launch, name the mesh: [`from_local`](DTensor::from_local), [`replicated_like`](DTensor::replicated_like).
+/// The tensor on the [mesh of its device](DeviceMesh::single_device), for a program that runs on
+/// one device. On ranks of a launch, name the mesh: [`from_local`](DTensor::from_local),
+/// [`replicated_like`](DTensor::replicated_like).
 impl<const D: usize, K: Kind> From<Tensor<D, K>> for DTensor<D, K> {
     fn from(tensor: Tensor<D, K>) -> Self {
         let mesh = DeviceMesh::single_device(&tensor.device());

@@ -19,13 +19,13 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, TensorBlock, blocks};
 use crate::watch::{self, CallSite, LayoutChange};
 
-/// Redistribution of tensors of one shape from a layout on one mesh to a layout on another mesh of the same world.
-/// The meshes may have different shapes and different ranks, and may overlap.
+/// Redistribution of tensors of one shape from a layout on one mesh to a layout on another mesh of
+/// the same world. The meshes may have different shapes and different ranks, and may overlap.
 ///
-/// All ranks create it with the same arguments. The plan, which lists the block that each rank sends to each other
-/// rank, is computed once and serves any number of tensors. Each rank sends the others only the elements that they
-/// lack, in one collective of all ranks of both meshes; ranks that hold replicas share the sending. Partial values
-/// are first reduced on their own mesh.
+/// All ranks create it with the same arguments. The plan, which lists the block that each rank
+/// sends to each other rank, is computed once and serves any number of tensors. Each rank sends the
+/// others only the elements that they lack, in one collective of all ranks of both meshes; ranks
+/// that hold replicas share the sending. Partial values are first reduced on their own mesh.
 ///
 /// ```
 /// use burn::tensor::{DType, Tensor};
@@ -52,9 +52,10 @@ use crate::watch::{self, CallSite, LayoutChange};
 /// ```
 ///
 /// # Gradients
-/// Between meshes of the same ranks, the redistribution is differentiable: backward sends the gradient in the
-/// opposite direction. If a rank is in only one of the meshes, it has no graph whose backward could run in step
-/// with the others. A tracked tensor is then an error, and the result is without autodiff on every rank.
+/// Between meshes of the same ranks, the redistribution is differentiable: backward sends the
+/// gradient in the opposite direction. If a rank is in only one of the meshes, it has no graph
+/// whose backward could run in step with the others. A tracked tensor is then an error, and the
+/// result is without autodiff on every rank.
 #[derive(Debug)]
 pub struct CrossMeshRedistribute {
     from: (DeviceMesh, Layout),
@@ -75,22 +76,26 @@ pub struct CrossMeshRedistribute {
 struct Moves {
     /// True if any rank sends a block to another rank.
     communicates: bool,
-    /// Blocks to send, each with the group rank of its recipient and its ranges in this rank's local tensor.
+    /// Blocks to send, each with the group rank of its recipient and its ranges in this rank's
+    /// local tensor.
     gives: Vec<(usize, Vec<Range<usize>>)>,
-    /// Blocks to receive, each with the group rank of its sender and its ranges in the new local tensor.
+    /// Blocks to receive, each with the group rank of its sender and its ranges in the new local
+    /// tensor.
     gets: Vec<(usize, Vec<Range<usize>>)>,
-    /// Shape of the local tensor that this rank receives; `None` if the rank is not in the target mesh.
+    /// Shape of the local tensor that this rank receives; `None` if the rank is not in the target
+    /// mesh.
     part: Option<Shape>,
 }
 
 impl CrossMeshRedistribute {
-    /// Plans the redistribution of tensors of global `shape` and `dtype` between two layouts, each on its own mesh.
-    /// Local.
+    /// Plans the redistribution of tensors of global `shape` and `dtype` between two layouts, each
+    /// on its own mesh. Local.
     ///
     /// # Errors
-    /// [`DTensorError::RankMismatch`] for meshes of two worlds, [`DTensorError::LayoutMesh`] and the errors of
-    /// [`Layout::check_shape`], [`DTensorError::Partial`] for a target that is partial, and
-    /// [`CommError::InvalidGroup`](crate::comm::CommError::InvalidGroup) if the world cannot create another group.
+    /// [`DTensorError::RankMismatch`] for meshes of two worlds, [`DTensorError::LayoutMesh`] and
+    /// the errors of [`Layout::check_shape`], [`DTensorError::Partial`] for a target that is
+    /// partial, and [`CommError::InvalidGroup`](crate::comm::CommError::InvalidGroup) if the world
+    /// cannot create another group.
     pub fn new(
         shape: impl Into<Shape>,
         dtype: DType,
@@ -143,18 +148,20 @@ impl CrossMeshRedistribute {
         })
     }
 
-    /// Redistributes a tensor. On ranks of the source mesh, `x` is this rank's local tensor as a DTensor; on all
-    /// others, `None`. Returns the DTensor on ranks of the target mesh, and `None` on all others.
+    /// Redistributes a tensor. On ranks of the source mesh, `x` is this rank's local tensor as a
+    /// DTensor; on all others, `None`. Returns the DTensor on ranks of the target mesh, and `None`
+    /// on all others.
     ///
     /// # Collective
-    /// Every rank of both meshes, also in backward. A rank of neither mesh may call it; the call then does nothing.
+    /// Every rank of both meshes, also in backward. A rank of neither mesh may call it; the call
+    /// then does nothing.
     ///
     /// # Errors
-    /// [`DTensorError::TransferOf`] if `x` is not a tensor of the planned shape, dtype, mesh and layout, or is
-    /// `None` on a rank of the source mesh. Ranks that only receive get it too, for a wrong number of dimensions or
-    /// a wrong kind. [`DTensorError::TransferTracked`] on the ranks that pass a tracked tensor; these ranks must
-    /// return the error, since the other ranks wait for them until they exit. [`CommError`](crate::comm::CommError)
-    /// if a collective fails.
+    /// [`DTensorError::TransferOf`] if `x` is not a tensor of the planned shape, dtype, mesh and
+    /// layout, or is `None` on a rank of the source mesh. Ranks that only receive get it too, for a
+    /// wrong number of dimensions or a wrong kind. [`DTensorError::TransferTracked`] on the ranks
+    /// that pass a tracked tensor; these ranks must return the error, since the other ranks wait
+    /// for them until they exit. [`CommError`](crate::comm::CommError) if a collective fails.
     #[track_caller]
     pub fn run<const D: usize, K: Kind>(
         &self,
@@ -323,8 +330,8 @@ impl Moves {
         }
     }
 
-    /// Sends and receives this rank's blocks. Returns the new local tensor, or `None` if this rank is not in the
-    /// target mesh.
+    /// Sends and receives this rank's blocks. Returns the new local tensor, or `None` if this rank
+    /// is not in the target mesh.
     fn run<const D: usize, K: Kind>(
         &self,
         comm: &Communicator,
@@ -383,8 +390,8 @@ impl Moves {
 /// Autodiff node of a redistribution between two meshes of the same ranks.
 #[derive(Debug)]
 struct Returned<const D: usize> {
-    /// Result of forward. It is computed before the node is created, so that a failing collective returns an error
-    /// and does not panic.
+    /// Result of forward. It is computed before the node is created, so that a failing collective
+    /// returns an error and does not panic.
     output: Mutex<Option<DispatchTensor>>,
     comm: Communicator,
     call: Call,

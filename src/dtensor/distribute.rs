@@ -1,8 +1,9 @@
-//! Distribution of a full tensor: [`distribute_tensor`](DTensor::distribute_tensor) sends the shards from one rank,
-//! [`distribute_replicated`](DTensor::distribute_replicated) lets every rank slice its own copy.
+//! Distribution of a full tensor: [`distribute_tensor`](DTensor::distribute_tensor) sends the
+//! shards from one rank, [`distribute_replicated`](DTensor::distribute_replicated) lets every rank
+//! slice its own copy.
 //!
-//! For example, on a mesh (2, 2) with `[S(0), R]`, with the first rank as source. Each row is one mesh dimension;
-//! ranks that are not named wait:
+//! For example, on a mesh (2, 2) with `[S(0), R]`, with the first rank as source. Each row is one
+//! mesh dimension; ranks that are not named wait:
 //!
 //! ```text
 //! mesh dim 0   scatter     (0,0) -> (1,0)
@@ -25,18 +26,19 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Distributes the full tensor that the first rank of the mesh holds. For another source, use
     /// [`distribute_tensor_from`](Self::distribute_tensor_from).
     ///
-    /// Every rank passes a tensor of the same shape and dtype; only the values on the source rank are used. The
-    /// local tensors are leaves, with `full`'s setting of `require_grad`.
+    /// Every rank passes a tensor of the same shape and dtype; only the values on the source rank
+    /// are used. The local tensors are leaves, with `full`'s setting of `require_grad`.
     ///
     /// # Collective
-    /// Every rank of the mesh. There is one step per mesh dimension: a scatter for `S(d)` or a broadcast for `R`.
-    /// In each step, only the ranks whose coordinate equals the source's in all later dimensions participate.
+    /// Every rank of the mesh. There is one step per mesh dimension: a scatter for `S(d)` or a
+    /// broadcast for `R`. In each step, only the ranks whose coordinate equals the source's in all
+    /// later dimensions participate.
     ///
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::NotALeaf`],
-    /// [`DTensorError::Partial`], [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements
-    /// or a dimension out of range, and [`CommError`](crate::comm::CommError) if ranks disagree on the
-    /// shape or a collective fails.
+    /// [`DTensorError::Partial`], [`PlacementError`](crate::placement::PlacementError) for a wrong
+    /// number of placements or a dimension out of range, and [`CommError`](crate::comm::CommError)
+    /// if ranks disagree on the shape or a collective fails.
     pub fn distribute_tensor(
         full: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -45,16 +47,16 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::distribute_tensor_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
-    /// Like [`distribute_tensor`](Self::distribute_tensor), but with a [`Layout`], which may have its own shard
-    /// order or uneven shard sizes.
+    /// Like [`distribute_tensor`](Self::distribute_tensor), but with a [`Layout`], which may have
+    /// its own shard order or uneven shard sizes.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// As [`distribute_tensor`](Self::distribute_tensor), [`DTensorError::LayoutMesh`] for a layout of another mesh
-    /// shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard sizes that do
-    /// not add up to the tensor's.
+    /// As [`distribute_tensor`](Self::distribute_tensor), [`DTensorError::LayoutMesh`] for a layout
+    /// of another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum)
+    /// for uneven shard sizes that do not add up to the tensor's.
     pub fn distribute_tensor_to(
         full: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -63,15 +65,17 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::distribute_tensor_from(full, mesh, layout, 0)
     }
 
-    /// Like [`distribute_tensor_to`](Self::distribute_tensor_to), but distributes the full tensor that the rank at
-    /// position `source` of the mesh holds; 0 is the first rank. The values on all other ranks are ignored.
+    /// Like [`distribute_tensor_to`](Self::distribute_tensor_to), but distributes the full tensor
+    /// that the rank at position `source` of the mesh holds; 0 is the first rank. The values on all
+    /// other ranks are ignored.
     ///
     /// # Collective
     /// Every rank of the mesh, with the same source.
     ///
     /// # Errors
     /// As [`distribute_tensor_to`](Self::distribute_tensor_to), and
-    /// [`MeshError::PositionOutOfRange`](crate::mesh::MeshError::PositionOutOfRange) for a source past the last rank.
+    /// [`MeshError::PositionOutOfRange`](crate::mesh::MeshError::PositionOutOfRange) for a source
+    /// past the last rank.
     pub fn distribute_tensor_from(
         full: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -91,16 +95,19 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         })
     }
 
-    /// Distributes a full tensor that every rank holds. Nothing is sent: each rank keeps a copy of its own shard.
+    /// Distributes a full tensor that every rank holds. Nothing is sent: each rank keeps a copy of
+    /// its own shard.
     ///
-    /// If the ranks' copies may differ (random values), use [`distribute_tensor`](Self::distribute_tensor). The
-    /// local tensors are leaves, with `full`'s setting of `require_grad`.
+    /// If the ranks' copies may differ (random values), use
+    /// [`distribute_tensor`](Self::distribute_tensor). The local tensors are leaves, with `full`'s
+    /// setting of `require_grad`.
     ///
-    /// [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) compares the copies, and makes this
-    /// function collective.
+    /// [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) compares the
+    /// copies, and makes this function collective.
     ///
     /// # Errors
-    /// As [`distribute_tensor`](Self::distribute_tensor), without those of communication if copies are not compared.
+    /// As [`distribute_tensor`](Self::distribute_tensor), without those of communication if copies
+    /// are not compared.
     pub fn distribute_replicated(
         full: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -109,13 +116,14 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::distribute_replicated_to(full, mesh, Layout::new(mesh.shape(), placements)?)
     }
 
-    /// Like [`distribute_replicated`](Self::distribute_replicated), but with a [`Layout`], which may have its own
-    /// shard order or uneven shard sizes.
+    /// Like [`distribute_replicated`](Self::distribute_replicated), but with a [`Layout`], which
+    /// may have its own shard order or uneven shard sizes.
     ///
     /// # Errors
-    /// As [`distribute_replicated`](Self::distribute_replicated), [`DTensorError::LayoutMesh`] for a layout of
-    /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard
-    /// sizes that do not add up to the tensor's.
+    /// As [`distribute_replicated`](Self::distribute_replicated), [`DTensorError::LayoutMesh`] for
+    /// a layout of another mesh shape, and
+    /// [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard sizes that
+    /// do not add up to the tensor's.
     pub fn distribute_replicated_to(
         full: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -128,8 +136,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         })
     }
 
-    /// Like [`distribute_replicated_to`](Self::distribute_replicated_to), for a tensor that this crate has computed:
-    /// it is never compared, so the call is local in any launch.
+    /// Like [`distribute_replicated_to`](Self::distribute_replicated_to), for a tensor that this
+    /// crate has computed: it is never compared, so the call is local in any launch.
     pub(crate) fn distribute_computed(
         full: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -150,8 +158,8 @@ fn own_part<const D: usize, K: Kind>(full: Tensor<D, K>, spec: &DTensorSpec) -> 
     )
 }
 
-/// Builds a DTensor of `spec` whose local tensor is what `part` returns for the plain `tensor`. The local tensor is
-/// a leaf if `tensor` is one, and has the same autodiff association.
+/// Builds a DTensor of `spec` whose local tensor is what `part` returns for the plain `tensor`. The
+/// local tensor is a leaf if `tensor` is one, and has the same autodiff association.
 ///
 /// # Errors
 /// [`DTensorError::Partial`] and [`DTensorError::NotALeaf`], before `part` runs.
@@ -174,8 +182,8 @@ pub(super) fn leaves<const D: usize, K: Kind>(
     Ok(DTensor::from_parts(local, spec.shared()))
 }
 
-/// Returns this rank's local tensor of the full tensor that the rank at coordinate `source` passes. All other ranks
-/// pass `None`.
+/// Returns this rank's local tensor of the full tensor that the rank at coordinate `source` passes.
+/// All other ranks pass `None`.
 ///
 /// # Collective
 /// Every rank of the mesh.
@@ -218,8 +226,8 @@ pub(crate) fn send_parts<const D: usize, K: Kind>(
     Ok(held.expect("after the last mesh dimension every rank has received its local tensor"))
 }
 
-/// Returns an error if `layout` has a Partial placement: no rank could compute its partial value from a full
-/// tensor.
+/// Returns an error if `layout` has a Partial placement: no rank could compute its partial value
+/// from a full tensor.
 pub(super) fn check_no_partial(
     operation: &'static str,
     mesh: &DeviceMesh,
@@ -238,9 +246,10 @@ pub(super) fn check_no_partial(
     Ok(())
 }
 
-/// Returns the mesh dimensions in the order in which a tensor is distributed over them. Each dimension comes after
-/// those outside it in the shard order; otherwise the order is left to right. Dimensions that do not shard come
-/// last, so that a broadcast copies shards and not the full tensor.
+/// Returns the mesh dimensions in the order in which a tensor is distributed over them. Each
+/// dimension comes after those outside it in the shard order; otherwise the order is left to right.
+/// Dimensions that do not shard come last, so that a broadcast copies shards and not the full
+/// tensor.
 fn sharding_sequence(layout: &Layout) -> SmallVec<[usize; 3]> {
     let mut sequence: SmallVec<[usize; 3]> = SmallVec::new();
     let placements = layout.placements();

@@ -14,7 +14,8 @@ use crate::mesh::DeviceMesh;
 use crate::placement::Layout;
 use crate::{Result, memory};
 
-/// Evaluates an expression with the number of dimensions and the kind of a spec's tensors as constants.
+/// Evaluates an expression with the number of dimensions and the kind of a spec's tensors as
+/// constants.
 macro_rules! with_type {
     ($spec:expr, $D:ident, $K:ident => $run:expr) => {{
         use burn::tensor::{Bool, Float, Int, kind};
@@ -54,8 +55,8 @@ macro_rules! with_type {
     }};
 }
 
-/// A [`DTensor`] whose number of dimensions and kind are not in its type, for collections of different tensors. It has
-/// no autodiff graph.
+/// A [`DTensor`] whose number of dimensions and kind are not in its type, for collections of
+/// different tensors. It has no autodiff graph.
 ///
 /// ```
 /// use burn::tensor::{Bool, Int, Tensor};
@@ -104,16 +105,16 @@ impl DynDTensor {
         Self { spec, local }
     }
 
-    /// Creates the tensor from this rank's local tensor, in host memory and with the dtype of the data. The caller
-    /// knows that the shape matches the spec.
+    /// Creates the tensor from this rank's local tensor, in host memory and with the dtype of the
+    /// data. The caller knows that the shape matches the spec.
     pub(crate) fn from_local_data(data: TensorData, spec: &Arc<DTensorSpec>) -> Self {
         let spec = spec.in_dtype(data.dtype());
         let local = with_type!(spec, D, K => on_host::<D, K>(data).into_dispatch());
         Self { spec, local }
     }
 
-    /// Distributes a full tensor that every rank holds, in host memory and with the dtype of the data. Local: each rank
-    /// takes its shard.
+    /// Distributes a full tensor that every rank holds, in host memory and with the dtype of the
+    /// data. Local: each rank takes its shard.
     pub(crate) fn from_full_data(
         data: TensorData,
         mesh: &DeviceMesh,
@@ -128,8 +129,8 @@ impl DynDTensor {
         with_type!(full, D, K => Ok(DTensor::distribute_computed(on_host::<D, K>(data), mesh, layout)?.into()))
     }
 
-    /// Sends the full tensor that global rank `source` of the spec's mesh passes, cast to the spec's dtype. The other
-    /// ranks pass `None`. The local tensors are on the ranks' devices.
+    /// Sends the full tensor that global rank `source` of the spec's mesh passes, cast to the
+    /// spec's dtype. The other ranks pass `None`. The local tensors are on the ranks' devices.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -163,7 +164,8 @@ impl DynDTensor {
         &self.local
     }
 
-    /// Returns the tensor; `None` if it does not have `D` dimensions or is not of kind `K`. Local: no communication.
+    /// Returns the tensor; `None` if it does not have `D` dimensions or is not of kind `K`. Local:
+    /// no communication.
     pub fn dtensor<const D: usize, K: Kind>(&self) -> Option<DTensor<D, K>> {
         (self.spec.shape().num_dims() == D && is_of_kind::<K>(self.spec.dtype()))
             .then(|| self.typed())
@@ -182,7 +184,8 @@ impl DynDTensor {
     pub(crate) fn into_local_data(self) -> TensorData {
         let data =
             with_type!(self.spec, D, K => Tensor::<D, K>::from_dispatch(self.local).into_data());
-        // On a GPU, data is read when it is first accessed, and may have been written in place by then.
+        // On a GPU, data is read when it is first accessed, and may have been written in place by
+        // then.
         let _ = data.as_bytes();
         data
     }
@@ -221,8 +224,8 @@ impl DynDTensor {
         self.redistribute_to(&layout)
     }
 
-    /// Redistributes the tensor to `layout` on `mesh`. If that is another mesh, every rank holds the full tensor for a
-    /// moment.
+    /// Redistributes the tensor to `layout` on `mesh`. If that is another mesh, every rank holds
+    /// the full tensor for a moment.
     ///
     /// # Collective
     /// Every rank of both meshes, which must have the same ranks.
@@ -246,7 +249,8 @@ fn on_host<const D: usize, K: Kind>(data: TensorData) -> Tensor<D, K> {
     Tensor::from_data(data, (&memory::host(), dtype))
 }
 
-/// Formats the tensor as [`DTensor`] is formatted: `DTensor[8, 16] f32 on DeviceMesh(dp=2, tp=2): [S(0), R]`.
+/// Formats the tensor as [`DTensor`] is formatted: `DTensor[8, 16] f32 on DeviceMesh(dp=2, tp=2):
+/// [S(0), R]`.
 impl fmt::Debug for DynDTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DTensor{}", self.spec)

@@ -75,7 +75,8 @@ pub enum DTensorError {
          that all ranks of the tensor use and no other thread has, or draw with `random::next_seed_on`"
     )]
     Unseeded,
-    /// A local tensor does not have the shape that the global shape and the layout require on this rank.
+    /// A local tensor does not have the shape that the global shape and the layout require on this
+    /// rank.
     #[error(
         "the local tensor of rank {rank} has shape {local:?}, but a tensor of global shape {global:?} laid out as \
          {layout} has local shape {expected:?} there. Pass the true global shape, or shard the tensor with \
@@ -93,8 +94,8 @@ pub enum DTensorError {
         /// The layout.
         layout: String,
     },
-    /// The tensor to distribute is the result of a tracked operation. Only a leaf can be distributed, because its
-    /// shards become leaves.
+    /// The tensor to distribute is the result of a tracked operation. Only a leaf can be
+    /// distributed, because its shards become leaves.
     #[error(
         "`{operation}` creates new leaves, so it accepts only a leaf or a tensor without gradients, not the result of \
          a tracked operation. `detach` it, or keep the graph with `from_local` (Replicate placements) followed by \
@@ -231,8 +232,8 @@ pub enum DTensorError {
         /// Description of the value that was passed.
         found: String,
     },
-    /// A tracked tensor cannot be redistributed to a mesh of other ranks, because the gradient could not be sent
-    /// back.
+    /// A tracked tensor cannot be redistributed to a mesh of other ranks, because the gradient
+    /// could not be sent back.
     #[error(
         "a tracked tensor cannot be redistributed from {from} to {to}: some ranks are in only one of the meshes, and \
          such a rank has no graph to run backward through. `detach` the tensor, or choose meshes of the same ranks"
@@ -243,7 +244,8 @@ pub enum DTensorError {
         /// Target mesh.
         to: String,
     },
-    /// A float dtype was requested for the redistribution of a tensor that does not have float elements.
+    /// A float dtype was requested for the redistribution of a tensor that does not have float
+    /// elements.
     #[error(
         "`{operation}` was given a dtype to send in, which only float tensors support, but the tensor is {}. Omit the \
          dtype, or convert the tensor to floats",
@@ -255,7 +257,8 @@ pub enum DTensorError {
         /// The tensor's element type.
         dtype: DType,
     },
-    /// A [`LocalMap`](crate::dtensor::ops::LocalMap) was run with more or fewer inputs or outputs than it lists.
+    /// A [`LocalMap`](crate::dtensor::ops::LocalMap) was run with more or fewer inputs or outputs
+    /// than it lists.
     #[error(
         "the local map lists {listed} {what}, but there are {given}. List each of them in order; `.with_any_input()` \
          lists an input of any placement"
@@ -268,8 +271,8 @@ pub enum DTensorError {
         /// Number of inputs or outputs that the map lists.
         listed: usize,
     },
-    /// An input of a [`LocalMap`](crate::dtensor::ops::LocalMap) does not have the placements that the map
-    /// requires.
+    /// An input of a [`LocalMap`](crate::dtensor::ops::LocalMap) does not have the placements that
+    /// the map requires.
     #[error(
         "input {input} of the local map is {from}, but must be {to}. `redistribute` it first, or let the map \
          redistribute it: `.with_redistributed_inputs()`"
@@ -282,8 +285,8 @@ pub enum DTensorError {
         /// Layout that the map requires.
         to: String,
     },
-    /// The mesh of the outputs of a [`LocalMap`](crate::dtensor::ops::LocalMap) is unknown, because it has no
-    /// input.
+    /// The mesh of the outputs of a [`LocalMap`](crate::dtensor::ops::LocalMap) is unknown, because
+    /// it has no input.
     #[error(
         "the local map has no input, so the mesh of its outputs is unknown. Name the mesh: `.with_mesh(&mesh)`"
     )]
@@ -299,8 +302,8 @@ pub enum DTensorError {
 }
 
 impl DTensorError {
-    /// Returns [`ImplicitRedistribution`](Self::ImplicitRedistribution) for an input that would have to be
-    /// redistributed from one layout to another.
+    /// Returns [`ImplicitRedistribution`](Self::ImplicitRedistribution) for an input that would
+    /// have to be redistributed from one layout to another.
     pub(super) fn implicit(
         operator: &'static str,
         input: usize,

@@ -1,4 +1,5 @@
-//! Factories: DTensors of constants, random values and indices. Each rank fills only its own local tensor.
+//! Factories: DTensors of constants, random values and indices. Each rank fills only its own local
+//! tensor.
 
 use burn::tensor::{
     Distribution, ElementConversion, Int, Shape, Tensor, TensorCreationOptions, TensorData, kind,
@@ -15,11 +16,11 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
 
 /// # Factories
-/// `options` are burn's: a device (with or without autodiff), or a device and a dtype. Nothing is sent. All
-/// factories return [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::Partial`],
-/// [`DTensorError::Operands`] for a shape that does not have `D` dimensions, or
-/// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements or a dimension out of
-/// range.
+/// `options` are burn's: a device (with or without autodiff), or a device and a dtype. Nothing is
+/// sent. All factories return [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember),
+/// [`DTensorError::Partial`], [`DTensorError::Operands`] for a shape that does not have `D`
+/// dimensions, or [`PlacementError`](crate::placement::PlacementError) for a wrong number of
+/// placements or a dimension out of range.
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Creates a tensor of zeros (false).
     ///
@@ -105,8 +106,9 @@ impl<K: Kind + kind::Numeric> DTensor<2, K> {
 }
 
 impl<const D: usize> DTensor<D> {
-    /// Creates a tensor of random values, identical on every mesh and under every placement: element `i`
-    /// (row-major) depends on `seed` and `i` only (Philox4x32-10), not on burn's random state.
+    /// Creates a tensor of random values, identical on every mesh and under every placement:
+    /// element `i` (row-major) depends on `seed` and `i` only (Philox4x32-10), not on burn's random
+    /// state.
     ///
     /// Equal seeds give equal values, so use a different seed for every tensor.
     ///
@@ -130,9 +132,9 @@ impl<const D: usize> DTensor<D> {
 }
 
 impl<const D: usize> DTensor<D, Int> {
-    /// Creates a tensor of random integers from `range`, drawn as [`random`](DTensor::random) draws floats. Each
-    /// integer is computed from 32 random bits: if the range has `n > 2^32` integers, only 2^32 of them occur,
-    /// about `n / 2^32` apart.
+    /// Creates a tensor of random integers from `range`, drawn as [`random`](DTensor::random) draws
+    /// floats. Each integer is computed from 32 random bits: if the range has `n > 2^32` integers,
+    /// only 2^32 of them occur, about `n / 2^32` apart.
     ///
     /// # Errors
     /// As [all factories](#factories), and [`DTensorError::Distribution`] for an empty range.
@@ -215,11 +217,12 @@ fn steps(
 }
 
 impl<const D: usize> DTensor<D, Int> {
-    /// Creates a tensor of the indices of all elements of a tensor of `shape`; its shape is `[..shape, D]`.
+    /// Creates a tensor of the indices of all elements of a tensor of `shape`; its shape is
+    /// `[..shape, D]`.
     ///
     /// # Errors
-    /// As [all factories](#factories), and [`DTensorError::Operands`] if `D2` is not `D + 1`, or if `shape` does
-    /// not have `D` dimensions.
+    /// As [all factories](#factories), and [`DTensorError::Operands`] if `D2` is not `D + 1`, or if
+    /// `shape` does not have `D` dimensions.
     pub fn cartesian_grid<S: Into<Shape>, const D2: usize>(
         shape: S,
         mesh: &DeviceMesh,

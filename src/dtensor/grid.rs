@@ -6,10 +6,12 @@ use itertools::Itertools;
 
 use super::DTensorSpec;
 
-/// Two dimensions of a tensor, divided at every index at which a shard begins, with the ranks that hold each cell.
+/// Two dimensions of a tensor, divided at every index at which a shard begins, with the ranks that
+/// hold each cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Grid {
-    /// Tensor dimensions of the rows and of the columns. A tensor of one dimension is drawn as a single row.
+    /// Tensor dimensions of the rows and of the columns. A tensor of one dimension is drawn as a
+    /// single row.
     pub dims: [Option<usize>; 2],
     pub rows: Vec<Range<usize>>,
     pub columns: Vec<Range<usize>>,
@@ -20,8 +22,8 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// Returns the grid of the sharded dimensions, completed to two with the first of the others. Returns `None` if
-    /// more than two dimensions are sharded.
+    /// Returns the grid of the sharded dimensions, completed to two with the first of the others.
+    /// Returns `None` if more than two dimensions are sharded.
     pub fn of(spec: &DTensorSpec) -> Option<Self> {
         let mesh = spec.mesh();
         let coordinates = mesh
@@ -42,8 +44,9 @@ impl Grid {
         )
     }
 
-    /// Returns the grid of the dimensions `divided`, completed to two with the first of the others, for ranks and the
-    /// slices that each holds. Returns `None` if more than two dimensions are divided.
+    /// Returns the grid of the dimensions `divided`, completed to two with the first of the others,
+    /// for ranks and the slices that each holds. Returns `None` if more than two dimensions are
+    /// divided.
     pub fn new(
         shape: &[usize],
         divided: Vec<usize>,

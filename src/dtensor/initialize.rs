@@ -10,13 +10,15 @@ use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
 
 impl<const D: usize> DTensor<D> {
-    /// Creates a parameter of this `shape` with the values of `initializer`. The tensor is identical on every mesh
-    /// and under every placement, because it is a function of `seed`, as in [`random`](Self::random).
+    /// Creates a parameter of this `shape` with the values of `initializer`. The tensor is
+    /// identical on every mesh and under every placement, because it is a function of `seed`, as in
+    /// [`random`](Self::random).
     ///
-    /// Each rank draws only its own shard and nothing is sent, so no rank ever holds the full tensor. The exception
-    /// is [`Orthogonal`](Initializer::Orthogonal): every rank draws the full tensor and then slices it. `fans` are
-    /// the numbers of input and output features by which the Kaiming and Xavier initializers scale; for a
-    /// [`Linear`](burn::nn::Linear) they are `[d_input, d_output]`. Other initializers ignore `fans`.
+    /// Each rank draws only its own shard and nothing is sent, so no rank ever holds the full
+    /// tensor. The exception is [`Orthogonal`](Initializer::Orthogonal): every rank draws the full
+    /// tensor and then slices it. `fans` are the numbers of input and output features by which the
+    /// Kaiming and Xavier initializers scale; for a [`Linear`](burn::nn::Linear) they are
+    /// `[d_input, d_output]`. Other initializers ignore `fans`.
     ///
     /// ```
     /// use burn::module::Initializer;
@@ -35,8 +37,9 @@ impl<const D: usize> DTensor<D> {
     /// ```
     ///
     /// # Errors
-    /// As [all factories](#factories), and [`DTensorError::Distribution`] for an initializer whose parameters are
-    /// invalid, such as Kaiming with 0 features, and for an orthogonal parameter of one dimension.
+    /// As [all factories](#factories), and [`DTensorError::Distribution`] for an initializer whose
+    /// parameters are invalid, such as Kaiming with 0 features, and for an orthogonal parameter of
+    /// one dimension.
     pub fn from_initializer(
         initializer: &Initializer,
         shape: impl Into<Shape>,
@@ -76,9 +79,9 @@ impl<const D: usize> DTensor<D> {
         Self::random(shape, draw, seed, mesh, placements, options)
     }
 
-    /// Creates an orthogonal matrix: the rows or the columns, whichever are fewer, are orthonormal, times `gain`.
-    /// It is `Q` of the QR decomposition of a matrix of normal values, with the signs that make the decomposition
-    /// unique.
+    /// Creates an orthogonal matrix: the rows or the columns, whichever are fewer, are orthonormal,
+    /// times `gain`. It is `Q` of the QR decomposition of a matrix of normal values, with the signs
+    /// that make the decomposition unique.
     fn orthogonal(
         shape: Shape,
         gain: f64,
@@ -114,14 +117,15 @@ impl<const D: usize> DTensor<D> {
     }
 }
 
-/// Returns the standard deviation that preserves the variance of the activations, or of the gradients with
-/// `fan_out_only`.
+/// Returns the standard deviation that preserves the variance of the activations, or of the
+/// gradients with `fan_out_only`.
 fn kaiming([fan_in, fan_out]: [usize; 2], fan_out_only: bool) -> f64 {
     let fan = if fan_out_only { fan_out } else { fan_in };
     1.0 / (fan as f64).sqrt()
 }
 
-/// Returns the standard deviation that approximately preserves the variance of both activations and gradients.
+/// Returns the standard deviation that approximately preserves the variance of both activations and
+/// gradients.
 fn xavier(fans: [usize; 2]) -> f64 {
     (2.0 / fans.iter().sum::<usize>() as f64).sqrt()
 }

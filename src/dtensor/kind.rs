@@ -22,8 +22,8 @@ pub(super) fn is_of_kind<K: Kind>(dtype: DType) -> bool {
     K::KIND == kind_of(dtype)
 }
 
-/// Returns true if a tensor with elements of type `from` can be cast to `to`: both are floats, integers or booleans, and
-/// neither is quantized.
+/// Returns true if a tensor with elements of type `from` can be cast to `to`: both are floats,
+/// integers or booleans, and neither is quantized.
 pub(crate) fn is_castable(from: DType, to: DType) -> bool {
     let is_quantized = |dtype| matches!(dtype, DType::QFloat(_));
     from == to || kind_of(from) == kind_of(to) && !is_quantized(from) && !is_quantized(to)

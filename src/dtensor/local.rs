@@ -1,4 +1,5 @@
-//! Operations on local tensors that changes of layout need: slicing, padding, casting, and copies of views.
+//! Operations on local tensors that changes of layout need: slicing, padding, casting, and copies
+//! of views.
 
 use std::any::Any;
 use std::ops::Range;
@@ -14,8 +15,8 @@ use crate::memory::assigned;
 #[cfg(feature = "flex")]
 use crate::memory::flex as memory;
 
-/// Returns a copy of the region `ranges` of `tensor`. A view would keep the complete buffer alive. If the region is
-/// all of `tensor`, it is returned unchanged.
+/// Returns a copy of the region `ranges` of `tensor`. A view would keep the complete buffer alive.
+/// If the region is all of `tensor`, it is returned unchanged.
 pub(super) fn slice<const D: usize, K: Kind>(
     tensor: Tensor<D, K>,
     ranges: &[Range<usize>],
@@ -43,7 +44,8 @@ pub(super) fn slice_dim<const D: usize, K: Kind>(
     slice(tensor, &ranges)
 }
 
-/// Returns zeros whose dimension `dim` has length `len`, with `tensor` written at `range` of that dimension.
+/// Returns zeros whose dimension `dim` has length `len`, with `tensor` written at `range` of that
+/// dimension.
 pub(super) fn pad_dim<const D: usize, K: Kind>(
     tensor: Tensor<D, K>,
     dim: usize,
@@ -62,8 +64,8 @@ pub(super) fn pad_dim<const D: usize, K: Kind>(
     zeros.slice_assign(slices.as_slice(), tensor)
 }
 
-/// Reshapes `tensor` to a shape with the same number of elements. A length of 0 means 0; burn's own reshape would
-/// interpret it as "keep this dimension".
+/// Reshapes `tensor` to a shape with the same number of elements. A length of 0 means 0; burn's own
+/// reshape would interpret it as "keep this dimension".
 pub(super) fn reshape<const D: usize, const O: usize, K: Kind>(
     tensor: Tensor<D, K>,
     shape: Shape,
@@ -79,7 +81,8 @@ pub(super) fn reshape<const D: usize, const O: usize, K: Kind>(
     })
 }
 
-/// Casts `tensor` to `dtype` if it has another element type. It must be a float tensor in that case.
+/// Casts `tensor` to `dtype` if it has another element type. It must be a float tensor in that
+/// case.
 pub(crate) fn cast<const D: usize, K: Kind>(tensor: Tensor<D, K>, dtype: DType) -> Tensor<D, K> {
     if tensor.dtype() == dtype {
         return tensor;
@@ -87,7 +90,8 @@ pub(crate) fn cast<const D: usize, K: Kind>(tensor: Tensor<D, K>, dtype: DType) 
     Tensor::from_dispatch(as_float(tensor).cast(dtype).into_dispatch())
 }
 
-/// Casts half precision to single precision, for sums over ranks. Other element types are returned unchanged.
+/// Casts half precision to single precision, for sums over ranks. Other element types are returned
+/// unchanged.
 pub(super) fn in_single<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> Tensor<D, K> {
     let dtype = tensor.dtype();
     if dtype.is_float() && dtype.size() < 4 {
@@ -102,8 +106,8 @@ pub(super) fn zeros<const D: usize, K: Kind>(shape: Shape, like: &Tensor<D, K>) 
     Tensor::zeros(shape, (&like.device(), like.dtype()))
 }
 
-/// Copies a plain view to a buffer of exactly its size. A Flex tensor that already fills its buffer is returned
-/// unchanged.
+/// Copies a plain view to a buffer of exactly its size. A Flex tensor that already fills its buffer
+/// is returned unchanged.
 pub(crate) fn own(view: DispatchTensor) -> DispatchTensor {
     #[cfg(feature = "flex")]
     if let Ok(kind) =
@@ -137,8 +141,8 @@ pub(crate) fn is_tracked<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool
     float_ref(tensor).is_some_and(Tensor::is_tracked)
 }
 
-/// Returns true if a tensor of this kind on this device may be tracked. Unlike [`is_tracked`], it is the same on all
-/// ranks: of one program, some ranks may detach what others track.
+/// Returns true if a tensor of this kind on this device may be tracked. Unlike [`is_tracked`], it
+/// is the same on all ranks: of one program, some ranks may detach what others track.
 pub(super) fn may_be_tracked<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> bool {
     float_ref(tensor).is_some_and(Tensor::is_autodiff)
 }
@@ -148,7 +152,8 @@ pub(super) fn is_require_grad<const D: usize, K: Kind>(tensor: &Tensor<D, K>) ->
     float_ref(tensor).is_some_and(|float| float.is_autodiff() && float.is_require_grad())
 }
 
-/// Returns `tensor` as a float tensor if `K` is [`Float`](burn::tensor::Float), which is known at compile time.
+/// Returns `tensor` as a float tensor if `K` is [`Float`](burn::tensor::Float), which is known at
+/// compile time.
 fn float_ref<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> Option<&Tensor<D>> {
     (tensor as &dyn Any).downcast_ref()
 }
@@ -158,8 +163,8 @@ pub(crate) fn as_float<const D: usize, K: Kind>(tensor: Tensor<D, K>) -> Tensor<
     Tensor::from_dispatch(tensor.into_dispatch())
 }
 
-/// Returns `plain`, untracked, with the autodiff association of a tensor whose checkpointing strategy is
-/// `strategy`. Without a strategy, it remains a tensor without autodiff.
+/// Returns `plain`, untracked, with the autodiff association of a tensor whose checkpointing
+/// strategy is `strategy`. Without a strategy, it remains a tensor without autodiff.
 pub(crate) fn associate<const D: usize, K: Kind>(
     plain: Tensor<D, K>,
     strategy: Option<GradientCheckpointingStrategy>,
@@ -178,7 +183,8 @@ mod tests {
 
     use super::*;
 
-    /// A view that is the only handle of its buffer is copied too, although burn would return the buffer itself.
+    /// A view that is the only handle of its buffer is copied too, although burn would return the
+    /// buffer itself.
     #[cfg(feature = "flex")]
     #[test]
     fn what_is_owned_is_in_lasting_memory() {

@@ -11,12 +11,13 @@ use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
 
 /// # Masks
-/// A mask applies to the last two dimensions of `shape` and is identical for all matrices. The named region is
-/// false, and everything else is true: [`mask_fill`](burn::tensor::Tensor::mask_fill) overwrites it. Errors are
-/// those of the [factories](#factories).
+/// A mask applies to the last two dimensions of `shape` and is identical for all matrices. The
+/// named region is false, and everything else is true:
+/// [`mask_fill`](burn::tensor::Tensor::mask_fill) overwrites it. Errors are those of the
+/// [factories](#factories).
 impl<const D: usize> DTensor<D, Bool> {
-    /// Creates the mask of the upper triangle, like burn's [`triu_mask`](Tensor::triu_mask). The triangle begins at
-    /// the diagonal, shifted by `offset` to the right.
+    /// Creates the mask of the upper triangle, like burn's [`triu_mask`](Tensor::triu_mask). The
+    /// triangle begins at the diagonal, shifted by `offset` to the right.
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -32,9 +33,9 @@ impl<const D: usize> DTensor<D, Bool> {
         })
     }
 
-    /// Creates the mask of the lower triangle, like burn's [`tril_mask`](Tensor::tril_mask). The triangle ends at
-    /// the diagonal, shifted by `offset` to the right. With offset 0, true marks the positions that causal
-    /// attention must not see.
+    /// Creates the mask of the lower triangle, like burn's [`tril_mask`](Tensor::tril_mask). The
+    /// triangle ends at the diagonal, shifted by `offset` to the right. With offset 0, true marks
+    /// the positions that causal attention must not see.
     ///
     /// ```
     /// use burn::tensor::Bool;
@@ -87,8 +88,8 @@ impl<const D: usize> DTensor<D, Bool> {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Creates the [`triu_mask`](DTensor::triu_mask) of a tensor such as attention scores: in its shape, sharded as it
-    /// is.
+    /// Creates the [`triu_mask`](DTensor::triu_mask) of a tensor such as attention scores: in its
+    /// shape, sharded as it is.
     ///
     /// # Panics
     /// If the tensor has fewer than 2 dimensions.
@@ -97,8 +98,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.mask_like(offset, Tensor::triu_mask)
     }
 
-    /// Creates the [`tril_mask`](DTensor::tril_mask) of a tensor such as attention scores: in its shape, sharded as it
-    /// is.
+    /// Creates the [`tril_mask`](DTensor::tril_mask) of a tensor such as attention scores: in its
+    /// shape, sharded as it is.
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
@@ -132,8 +133,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 }
 
-/// Creates the mask of one rank's region. Its diagonal is that of the global tensor, shifted by the start of the
-/// region.
+/// Creates the mask of one rank's region. Its diagonal is that of the global tensor, shifted by the
+/// start of the region.
 fn mask<const D: usize>(
     slices: &[Range<usize>],
     offset: i64,

@@ -1,5 +1,5 @@
-//! Distributed tensors: a [`DTensor`] is one global tensor, stored as one local tensor on each rank of a device
-//! mesh.
+//! Distributed tensors: a [`DTensor`] is one global tensor, stored as one local tensor on each rank
+//! of a device mesh.
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -22,9 +22,9 @@
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
-//! A DTensor consists of this rank's local tensor and a [`DTensorSpec`], which describes the global tensor: mesh,
-//! layout, shape and element type. Local tensors live in burn's own autodiff graph, and each change of layout is
-//! one node of that graph.
+//! A DTensor consists of this rank's local tensor and a [`DTensorSpec`], which describes the global
+//! tensor: mesh, layout, shape and element type. Local tensors live in burn's own autodiff graph,
+//! and each change of layout is one node of that graph.
 //!
 //! ```text
 //!   plain tensors                              plain tensors
@@ -83,19 +83,24 @@
 //! | operators | [`ops`] |
 //!
 //! # Invariants
-//! 1. The gradient of a Replicate value is Replicate, of an `S(d)` value `S(d)`, and of a Partial value Replicate.
-//!    It is the true derivative of the loss with respect to the local value.
-//! 2. A computation that differs between ranks reads a Replicate value only through [`vary`](DTensor::vary). Each
-//!    rank's gradient is then a partial sum, and the backward of `vary` adds them up.
-//! 3. A local tensor has exactly the shape that its spec computes for this rank, even if that shape is empty.
-//! 4. A collective runs on the ranks of one mesh dimension, or of several if their steps are fused. Its label names
-//!    the two layouts, and its phase is [`Phase::Forward`](crate::comm::Phase::Forward) or
+//! 1. The gradient of a Replicate value is Replicate, of an `S(d)` value `S(d)`, and of a Partial
+//!    value Replicate. It is the true derivative of the loss with respect to the local value.
+//! 2. A computation that differs between ranks reads a Replicate value only through
+//!    [`vary`](DTensor::vary). Each rank's gradient is then a partial sum, and the backward of
+//!    `vary` adds them up.
+//! 3. A local tensor has exactly the shape that its spec computes for this rank, even if that shape
+//!    is empty.
+//! 4. A collective runs on the ranks of one mesh dimension, or of several if their steps are fused.
+//!    Its label names the two layouts, and its phase is
+//!    [`Phase::Forward`](crate::comm::Phase::Forward) or
 //!    [`Phase::Backward`](crate::comm::Phase::Backward).
-//! 5. Without tracked gradients no autodiff node is recorded, and an unchanged layout costs nothing.
-//! 6. Every rank records the same number of autodiff nodes, whatever the shape of its local tensor. burn runs
-//!    backward by depth, so all ranks run the collectives of backward in the same order. A program can break this
-//!    order with its own code between [`to_local`](DTensor::to_local) and [`from_local`](DTensor::from_local). It
-//!    then fails with [`CommError::Mismatch`](crate::comm::CommError::Mismatch), because each collective of
+//! 5. Without tracked gradients no autodiff node is recorded, and an unchanged layout costs
+//!    nothing.
+//! 6. Every rank records the same number of autodiff nodes, whatever the shape of its local tensor.
+//!    burn runs backward by depth, so all ranks run the collectives of backward in the same order.
+//!    A program can break this order with its own code between [`to_local`](DTensor::to_local) and
+//!    [`from_local`](DTensor::from_local). It then fails with
+//!    [`CommError::Mismatch`](crate::comm::CommError::Mismatch), because each collective of
 //!    backward carries the index that it was assigned in forward.
 
 mod check;

@@ -1,7 +1,7 @@
 //! Random values that do not depend on the mesh.
 //!
-//! Element `i` (row-major, in the global tensor) is a function of `(seed, i)` only. So every layout on every mesh
-//! draws the same tensor, and each rank computes only its own region.
+//! Element `i` (row-major, in the global tensor) is a function of `(seed, i)` only. So every layout
+//! on every mesh draws the same tensor, and each rank computes only its own region.
 //!
 //! ```text
 //! element    0   1   2   3 | 4   5   6   7 | ..
@@ -20,8 +20,8 @@ use super::philox::philox4x32;
 /// Number of elements that one task fills.
 const GRAIN: usize = 4096;
 
-/// Returns the region `slices` of a random tensor of `shape`, row-major. Element `i` of the tensor is
-/// `sample(words, i % 4)`, with the four random words of counter `i / 4`.
+/// Returns the region `slices` of a random tensor of `shape`, row-major. Element `i` of the tensor
+/// is `sample(words, i % 4)`, with the four random words of counter `i / 4`.
 pub(super) fn fill<T: Clone + Default + Send>(
     seed: u64,
     shape: &[usize],
@@ -84,7 +84,8 @@ pub(super) fn float(distribution: Distribution, words: [u32; 4], lane: usize) ->
     }
 }
 
-/// Returns one integer of `range`. The probabilities are uniform up to a relative error of `range.len() / 2^32`.
+/// Returns one integer of `range`. The probabilities are uniform up to a relative error of
+/// `range.len() / 2^32`.
 pub(super) fn int(range: &Range<i64>, words: [u32; 4], lane: usize) -> i64 {
     let span = range.end.abs_diff(range.start);
     let offset = (u128::from(words[lane]) * u128::from(span)) >> 32;
@@ -103,8 +104,8 @@ impl ContiguousRuns<'_> {
         self.slices.iter().map(Range::len).product()
     }
 
-    /// Returns the global index of the region's element `local`, and the length of the contiguous run that begins
-    /// there.
+    /// Returns the global index of the region's element `local`, and the length of the contiguous
+    /// run that begins there.
     fn at(&self, mut local: usize) -> (u64, usize) {
         let (mut global, mut stride, mut run) = (0, 1, 1);
         for (dim, (slice, &len)) in self.slices.iter().zip(self.shape).enumerate().rev() {
@@ -125,7 +126,8 @@ fn unit(word: u32) -> f64 {
     f64::from(word >> 8) / f64::from(1 << 24)
 }
 
-/// Maps a random word to a uniform value in `(0, 1]` with all 32 bits, as argument of the logarithm.
+/// Maps a random word to a uniform value in `(0, 1]` with all 32 bits, as argument of the
+/// logarithm.
 fn open_unit(word: u32) -> f64 {
     (f64::from(word) + 1.0) / 4_294_967_296.0
 }

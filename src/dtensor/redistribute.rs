@@ -1,4 +1,5 @@
-//! Changes of layout: [`redistribute`](DTensor::redistribute) and [`full_tensor`](DTensor::full_tensor).
+//! Changes of layout: [`redistribute`](DTensor::redistribute) and
+//! [`full_tensor`](DTensor::full_tensor).
 
 use std::sync::{Arc, Weak};
 
@@ -16,21 +17,22 @@ use crate::placement::{Layout, Placement};
 use crate::watch::CallSite;
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Changes the placements of the tensor. Shards have the sizes of `torch.chunk`, and mesh dimensions shard in
-    /// ascending order.
+    /// Changes the placements of the tensor. Shards have the sizes of `torch.chunk`, and mesh
+    /// dimensions shard in ascending order.
     ///
-    /// The operation is differentiable (see the table of [this module](super)), and placements that do not change
-    /// cost nothing. The steps are those of [`plan`](crate::placement::plan); consecutive steps of the same kind
-    /// are fused into one collective over the ranks of all their mesh dimensions. For other element types, or to
-    /// redistribute in the background, use [`RedistributeOptions`](super::RedistributeOptions).
+    /// The operation is differentiable (see the table of [this module](super)), and placements that
+    /// do not change cost nothing. The steps are those of [`plan`](crate::placement::plan);
+    /// consecutive steps of the same kind are fused into one collective over the ranks of all their
+    /// mesh dimensions. For other element types, or to redistribute in the background, use
+    /// [`RedistributeOptions`](super::RedistributeOptions).
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements, a dimension out of
-    /// range, or a Partial target that cannot be created (only `P(sum)` can, from `R` or `S(d)`);
-    /// [`CommError`](crate::comm::CommError) if a collective fails.
+    /// [`PlacementError`](crate::placement::PlacementError) for a wrong number of placements, a
+    /// dimension out of range, or a Partial target that cannot be created (only `P(sum)` can, from
+    /// `R` or `S(d)`); [`CommError`](crate::comm::CommError) if a collective fails.
     ///
     /// # Panics
     /// A collective that fails in backward unwinds the rank with its error; see
@@ -44,16 +46,17 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.redistribute_to(&layout)
     }
 
-    /// Like [`redistribute`](Self::redistribute), but to a [`Layout`], which may have its own shard order or uneven
-    /// shard sizes.
+    /// Like [`redistribute`](Self::redistribute), but to a [`Layout`], which may have its own shard
+    /// order or uneven shard sizes.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// As [`redistribute`](Self::redistribute), [`LayoutMesh`](super::DTensorError::LayoutMesh) for a layout of
-    /// another mesh shape, and [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard
-    /// sizes that do not add up to the tensor's.
+    /// As [`redistribute`](Self::redistribute), [`LayoutMesh`](super::DTensorError::LayoutMesh) for
+    /// a layout of another mesh shape, and
+    /// [`ShardSizeSum`](crate::placement::PlacementError::ShardSizeSum) for uneven shard sizes that
+    /// do not add up to the tensor's.
     #[track_caller]
     pub fn redistribute_to(self, layout: &Layout) -> Result<Self> {
         if self.layout() == layout {
@@ -62,7 +65,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.redistributed_to(layout, "redistribute")
     }
 
-    /// Returns the full tensor on every rank. Its gradient is replicated; see [`redistribute`](Self::redistribute).
+    /// Returns the full tensor on every rank. Its gradient is replicated; see
+    /// [`redistribute`](Self::redistribute).
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -75,8 +79,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(self.redistributed_to(&replicate, "full_tensor")?.local)
     }
 
-    /// Redistributes to `layout`. `operator` is the name of the method that the caller of this crate called, for
-    /// traces.
+    /// Redistributes to `layout`. `operator` is the name of the method that the caller of this
+    /// crate called, for traces.
     #[track_caller]
     fn redistributed_to(self, layout: &Layout, operator: &'static str) -> Result<Self> {
         let spec = self.spec.with_layout(layout.clone())?;
@@ -85,11 +89,12 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Ok(Self::from_parts(local, spec.shared()))
     }
 
-    /// Redistributes the tensor to the `wanted` placements; `None` keeps that of the mesh dimension. A shard that
-    /// would leave a rank without elements becomes Replicate. All clones of the tensor share the result.
+    /// Redistributes the tensor to the `wanted` placements; `None` keeps that of the mesh
+    /// dimension. A shard that would leave a rank without elements becomes Replicate. All clones of
+    /// the tensor share the result.
     ///
-    /// If the redistribution consists of all-gathers only, an operator that lets the result [vary](Self::vary)
-    /// reuses the gathered tensor and reduce-scatters its gradient.
+    /// If the redistribution consists of all-gathers only, an operator that lets the result
+    /// [vary](Self::vary) reuses the gathered tensor and reduce-scatters its gradient.
     ///
     /// # Collective
     /// As [`redistribute_to`](Self::redistribute_to).
@@ -117,8 +122,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             to.route.clone(),
             as_float(there.local.clone()),
         );
-        // The node of the plain redistribution may never run, because all gradients may arrive through `vary`. So
-        // its saved tensor is also released by the varying nodes.
+        // The node of the plain redistribution may never run, because all gradients may arrive
+        // through `vary`. So its saved tensor is also released by the varying nodes.
         let kept = handles
             .map(|handles| handles.kept(&there.spec))
             .unwrap_or_default();

@@ -1,5 +1,5 @@
-//! [`RedistributeTarget`] and [`RedistributeCache`]: the target of a redistribution, and the cache of a tensor's
-//! earlier redistributions.
+//! [`RedistributeTarget`] and [`RedistributeCache`]: the target of a redistribution, and the cache
+//! of a tensor's earlier redistributions.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -31,8 +31,8 @@ impl RedistributeTarget {
         self.varying.is_empty() && self.route.steps().is_empty()
     }
 
-    /// Redistributes a `local` tensor laid out as `from`, and returns the local tensor of the result. With
-    /// `handles`, clones of the DTensor share that result.
+    /// Redistributes a `local` tensor laid out as `from`, and returns the local tensor of the
+    /// result. With `handles`, clones of the DTensor share that result.
     ///
     /// # Collective
     /// In forward and in backward: every rank of the mesh.
@@ -57,8 +57,8 @@ impl RedistributeTarget {
                 .route
                 .walk(local, from, &self.varying, Weak::new(), self.operator);
         };
-        // If the owner's recipe applies, its result is the input of the remaining steps, which run once as for any
-        // other tensor.
+        // If the owner's recipe applies, its result is the input of the remaining steps, which run
+        // once as for any other tensor.
         let given = handles
             .given
             .as_ref()
@@ -94,8 +94,8 @@ impl RedistributeTarget {
 pub(super) enum SharedCache<const D: usize> {
     /// Cache of a tensor that is not a clone, created when the tensor is first cloned or varied.
     Own(OnceLock<Arc<RedistributeCache<D>>>),
-    /// Cache of a clone, or of a tensor whose owner supplied a recipe. It exists from the start, so that reading it
-    /// needs no lock.
+    /// Cache of a clone, or of a tensor whose owner supplied a recipe. It exists from the start, so
+    /// that reading it needs no lock.
     Of(Arc<RedistributeCache<D>>),
 }
 
@@ -132,18 +132,20 @@ impl<const D: usize> Clone for SharedCache<D> {
     }
 }
 
-/// Results of earlier redistributions of one tensor. A result stays until its backward has run, or for as long as
-/// the tensor or a clone of it lives.
+/// Results of earlier redistributions of one tensor. A result stays until its backward has run, or
+/// for as long as the tensor or a clone of it lives.
 #[derive(Debug, Default)]
 pub(super) struct RedistributeCache<const D: usize> {
     pub(super) made: Mutex<SmallVec<[RedistributeCacheEntry<D>; 1]>>,
-    /// Recipe for varying versions of the tensor in its present layout, from an owner that sums their gradients.
+    /// Recipe for varying versions of the tensor in its present layout, from an owner that sums
+    /// their gradients.
     pub(super) given: Option<VaryingRecipe<D>>,
 }
 
 /// An owner's function that makes varying versions of a tensor; it is called for each request.
 pub(super) struct VaryingRecipe<const D: usize> {
-    /// Mesh dimensions over which the owner can sum gradients; a request may name any subset of them.
+    /// Mesh dimensions over which the owner can sum gradients; a request may name any subset of
+    /// them.
     pub(super) varying: MeshDims,
     pub(super) make: Arc<MakeVarying<D>>,
 }
@@ -152,8 +154,8 @@ pub(super) struct VaryingRecipe<const D: usize> {
 pub(crate) type MakeVarying<const D: usize> = dyn Fn(&[usize]) -> Tensor<D> + Send + Sync;
 
 impl<const D: usize> VaryingRecipe<D> {
-    /// Returns true if the recipe can be applied before `route`. That requires that the owner knows the `varying`
-    /// dimensions and that no step of `route` is along one of them.
+    /// Returns true if the recipe can be applied before `route`. That requires that the owner knows
+    /// the `varying` dimensions and that no step of `route` is along one of them.
     fn takes(&self, varying: &[usize], route: &RedistributePlan) -> bool {
         let stays = |dim: &usize| {
             route
@@ -185,8 +187,8 @@ pub(super) struct RedistributeCacheEntry<const D: usize> {
 }
 
 impl<const D: usize> RedistributeCache<D> {
-    /// Returns the result for this layout and these varying dimensions, if it is cached and its backward has not
-    /// run yet.
+    /// Returns the result for this layout and these varying dimensions, if it is cached and its
+    /// backward has not run yet.
     fn find(&self, to: &Arc<DTensorSpec>, varying: &[usize]) -> Option<Tensor<D>> {
         let is_there = |handle: &&RedistributeCacheEntry<D>| {
             *handle.varying == *varying
@@ -199,8 +201,8 @@ impl<const D: usize> RedistributeCache<D> {
             .find_map(|handle| handle.kept.lock().clone())
     }
 
-    /// Returns the storage of the plain result in this layout, so that another node can release it when its
-    /// backward runs.
+    /// Returns the storage of the plain result in this layout, so that another node can release it
+    /// when its backward runs.
     pub(super) fn kept(&self, to: &Arc<DTensorSpec>) -> Weak<SavedForBackward<D>> {
         let made = self.made.lock();
         let there = made

@@ -10,8 +10,8 @@ use crate::Result;
 use crate::placement::{Layout, Placement, Placements};
 use crate::watch::CallSite;
 
-/// A redistribution with options: dtypes in which the tensor and its gradient are sent, or computation that
-/// overlaps the communication.
+/// A redistribution with options: dtypes in which the tensor and its gradient are sent, or
+/// computation that overlaps the communication.
 ///
 /// Without options, [`redistribute`](DTensor::redistribute) does the same.
 ///
@@ -52,8 +52,8 @@ enum RequestedTarget {
 }
 
 impl RedistributeOptions {
-    /// Creates options for a redistribution to these placements. Shards have the sizes of `torch.chunk`, and mesh
-    /// dimensions shard in ascending order.
+    /// Creates options for a redistribution to these placements. Shards have the sizes of
+    /// `torch.chunk`, and mesh dimensions shard in ascending order.
     pub fn to(placements: &[Placement]) -> Self {
         Self {
             to: RequestedTarget::Placements(placements.into()),
@@ -61,8 +61,8 @@ impl RedistributeOptions {
         }
     }
 
-    /// Creates options for a redistribution to a [`Layout`], which may have its own shard order or uneven shard
-    /// sizes.
+    /// Creates options for a redistribution to a [`Layout`], which may have its own shard order or
+    /// uneven shard sizes.
     pub fn to_layout(layout: Layout) -> Self {
         Self {
             to: RequestedTarget::Layout(layout),
@@ -70,15 +70,17 @@ impl RedistributeOptions {
         }
     }
 
-    /// Casts the tensor to `dtype` before it is sent; the result keeps that dtype. Default: no cast.
+    /// Casts the tensor to `dtype` before it is sent; the result keeps that dtype. Default: no
+    /// cast.
     #[must_use]
     pub fn with_forward_dtype(mut self, dtype: FloatDType) -> Self {
         self.casts.forward = Some(dtype.into());
         self
     }
 
-    /// Casts the gradient to `dtype` before it is sent, and to the dtype of the original tensor after it arrives.
-    /// Default: the gradient is cast to the dtype of the original tensor before it is sent.
+    /// Casts the gradient to `dtype` before it is sent, and to the dtype of the original tensor
+    /// after it arrives. Default: the gradient is cast to the dtype of the original tensor before
+    /// it is sent.
     #[must_use]
     pub fn with_backward_dtype(mut self, dtype: FloatDType) -> Self {
         self.casts.backward = Some(dtype.into());
@@ -99,15 +101,16 @@ impl RedistributeOptions {
 
     /// Starts the redistribution of `x`; [`RedistributeWork::wait`] returns the result.
     ///
-    /// All collectives are issued before this function returns, so ranks remain in step whenever they call `wait`,
-    /// and even if they never do. Only the last collective is left in flight; most redistributions have just one.
+    /// All collectives are issued before this function returns, so ranks remain in step whenever
+    /// they call `wait`, and even if they never do. Only the last collective is left in flight;
+    /// most redistributions have just one.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// As [`redistribute_to`](DTensor::redistribute_to), and [`DTensorError::NotFloat`] if a dtype is set but the
-    /// tensor does not have float elements.
+    /// As [`redistribute_to`](DTensor::redistribute_to), and [`DTensorError::NotFloat`] if a dtype
+    /// is set but the tensor does not have float elements.
     #[track_caller]
     pub fn start<const D: usize, K: Kind>(
         &self,
@@ -151,9 +154,9 @@ impl RedistributeOptions {
 
 /// A redistribution in flight, which [`RedistributeOptions::start`] returns.
 ///
-/// If it is dropped without [`wait`](Self::wait), only this rank's result is lost: the rank has participated, so
-/// the other ranks receive theirs. No gradient flows back through an unused result, so either all ranks use it or
-/// none does.
+/// If it is dropped without [`wait`](Self::wait), only this rank's result is lost: the rank has
+/// participated, so the other ranks receive theirs. No gradient flows back through an unused
+/// result, so either all ranks use it or none does.
 #[derive(Debug)]
 #[must_use = "the tensor is what `wait` returns"]
 pub struct RedistributeWork<const D: usize, K: Kind = Float>(RedistributeState<D, K>);
@@ -173,8 +176,8 @@ impl<const D: usize, K: Kind> RedistributeWork<D, K> {
         }
     }
 
-    /// Waits for the last collective, and returns the tensor in its new layout, connected to the graph of the
-    /// original.
+    /// Waits for the last collective, and returns the tensor in its new layout, connected to the
+    /// graph of the original.
     pub fn wait(self) -> Result<DTensor<D, K>> {
         match self.0 {
             RedistributeState::There(x) => Ok(*x),

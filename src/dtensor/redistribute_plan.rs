@@ -32,7 +32,8 @@ pub(super) struct RedistributePlan {
 const CAPACITY: usize = 1 << 10;
 
 thread_local! {
-    /// Cache of plans. A rank executes the same few plans in every training step, and planning is a search.
+    /// Cache of plans. A rank executes the same few plans in every training step, and planning is a
+    /// search.
     static ROUTES: RefCell<HashMap<Layout, HashMap<Layout, Arc<RedistributePlan>>>> = RefCell::default();
 }
 
@@ -63,8 +64,8 @@ impl RedistributePlan {
         Ok(route)
     }
 
-    /// Returns the plan for an operator's input. Unlike [`between`](Self::between), it can reach a partial sum from
-    /// any layout.
+    /// Returns the plan for an operator's input. Unlike [`between`](Self::between), it can reach a
+    /// partial sum from any layout.
     pub(super) fn of_input(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
         Self::between(from, to).or_else(|_| {
             Ok(Arc::new(Self {
@@ -74,8 +75,8 @@ impl RedistributePlan {
         })
     }
 
-    /// Returns the fused steps with their groups on `from`'s mesh. Each step gets the index of its backward collective
-    /// as `tracking` says.
+    /// Returns the fused steps with their groups on `from`'s mesh. Each step gets the index of its
+    /// backward collective as `tracking` says.
     fn legs(&self, from: &DTensorSpec, varying: &[usize], tracking: Tracking) -> Result<Legs> {
         let mut legs = Legs::new();
         let mut before = None;
@@ -102,12 +103,12 @@ impl RedistributePlan {
         Ok(legs)
     }
 
-    /// Executes the plan with a `local` tensor laid out as `from`. The result may then vary over the mesh
-    /// dimensions `varying`, so backward sums its gradient over them.
+    /// Executes the plan with a `local` tensor laid out as `from`. The result may then vary over
+    /// the mesh dimensions `varying`, so backward sums its gradient over them.
     ///
-    /// If `local` is tracked and there is anything to do, this records one autodiff node; when backward has run
-    /// that node, it releases the tensor in `kept`. `operator` names the operation that needs the redistribution,
-    /// for traces.
+    /// If `local` is tracked and there is anything to do, this records one autodiff node; when
+    /// backward has run that node, it releases the tensor in `kept`. `operator` names the operation
+    /// that needs the redistribution, for traces.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -127,8 +128,8 @@ impl RedistributePlan {
             .finish(kept)
     }
 
-    /// Like [`walk`](Self::walk), but does not wait for the last collective, after which only local work remains.
-    /// The tensor and its gradient are cast according to `casts`.
+    /// Like [`walk`](Self::walk), but does not wait for the last collective, after which only local
+    /// work remains. The tensor and its gradient are cast according to `casts`.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -244,7 +245,8 @@ impl<const D: usize, K: Kind> Redistribution<D, K> {
         }
     }
 
-    /// Executes the remaining steps and returns the redistributed tensor, connected to the graph of the original.
+    /// Executes the remaining steps and returns the redistributed tensor, connected to the graph of
+    /// the original.
     pub(super) fn finish(self, kept: Weak<SavedForBackward<D>>) -> Result<Tensor<D, K>> {
         let (tracked, strategy) = (
             is_tracked(&self.local),
@@ -273,7 +275,8 @@ impl<const D: usize, K: Kind> Redistribution<D, K> {
 /// Element types in which a tensor and its gradient are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Casts {
-    /// Type in which the tensor is sent, and which the result has. `None` stands for the tensor's own type.
+    /// Type in which the tensor is sent, and which the result has. `None` stands for the tensor's
+    /// own type.
     pub(super) forward: Option<DType>,
     /// Type in which the gradient is sent. `None` stands for the type of the original tensor.
     pub(super) backward: Option<DType>,
@@ -312,9 +315,9 @@ impl RedistributePlan {
 }
 
 impl Gathering<'_> {
-    /// Returns `full`, to which `local` was already gathered, with a second node in the graph. The backward of that
-    /// node sums the gradient over the mesh dimensions `varying`, a subset of those gathered, and releases the
-    /// tensor in `kept`. Local: no communication.
+    /// Returns `full`, to which `local` was already gathered, with a second node in the graph. The
+    /// backward of that node sums the gradient over the mesh dimensions `varying`, a subset of
+    /// those gathered, and releases the tensor in `kept`. Local: no communication.
     pub(super) fn varying<const D: usize>(
         &self,
         local: Tensor<D>,
@@ -360,21 +363,21 @@ fn label(from: &Layout, to: &Layout) -> Arc<str> {
     format!("redistribute {from} -> {to}").into()
 }
 
-/// A tensor that is held until the backward of its node has run, which sets it to `None` to release the memory. A
-/// tensor that is not tracked remains.
+/// A tensor that is held until the backward of its node has run, which sets it to `None` to release
+/// the memory. A tensor that is not tracked remains.
 pub(super) type SavedForBackward<const D: usize> = Mutex<Option<Tensor<D>>>;
 
 /// Autodiff node of a redistribution.
 #[derive(Debug)]
 struct RedistributeNode<const D: usize> {
-    /// Result of forward. It is computed before the node is created, so that a failing collective returns an error
-    /// and does not panic.
+    /// Result of forward. It is computed before the node is created, so that a failing collective
+    /// returns an error and does not panic.
     output: Mutex<Option<DispatchTensor>>,
     route: Arc<RedistributePlan>,
     from: Arc<DTensorSpec>,
     pullbacks: Vec<StepVjp<D>>,
-    /// Mesh dimensions of steps after which the result varies: the VJP of the step also sums the gradient over
-    /// them.
+    /// Mesh dimensions of steps after which the result varies: the VJP of the step also sums the
+    /// gradient over them.
     varying: MeshDims,
     /// Sum of the gradient over the other varying mesh dimensions, which no step changes.
     sum: Option<Sum>,

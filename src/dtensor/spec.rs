@@ -21,15 +21,17 @@ pub(crate) type RequiredPlacements = SmallVec<[Option<Placement>; 3]>;
 /// Mesh, layout, global shape and element type of a [`DTensor`](super::DTensor).
 ///
 /// The spec is equal on all ranks of the mesh. Only [`local_shape`](Self::local_shape),
-/// [`local_range`](Self::local_range) and [`coordinate`](Self::coordinate) depend on the calling rank.
+/// [`local_range`](Self::local_range) and [`coordinate`](Self::coordinate) depend on the calling
+/// rank.
 #[derive(Debug, Clone)]
 pub struct DTensorSpec {
     mesh: DeviceMesh,
     layout: Layout,
     shape: Shape,
     dtype: DType,
-    /// For a partial tensor: global shapes of the operands from which its partial values were computed, if known.
-    /// Ranks compare them when the tensor is reduced. Equality of specs ignores this field.
+    /// For a partial tensor: global shapes of the operands from which its partial values were
+    /// computed, if known. Ranks compare them when the tensor is reduced. Equality of specs ignores
+    /// this field.
     terms: Option<Arc<str>>,
 }
 
@@ -66,16 +68,16 @@ impl DTensorSpec {
     /// Creates the spec of a tensor of global `shape`, laid out over `mesh`.
     ///
     /// # Errors
-    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::LayoutMesh`], and the errors
-    /// of [`Layout::check_shape`].
+    /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::LayoutMesh`],
+    /// and the errors of [`Layout::check_shape`].
     pub fn new(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Result<Self> {
         mesh.member("create a DTensor on it")?;
         check_layout(mesh, &layout, &shape)?;
         Ok(Self::decided(mesh, layout, shape, dtype))
     }
 
-    /// Creates a spec from the decision of an operator's sharding rule, without checks: the layout is known to fit
-    /// mesh and shape.
+    /// Creates a spec from the decision of an operator's sharding rule, without checks: the layout
+    /// is known to fit mesh and shape.
     pub(super) fn decided(mesh: &DeviceMesh, layout: Layout, shape: Shape, dtype: DType) -> Self {
         Self {
             mesh: mesh.clone(),
@@ -86,15 +88,15 @@ impl DTensorSpec {
         }
     }
 
-    /// Sets the operand shapes from which the partial values of the tensor were computed. Ignored if the layout is
-    /// not partial.
+    /// Sets the operand shapes from which the partial values of the tensor were computed. Ignored
+    /// if the layout is not partial.
     pub(super) fn with_terms(mut self, terms: Option<Arc<str>>) -> Self {
         self.terms = terms.filter(|_| self.layout.has_partial());
         self
     }
 
-    /// Returns `call` with the description of this tensor, which (or a region of which) is sent in element type
-    /// `dtype`.
+    /// Returns `call` with the description of this tensor, which (or a region of which) is sent in
+    /// element type `dtype`.
     pub(super) fn call_as(&self, call: Call, dtype: DType) -> Call {
         let full = TensorMeta {
             shape: self.shape.clone(),
@@ -107,11 +109,11 @@ impl DTensorSpec {
         }
     }
 
-    /// Returns the calling thread's shared copy of this spec. Specs that are equal, operand shapes included, yield
-    /// the same pointer, which the cache of operator decisions compares.
+    /// Returns the calling thread's shared copy of this spec. Specs that are equal, operand shapes
+    /// included, yield the same pointer, which the cache of operator decisions compares.
     ///
-    /// A tensor that outlives its launch gets a separate copy; otherwise a thread would keep every world alive of
-    /// which it ever used a tensor.
+    /// A tensor that outlives its launch gets a separate copy; otherwise a thread would keep every
+    /// world alive of which it ever used a tensor.
     pub(crate) fn shared(self) -> Arc<Self> {
         if self.mesh.world().is_finished() {
             return Arc::new(self);
@@ -146,7 +148,8 @@ impl DTensorSpec {
         self.layout.placements()
     }
 
-    /// Returns the operand shapes from which the values of a partial tensor were computed, if known.
+    /// Returns the operand shapes from which the values of a partial tensor were computed, if
+    /// known.
     pub(super) fn terms(&self) -> Option<&Arc<str>> {
         self.terms.as_ref()
     }
@@ -195,9 +198,9 @@ impl DTensorSpec {
         Ok(Self::decided(&self.mesh, layout, self.shape.clone(), self.dtype).with_terms(terms))
     }
 
-    /// Returns `wanted` with Replicate for each shard that would leave a rank without elements. The sizes are those
-    /// that result from `wanted` together with the placements that stay. A tensor that has no elements at all is
-    /// left unchanged.
+    /// Returns `wanted` with Replicate for each shard that would leave a rank without elements. The
+    /// sizes are those that result from `wanted` together with the placements that stay. A tensor
+    /// that has no elements at all is left unchanged.
     pub(crate) fn with_elements(&self, mut wanted: RequiredPlacements) -> RequiredPlacements {
         let fits = |layout: &Layout| layout.check(self.shape.num_dims()).is_ok();
         if let Ok(sizes) = self
@@ -222,7 +225,8 @@ impl DTensorSpec {
     /// Checks that `other` is on the same mesh and belongs to the same rank.
     ///
     /// # Errors
-    /// [`DTensorError::OneDevice`], [`DTensorError::RankMismatch`] or [`DTensorError::MeshMismatch`].
+    /// [`DTensorError::OneDevice`], [`DTensorError::RankMismatch`] or
+    /// [`DTensorError::MeshMismatch`].
     pub fn check_same_mesh(&self, other: &Self) -> Result<(), DTensorError> {
         if self.mesh.congruent(&other.mesh) {
             return Ok(());
@@ -246,8 +250,8 @@ impl DTensorSpec {
         })
     }
 
-    /// Returns the shard sizes into which `mesh_dims` split this rank's range of the dimension that they shard,
-    /// together and in shard order.
+    /// Returns the shard sizes into which `mesh_dims` split this rank's range of the dimension that
+    /// they shard, together and in shard order.
     pub(super) fn shard_sizes(&self, mesh_dims: &[usize]) -> ShardSizes {
         self.layout
             .shard_sizes_over(&self.shape, self.coordinate(), mesh_dims)
@@ -261,8 +265,8 @@ impl DTensorSpec {
         }
     }
 
-    /// Like [`with_dtype`](Self::with_dtype), but shared. Returns the spec itself if it already has that element
-    /// type.
+    /// Like [`with_dtype`](Self::with_dtype), but shared. Returns the spec itself if it already has
+    /// that element type.
     pub(crate) fn in_dtype(self: &Arc<Self>, dtype: DType) -> Arc<Self> {
         if self.dtype == dtype {
             self.clone()
@@ -272,8 +276,9 @@ impl DTensorSpec {
     }
 }
 
-/// Number of specs shared per thread, and of operator decisions cached. When it is exceeded, the cache is cleared.
-/// This is far more than a model needs; shapes that change from step to step fill it with a few MB.
+/// Number of specs shared per thread, and of operator decisions cached. When it is exceeded, the
+/// cache is cleared. This is far more than a model needs; shapes that change from step to step fill
+/// it with a few MB.
 pub(super) const CAPACITY: usize = 1 << 12;
 
 thread_local! {
@@ -304,8 +309,8 @@ mod tests {
     use crate::comm::{Launch, launch};
     use crate::placement::Placement::{Replicate, Shard};
 
-    /// Required placements on `[2, 3]` ranks, for tensors of various shapes and layouts, and the placements that
-    /// remain.
+    /// Required placements on `[2, 3]` ranks, for tensors of various shapes and layouts, and the
+    /// placements that remain.
     #[test]
     fn a_shard_is_dropped_for_the_dimension_alone_that_would_leave_a_rank_empty() {
         let (r, s) = (Some(Replicate), |dim| Some(Shard(dim)));
@@ -317,15 +322,16 @@ mod tests {
                 ([4, 2], [Replicate; 2], [s(0), s(1)], [s(0), r]),
                 ([1, 3], [Replicate; 2], [s(0), s(1)], [r, s(1)]),
                 ([1, 2], [Replicate; 2], [s(0), s(1)], [r, r]),
-                // Two ranks and three ranks can share four rows, but six cannot: with chunks of chunks, one rank
-                // would have none.
+                // Two ranks and three ranks can share four rows, but six cannot: with chunks of
+                // chunks, one rank would have none.
                 ([4, 9], [Replicate; 2], [s(0), s(0)], [r, r]),
                 // A dimension that stays sharded counts, and is not changed.
                 ([4, 9], [Shard(0), Replicate], [None, s(0)], [None, r]),
                 ([4, 9], [Shard(0), Replicate], [None, s(1)], [None, s(1)]),
                 ([4, 9], [Shard(0), Replicate], [r, s(0)], [r, r]),
                 ([6, 9], [Shard(0), Replicate], [None, s(0)], [None, s(0)]),
-                // A dimension that stays sharded and leaves a rank empty does not affect another dimension.
+                // A dimension that stays sharded and leaves a rank empty does not affect another
+                // dimension.
                 ([1, 9], [Shard(0), Replicate], [None, s(1)], [None, s(1)]),
                 // The tensor has no elements.
                 ([0, 9], [Replicate; 2], [s(0), s(1)], [s(0), s(1)]),

@@ -1,4 +1,5 @@
-//! Forward of one step of a redistribution, or of several fused steps, on local tensors without autodiff.
+//! Forward of one step of a redistribution, or of several fused steps, on local tensors without
+//! autodiff.
 
 use burn::tensor::Tensor;
 
@@ -26,8 +27,8 @@ pub(super) struct PlannedStep {
 /// Preparation of a step for backward.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tracking {
-    /// True if a rank may track the tensor. Then all ranks draw an index for the gradient's collective, also those that
-    /// do not track it, so that the indices drawn later agree.
+    /// True if a rank may track the tensor. Then all ranks draw an index for the gradient's
+    /// collective, also those that do not track it, so that the indices drawn later agree.
     pub draws: bool,
     /// True if this rank tracks it.
     pub tracked: bool,
@@ -146,8 +147,8 @@ impl PlannedStep {
         })
     }
 
-    /// Starts the step with a `local` tensor. If the step is tracked, the tensors that its gradient depends on are
-    /// kept.
+    /// Starts the step with a `local` tensor. If the step is tracked, the tensors that its gradient
+    /// depends on are kept.
     ///
     /// # Collective
     /// Over the step's mesh dimensions.

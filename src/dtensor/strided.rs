@@ -15,13 +15,13 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{ShardSizes, StridedLayout, StridedPlacement};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Creates a DTensor of global `shape` from local tensors in PyTorch's layout, which may contain strided
-    /// shards. Used to load what PyTorch has saved.
+    /// Creates a DTensor of global `shape` from local tensors in PyTorch's layout, which may
+    /// contain strided shards. Used to load what PyTorch has saved.
     ///
-    /// If a shard order exists with the same elements on every rank, the result has that layout and nothing is
-    /// sent. Otherwise strided shards, and shards inside them, become Replicate by one all-gather each, and all
-    /// other placements stay; [`redistribute`](Self::redistribute) can shard the result. The local tensors are
-    /// leaves, with `local`'s setting of `require_grad`.
+    /// If a shard order exists with the same elements on every rank, the result has that layout and
+    /// nothing is sent. Otherwise strided shards, and shards inside them, become Replicate by one
+    /// all-gather each, and all other placements stay; [`redistribute`](Self::redistribute) can
+    /// shard the result. The local tensors are leaves, with `local`'s setting of `require_grad`.
     ///
     /// ```
     /// use burn::tensor::{Int, Tensor};
@@ -47,10 +47,11 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// As [`StridedLayout::new`], [`DimOutOfRange`](crate::placement::PlacementError::DimOutOfRange);
+    /// As [`StridedLayout::new`],
+    /// [`DimOutOfRange`](crate::placement::PlacementError::DimOutOfRange);
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), [`DTensorError::LocalShape`],
-    /// [`DTensorError::NotALeaf`], [`DTensorError::Partial`], and [`CommError`](crate::comm::CommError) if a
-    /// collective fails.
+    /// [`DTensorError::NotALeaf`], [`DTensorError::Partial`], and
+    /// [`CommError`](crate::comm::CommError) if a collective fails.
     pub fn from_strided(
         local: Tensor<D, K>,
         mesh: &DeviceMesh,
@@ -102,9 +103,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`from_strided`](Self::from_strided).
     ///
     /// # Collective
-    /// Every rank of the mesh, as for [`redistribute_to`](Self::redistribute_to). If no shard order has the same
-    /// elements, the tensor is first redistributed with Replicate in place of strided shards and of shards inside
-    /// them.
+    /// Every rank of the mesh, as for [`redistribute_to`](Self::redistribute_to). If no shard order
+    /// has the same elements, the tensor is first redistributed with Replicate in place of strided
+    /// shards and of shards inside them.
     ///
     /// # Errors
     /// As [`StridedLayout::new`] and [`redistribute_to`](Self::redistribute_to).

@@ -10,11 +10,12 @@ use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
 
-/// A tensor of `D` dimensions that is laid out over a mesh of ranks; this value holds the calling rank's local
-/// tensor.
+/// A tensor of `D` dimensions that is laid out over a mesh of ranks; this value holds the calling
+/// rank's local tensor.
 ///
-/// Cloning is cheap. Clones share a cache of the handles that [`vary`](Self::vary) returns, until backward. So `q`,
-/// `k` and `v` computed from clones of one activation share one all-reduce in backward.
+/// Cloning is cheap. Clones share a cache of the handles that [`vary`](Self::vary) returns, until
+/// backward. So `q`, `k` and `v` computed from clones of one activation share one all-reduce in
+/// backward.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -37,7 +38,8 @@ use crate::placement::{Layout, Placement};
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Methods that communicate have a section *Collective*: every rank of the mesh must call them, in the same order.
+/// Methods that communicate have a section *Collective*: every rank of the mesh must call them, in
+/// the same order.
 pub struct DTensor<const D: usize, K: Kind = Float> {
     pub(super) local: Tensor<D, K>,
     pub(super) spec: Arc<DTensorSpec>,
@@ -106,31 +108,33 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.local.device()
     }
 
-    /// Moves the local tensor to `device`, like burn's [`to_device`](Tensor::to_device). Each rank chooses its own
-    /// device.
+    /// Moves the local tensor to `device`, like burn's [`to_device`](Tensor::to_device). Each rank
+    /// chooses its own device.
     #[must_use]
     pub fn to_device(self, device: &Device) -> Self {
         Self::from_parts(self.local.to_device(device), self.spec)
     }
 
-    /// Borrows the local tensor, to read its values. Invariant 1 of [this module](super) does not cover gradients
-    /// through it.
+    /// Borrows the local tensor, to read its values. Invariant 1 of [this module](super) does not
+    /// cover gradients through it.
     pub fn local(&self) -> &Tensor<D, K> {
         &self.local
     }
 }
 
 impl<const D: usize> DTensor<D> {
-    /// Marks the local tensor as a leaf whose gradient is kept, like burn's [`require_grad`](Tensor::require_grad).
-    /// The gradient is laid out according to invariant 1 of [this module](super).
+    /// Marks the local tensor as a leaf whose gradient is kept, like burn's
+    /// [`require_grad`](Tensor::require_grad). The gradient is laid out according to invariant 1 of
+    /// [this module](super).
     #[must_use]
     pub fn require_grad(self) -> Self {
         Self::from_parts(self.local.autodiff().require_grad(), self.spec)
     }
 
-    /// Returns the gradient of this leaf, without autodiff, like burn's [`grad`](Tensor::grad). It is laid out as
-    /// the tensor, with Replicate in place of Partial: each rank's partial value contributes fully to the sum.
-    /// Returns `None` if the tensor keeps no gradient or is not in the loss.
+    /// Returns the gradient of this leaf, without autodiff, like burn's [`grad`](Tensor::grad). It
+    /// is laid out as the tensor, with Replicate in place of Partial: each rank's partial value
+    /// contributes fully to the sum. Returns `None` if the tensor keeps no gradient or is not in
+    /// the loss.
     ///
     /// Local: no communication.
     pub fn grad(&self, grads: &Gradients) -> Option<Self> {
@@ -154,8 +158,8 @@ impl<const D: usize> DTensor<D> {
         Some(Self::from_parts(grad, spec.shared()))
     }
 
-    /// Computes the gradients of all leaves, like burn's [`backward`](Tensor::backward), from the full tensor: a partial
-    /// loss is reduced first.
+    /// Computes the gradients of all leaves, like burn's [`backward`](Tensor::backward), from the
+    /// full tensor: a partial loss is reduced first.
     ///
     /// ```
     /// use burn::tensor::{Device, Tensor};
@@ -168,10 +172,12 @@ impl<const D: usize> DTensor<D> {
     /// ```
     ///
     /// # Collective
-    /// Every rank of the mesh: [`full_tensor`](Self::full_tensor), then what the forward communicates in backward.
+    /// Every rank of the mesh: [`full_tensor`](Self::full_tensor), then what the forward
+    /// communicates in backward.
     ///
     /// # Panics
-    /// Unwinds with a typed [`Error`](crate::Error) if a collective fails; as burn's if nothing is tracked.
+    /// Unwinds with a typed [`Error`](crate::Error) if a collective fails; as burn's if nothing is
+    /// tracked.
     #[track_caller]
     pub fn backward(self) -> Gradients {
         self.full_tensor().or_unwind().backward()

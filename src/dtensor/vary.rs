@@ -1,4 +1,5 @@
-//! The layout change Replicate -> varying, for replicated values with which ranks compute different things.
+//! The layout change Replicate -> varying, for replicated values with which ranks compute different
+//! things.
 //!
 //! ```text
 //!             forward                     backward
@@ -19,19 +20,21 @@ use crate::Result;
 use crate::placement::{Layout, Placement};
 
 impl<const D: usize> DTensor<D> {
-    /// Returns the local tensor, for a computation that differs between the ranks of `mesh_dims`. The tensor must
-    /// be Replicate on all these mesh dimensions.
+    /// Returns the local tensor, for a computation that differs between the ranks of `mesh_dims`.
+    /// The tensor must be Replicate on all these mesh dimensions.
     ///
-    /// Forward costs nothing. Backward sums the gradient over `mesh_dims` with one all-reduce. The result is cached
-    /// until backward (without gradients: as long as this tensor or a clone of it lives), so further calls return
-    /// the same handle and their gradients share the all-reduce. As a consequence, two losses computed from one
-    /// tensor form one graph: call `backward` on their sum.
+    /// Forward costs nothing. Backward sums the gradient over `mesh_dims` with one all-reduce. The
+    /// result is cached until backward (without gradients: as long as this tensor or a clone of it
+    /// lives), so further calls return the same handle and their gradients share the all-reduce. As
+    /// a consequence, two losses computed from one tensor form one graph: call `backward` on their
+    /// sum.
     ///
     /// # Collective
     /// In backward: every rank of the mesh.
     ///
     /// # Errors
-    /// [`DTensorError::NotReplicated`] or [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange).
+    /// [`DTensorError::NotReplicated`] or
+    /// [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange).
     #[track_caller]
     pub fn vary(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
@@ -51,16 +54,16 @@ impl<const D: usize> DTensor<D> {
 
     /// Like [`vary`](Self::vary), but first makes the tensor Replicate on `mesh_dims`.
     ///
-    /// For a sharded dimension, this is one all-gather in forward and one reduce-scatter in backward. The gathered
-    /// tensor is cached together with the handle: until backward, or without gradients as long as this tensor or a
-    /// clone of it lives.
+    /// For a sharded dimension, this is one all-gather in forward and one reduce-scatter in
+    /// backward. The gathered tensor is cached together with the handle: until backward, or without
+    /// gradients as long as this tensor or a clone of it lives.
     ///
     /// # Collective
     /// In forward and in backward: every rank of the mesh.
     ///
     /// # Errors
-    /// [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange), or [`CommError`](crate::comm::CommError) if
-    /// a collective fails.
+    /// [`MeshError::DimOutOfRange`](crate::mesh::MeshError::DimOutOfRange), or
+    /// [`CommError`](crate::comm::CommError) if a collective fails.
     #[track_caller]
     pub fn all_gather_varying(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
@@ -120,9 +123,9 @@ impl<const D: usize> DTensor<D> {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Replaces the cache by one with a recipe: `make` returns a handle for computations that differ between the
-    /// ranks of a subset of `mesh_dims`. The owner that passes `make` also sums the gradients that arrive at those
-    /// handles.
+    /// Replaces the cache by one with a recipe: `make` returns a handle for computations that
+    /// differ between the ranks of a subset of `mesh_dims`. The owner that passes `make` also sums
+    /// the gradients that arrive at those handles.
     pub(crate) fn with_varied(self, mesh_dims: &[usize], make: Arc<MakeVarying<D>>) -> Self {
         let shape = self.mesh().shape();
         let varying = mesh_dims
@@ -154,8 +157,8 @@ mod tests {
     use crate::placement::Layout;
     use crate::placement::Placement::{Replicate, Shard};
 
-    /// The tensor gathered from a leaf must be released in backward, because the leaf lives at least until the
-    /// optimizer step.
+    /// The tensor gathered from a leaf must be released in backward, because the leaf lives at
+    /// least until the optimizer step.
     #[test]
     fn what_a_leaf_was_gathered_to_goes_with_its_node() {
         let run = launch(Launch::threads(2), |world| -> crate::Result<()> {
@@ -178,7 +181,8 @@ mod tests {
         run.unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// All readers of the gathered input compute different things, so the gather's own node receives no gradient.
+    /// All readers of the gathered input compute different things, so the gather's own node
+    /// receives no gradient.
     #[test]
     fn what_a_style_gathered_goes_with_the_node_that_varies() {
         let run = launch(Launch::threads(2), |world| -> crate::Result<()> {

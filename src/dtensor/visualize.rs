@@ -20,9 +20,9 @@ use super::grid::Grid;
 ///      +------+-------+
 /// ```
 ///
-/// Ranks that share a cell hold replicas of it, or partial values if the heading shows `P`. Ranks without elements
-/// are listed below the drawing. If the tensor has more than two dimensions, the sharded ones are drawn; if more
-/// than two are sharded, only the heading is returned.
+/// Ranks that share a cell hold replicas of it, or partial values if the heading shows `P`. Ranks
+/// without elements are listed below the drawing. If the tensor has more than two dimensions, the
+/// sharded ones are drawn; if more than two are sharded, only the heading is returned.
 pub fn visualize_sharding(spec: &DTensorSpec) -> String {
     match Grid::of(spec) {
         Some(grid) if spec.shape().num_dims() > 0 => {

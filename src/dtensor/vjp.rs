@@ -54,10 +54,11 @@ pub(super) enum ReductionVjp<const D: usize> {
     Sum,
     /// The derivative of every value is `1 / k`, where `k` is the number of ranks.
     Avg,
-    /// Only the extremum has a gradient. Ranks that tie share it evenly, so the result does not depend on the order
-    /// of ranks (PyTorch's `amax` does the same).
+    /// Only the extremum has a gradient. Ranks that tie share it evenly, so the result does not
+    /// depend on the order of ranks (PyTorch's `amax` does the same).
     Extremum(Box<Extremum<D>>),
-    /// The derivative of a value is the product of the other ranks' values, computed from this local value.
+    /// The derivative of a value is the product of the other ranks' values, computed from this
+    /// local value.
     Product(Box<Tensor<D>>),
 }
 
@@ -81,8 +82,8 @@ impl<const D: usize> ReductionVjp<D> {
         }
     }
 
-    /// Returns the gradient of the local value. `grad` and `reduced` belong to the full result of the reduction;
-    /// without `reduced`, the stored one is used.
+    /// Returns the gradient of the local value. `grad` and `reduced` belong to the full result of
+    /// the reduction; without `reduced`, the stored one is used.
     fn derivative(
         &self,
         comm: &Communicator,
@@ -117,8 +118,8 @@ impl<const D: usize> ReductionVjp<D> {
 
 /// Returns the product of the other ranks' values.
 ///
-/// It multiplies the other values instead of dividing the full product by the local value: a zero, an overflow or
-/// an underflow on this rank must not affect its own derivative.
+/// It multiplies the other values instead of dividing the full product by the local value: a zero,
+/// an overflow or an underflow on this rank must not affect its own derivative.
 fn others_product<const D: usize>(
     comm: &Communicator,
     call: &Call,
@@ -143,7 +144,8 @@ fn others_product<const D: usize>(
 impl<const D: usize> StepVjp<D> {
     /// Returns the gradient of the step's input.
     ///
-    /// With `varying`, `grad` is this rank's partial sum, to be added up over the step's mesh dimensions.
+    /// With `varying`, `grad` is this rank's partial sum, to be added up over the step's mesh
+    /// dimensions.
     ///
     /// # Collective
     /// Over the step's mesh dimensions.

@@ -7,11 +7,12 @@ use crate::dtensor::DTensorSpec;
 use crate::param::FsdpMeshInfo;
 use crate::placement::{ShardSizes, TensorRows, balanced};
 
-/// Replaces the chunks of parameters by uneven shards, so that all ranks that shard a unit hold about the same
-/// number of bytes of it.
+/// Replaces the chunks of parameters by uneven shards, so that all ranks that shard a unit hold
+/// about the same number of bytes of it.
 ///
-/// Ranks of a tensor-parallel mesh must choose the same shard sizes, but their local shapes may differ. So a parameter
-/// whose local shapes differ keeps its chunks, and everything is weighed by the local shape of the first of these ranks.
+/// Ranks of a tensor-parallel mesh must choose the same shard sizes, but their local shapes may
+/// differ. So a parameter whose local shapes differ keeps its chunks, and everything is weighed by
+/// the local shape of the first of these ranks.
 pub(super) fn balance<'a>(
     params: &mut [PlannedParam],
     meshes: impl Iterator<Item = &'a FsdpMeshInfo>,
@@ -32,7 +33,8 @@ pub(super) fn balance<'a>(
             match sizes {
                 ShardSizes::Chunked(_) if is_even(&params[at], *dim) => free.push((at, *dim, rows)),
                 sizes => {
-                    // What it weighs must be the same on all tensor-parallel ranks, whose own chunks differ.
+                    // What it weighs must be the same on all tensor-parallel ranks, whose own
+                    // chunks differ.
                     let sizes = match sizes {
                         ShardSizes::Chunked(_) => &ShardSizes::Chunked(rows.count),
                         uneven => uneven,
@@ -52,8 +54,8 @@ pub(super) fn balance<'a>(
     }
 }
 
-/// Returns the rows of a parameter along `dim`. Their number is that of the first tensor-parallel rank, so that all
-/// ranks use the same.
+/// Returns the rows of a parameter along `dim`. Their number is that of the first tensor-parallel
+/// rank, so that all ranks use the same.
 fn rows(param: &PlannedParam, dim: usize) -> TensorRows {
     let shape = match &param.parallel {
         None => param.shape.clone(),

@@ -33,28 +33,31 @@ impl NormType {
     pub const L2: Self = Self::P(2.0);
 }
 
-/// Scales all gradients down so that their joint norm is at most `max_norm`. Returns the norm before scaling. If
-/// the norm is NaN, all gradients become NaN, as in PyTorch. [`ClipGradNorm`] can make that an error.
+/// Scales all gradients down so that their joint norm is at most `max_norm`. Returns the norm
+/// before scaling. If the norm is NaN, all gradients become NaN, as in PyTorch. [`ClipGradNorm`]
+/// can make that an error.
 ///
-/// Norms are computed in single precision, those of double-precision gradients in double precision. Sums of powers
-/// neither overflow nor underflow: the norms of gradients of 1e30 or 1e-30 are correct.
+/// Norms are computed in single precision, those of double-precision gradients in double precision.
+/// Sums of powers neither overflow nor underflow: the norms of gradients of 1e30 or 1e-30 are
+/// correct.
 ///
-/// The norm is that of the full gradients, whatever the parameters' placements. Each parameter is summed over the
-/// mesh dimensions that shard it, data-parallel or tensor-parallel, and counted once where ranks hold the same
-/// values. The norm is equal on every rank if replicated values are equal bit for bit, as reduced gradients are.
-/// Gradients of ignored parameters are counted as this rank holds them. Reduce them first, or norm and scale differ
-/// between ranks.
+/// The norm is that of the full gradients, whatever the parameters' placements. Each parameter is
+/// summed over the mesh dimensions that shard it, data-parallel or tensor-parallel, and counted
+/// once where ranks hold the same values. The norm is equal on every rank if replicated values are
+/// equal bit for bit, as reduced gradients are. Gradients of ignored parameters are counted as this
+/// rank holds them. Reduce them first, or norm and scale differ between ranks.
 ///
 /// # Collective
-/// Every rank of the model's meshes must call it. It runs one all-reduce of a few numbers for each mesh dimension
-/// that shards parameters. For the L2 norm in single precision, these are 3 numbers for each set of mesh dimensions
-/// that shard parameters.
+/// Every rank of the model's meshes must call it. It runs one all-reduce of a few numbers for each
+/// mesh dimension that shards parameters. For the L2 norm in single precision, these are 3 numbers
+/// for each set of mesh dimensions that shard parameters.
 ///
 /// # Errors
-/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed;
-/// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if gradients wait to be reduced
-/// and `grads` has none of a distributed parameter, both before anything is sent;
-/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after
+/// it was distributed;
+/// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if
+/// gradients wait to be reduced and `grads` has none of a distributed parameter, both before
+/// anything is sent; [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn clip_grad_norm<M: Module>(
     model: &M,
     grads: &mut GradientsParams,
@@ -113,9 +116,9 @@ impl ClipGradNorm {
         self
     }
 
-    /// Sets whether an infinite or NaN norm is an error, which all ranks get, with unchanged gradients. Default: false,
-    /// as in PyTorch, with one warning in each process. Then a NaN norm makes all gradients NaN, and an infinite one
-    /// makes the finite gradients zero.
+    /// Sets whether an infinite or NaN norm is an error, which all ranks get, with unchanged
+    /// gradients. Default: false, as in PyTorch, with one warning in each process. Then a NaN norm
+    /// makes all gradients NaN, and an infinite one makes the finite gradients zero.
     #[must_use]
     pub fn with_error_if_nonfinite(mut self, error: bool) -> Self {
         self.error_if_nonfinite = error;
@@ -264,8 +267,8 @@ fn total_norm<M: Module>(model: &M, grads: &GradientsParams, norm: NormType) -> 
 }
 
 impl NormType {
-    /// Returns the contribution of one tensor to the norm, before [`join`](Self::join) and [`finish`](Self::finish).
-    /// The result is not read: reading waits for the device.
+    /// Returns the contribution of one tensor to the norm, before [`join`](Self::join) and
+    /// [`finish`](Self::finish). The result is not read: reading waits for the device.
     fn of<const D: usize>(self, tensor: Tensor<D>) -> Tensor<1> {
         let magnitude = magnitude(tensor);
         match self {
@@ -318,9 +321,9 @@ fn sum_of_powers<const D: usize>(magnitude: Tensor<D>, p: f64) -> Tensor<1> {
     powers.sum()
 }
 
-/// Returns the sum of powers of magnitudes that are scaled first. The scale is the magnitude with the largest
-/// power: the maximum, or the minimum if `p` is negative. `sum` was computed without scaling, and has overflowed or
-/// lost operands to underflow.
+/// Returns the sum of powers of magnitudes that are scaled first. The scale is the magnitude with
+/// the largest power: the maximum, or the minimum if `p` is negative. `sum` was computed without
+/// scaling, and has overflowed or lost operands to underflow.
 fn scaled<const D: usize>(magnitude: Tensor<D>, p: f64, sum: f64) -> PowerSum {
     let most = if p < 0.0 {
         magnitude.clone().min()
@@ -331,7 +334,8 @@ fn scaled<const D: usize>(magnitude: Tensor<D>, p: f64, sum: f64) -> PowerSum {
     if sum.is_nan() || most == 0.0 || !most.is_finite() {
         return PowerSum::new(sum);
     }
-    // Multiplying by a power of two is exact. The limit keeps it a normal number, which no device flushes to zero.
+    // Multiplying by a power of two is exact. The limit keeps it a normal number, which no device
+    // flushes to zero.
     let limit = if magnitude.dtype() == DType::F64 {
         1020.0
     } else {
@@ -351,7 +355,8 @@ fn scaled<const D: usize>(magnitude: Tensor<D>, p: f64, sum: f64) -> PowerSum {
     PowerSum::scaled(sum, p * (exponent + rest.log2()))
 }
 
-/// The groups of the mesh dimensions that shard a parameter. Together their ranks hold it exactly once.
+/// The groups of the mesh dimensions that shard a parameter. Together their ranks hold it exactly
+/// once.
 type NormGroups = SmallVec<[Communicator; 2]>;
 
 /// This rank's contribution to the norm, for all parameters that the same groups shard.
@@ -404,7 +409,8 @@ impl ModuleVisitor for NormVisitor<'_> {
             part.holders.len() == holders.len()
                 && part.holders.iter().zip(&holders).all(|(a, b)| a.is_same(b))
         };
-        // A rank with an empty shard, or without a gradient, must still participate in the reduction.
+        // A rank with an empty shard, or without a gradient, must still participate in the
+        // reduction.
         let part = self.parts.iter().position(same).unwrap_or_else(|| {
             self.parts.push(LocalNorm {
                 groups: holders.clone(),
@@ -433,8 +439,8 @@ impl ModuleVisitor for NormVisitor<'_> {
 }
 
 impl NormVisitor<'_> {
-    /// Reads the contributions, which waits for each device once, and adds them up. Contributions that have overflowed
-    /// or lost operands to underflow are computed a second time.
+    /// Reads the contributions, which waits for each device once, and adds them up. Contributions
+    /// that have overflowed or lost operands to underflow are computed a second time.
     fn read<M: Module>(self, model: &M) -> Vec<LocalNorm> {
         let Self {
             norm,

@@ -8,8 +8,8 @@ use itertools::Itertools;
 
 use crate::param::{ModelScan, ScannedParam};
 
-/// A table of a model's parameters. Print it to see the global shapes and counts: burn's own `{model}` and
-/// [`num_params`](Module::num_params) show only this rank's shards.
+/// A table of a model's parameters. Print it to see the global shapes and counts: burn's own
+/// `{model}` and [`num_params`](Module::num_params) show only this rank's shards.
 ///
 /// ```text
 /// on DeviceMesh(shard=4; ranks 0..4)
@@ -30,8 +30,8 @@ struct ParamRow {
     placed: Option<(String, String, String)>,
 }
 
-/// Describes the parameters of `model` in burn's order, distributed or not: global and local shapes, placements,
-/// units and counts.
+/// Describes the parameters of `model` in burn's order, distributed or not: global and local
+/// shapes, placements, units and counts.
 ///
 /// Local: no communication. No parameter is gathered, and no lazy parameter is initialized.
 ///

@@ -16,7 +16,8 @@ use crate::param::FsdpMeshInfo;
 use super::FsdpError;
 use super::config::FullyShard;
 
-/// The data-parallel dimensions of a mesh, and the meshes over which parameters are sharded and replicated.
+/// The data-parallel dimensions of a mesh, and the meshes over which parameters are sharded and
+/// replicated.
 pub(super) struct FsdpMeshDims<'a> {
     mesh: &'a DeviceMesh,
     /// Indices of the dimensions that shard, unless a parameter's placement names others.
@@ -33,8 +34,8 @@ impl<'a> FsdpMeshDims<'a> {
     /// Determines the data-parallel dimensions that `config` names, or those of a 1-D or 2-D mesh.
     ///
     /// # Errors
-    /// [`FsdpError::MeshDims`], [`FsdpError::NoShardDims`], and the mesh's errors for names that it does not have,
-    /// that are repeated, or that are in another order.
+    /// [`FsdpError::MeshDims`], [`FsdpError::NoShardDims`], and the mesh's errors for names that it
+    /// does not have, that are repeated, or that are in another order.
     pub(super) fn new(mesh: &'a DeviceMesh, config: &FullyShard) -> Result<Self> {
         let (shard, replicate) = (&config.shard_dims, &config.replicate_dims);
         let (shard, mut all) = match (shard.is_empty(), replicate.is_empty()) {
@@ -88,8 +89,9 @@ impl<'a> FsdpMeshDims<'a> {
         self.mesh.communicator_over(&self.all)
     }
 
-    /// Returns the group of ranks that differ from this one only in dimensions that are not data-parallel, if the
-    /// mesh has such. These ranks hold the same values of every parameter that is not parallelized.
+    /// Returns the group of ranks that differ from this one only in dimensions that are not
+    /// data-parallel, if the mesh has such. These ranks hold the same values of every parameter
+    /// that is not parallelized.
     ///
     /// # Errors
     /// Those of [`all`](Self::all).
@@ -104,12 +106,14 @@ impl<'a> FsdpMeshDims<'a> {
         }
     }
 
-    /// Returns the index, among the [`meshes`](Self::meshes), of the mesh of a parameter. `over` are the dimensions
-    /// that its placement names, if any. `placed` is its spec if `parallelize` placed it.
+    /// Returns the index, among the [`meshes`](Self::meshes), of the mesh of a parameter. `over`
+    /// are the dimensions that its placement names, if any. `placed` is its spec if `parallelize`
+    /// placed it.
     ///
     /// # Errors
-    /// [`FsdpError::TensorParallelDim`], [`FsdpError::ReplicatedOverDataDim`], [`FsdpError::MeshDimInUse`],
-    /// [`FsdpError::NoShardDimLeft`], and the mesh's errors for names that are repeated or in another order.
+    /// [`FsdpError::TensorParallelDim`], [`FsdpError::ReplicatedOverDataDim`],
+    /// [`FsdpError::MeshDimInUse`], [`FsdpError::NoShardDimLeft`], and the mesh's errors for names
+    /// that are repeated or in another order.
     pub(super) fn of(
         &mut self,
         param: &str,
@@ -182,8 +186,9 @@ impl<'a> FsdpMeshDims<'a> {
         Ok(self.made.len() - 1)
     }
 
-    /// Checks that the program has named dimensions of the mesh, or passed a mesh without other dimensions than those
-    /// of the parameter's tensor-parallel mesh. Otherwise the program probably meant the other dimensions.
+    /// Checks that the program has named dimensions of the mesh, or passed a mesh without other
+    /// dimensions than those of the parameter's tensor-parallel mesh. Otherwise the program
+    /// probably meant the other dimensions.
     fn check_is_data_mesh(
         &self,
         param: &str,
@@ -216,8 +221,8 @@ impl<'a> FsdpMeshDims<'a> {
         }
     }
 
-    /// Returns the dimensions of a parameter's tensor-parallel mesh that are data-parallel for other parameters,
-    /// each with the corresponding dimension of this mesh.
+    /// Returns the dimensions of a parameter's tensor-parallel mesh that are data-parallel for
+    /// other parameters, each with the corresponding dimension of this mesh.
     fn shared_with(&self, placed: &DTensorSpec) -> Vec<(usize, usize)> {
         let shared = |at| Some((at, self.mesh.dim_in_common(placed.mesh(), at)?));
         let shared = (0..placed.mesh().ndim()).filter_map(shared);
@@ -226,7 +231,8 @@ impl<'a> FsdpMeshDims<'a> {
             .collect()
     }
 
-    /// Like [`shared_with`](Self::shared_with), but returns only the dimensions of the tensor-parallel mesh.
+    /// Like [`shared_with`](Self::shared_with), but returns only the dimensions of the
+    /// tensor-parallel mesh.
     pub(super) fn data_dims(&self, placed: &DTensorSpec) -> MeshDims {
         self.shared_with(placed)
             .into_iter()

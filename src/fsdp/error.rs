@@ -4,8 +4,8 @@
 use super::compare::Comparison;
 use crate::placement::PlacementError;
 
-/// Error of [`fully_shard`](super::fully_shard), [`remesh`](super::remesh), [`compare`](fn@super::compare) or
-/// [`GradScaler`](super::GradScaler).
+/// Error of [`fully_shard`](super::fully_shard), [`remesh`](super::remesh),
+/// [`compare`](fn@super::compare) or [`GradScaler`](super::GradScaler).
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum FsdpError {
@@ -27,8 +27,8 @@ pub enum FsdpError {
         /// The mesh.
         mesh: String,
     },
-    /// The placement function named a mesh dimension that is not data-parallel, or over which the parameter is
-    /// already placed.
+    /// The placement function named a mesh dimension that is not data-parallel, or over which the
+    /// parameter is already placed.
     #[error(
         "parameter `{param}` cannot be sharded over mesh dimension `{mesh_dim}`: the dimensions of {mesh} that shard \
          or replicate, and do not place it yet, are {free:?}. Pass some of these to `ParamPlacement::with_mesh_dims`"
@@ -43,8 +43,8 @@ pub enum FsdpError {
         /// Names of the dimensions that are available.
         free: Vec<String>,
     },
-    /// The mesh passed to [`fully_shard`](super::fully_shard) has dimensions over which `parallelize` placed the
-    /// parameter, and the configuration names no dimensions.
+    /// The mesh passed to [`fully_shard`](super::fully_shard) has dimensions over which
+    /// `parallelize` placed the parameter, and the configuration names no dimensions.
     #[error(
         "parameter `{param}` is parallelized over `{mesh_dim}`, so `fully_shard` cannot use that dimension of {mesh} \
          too. Pass the dimensions that are left: `fully_shard(model, &mesh.slice({rest})?, ..)`. If ranks along \
@@ -99,8 +99,8 @@ pub enum FsdpError {
         /// Placement that the function returned.
         placement: String,
     },
-    /// The shard-placement function returned shard sizes that are not one per rank, or that do not add up to the
-    /// dimension.
+    /// The shard-placement function returned shard sizes that are not one per rank, or that do not
+    /// add up to the dimension.
     #[error(
         "parameter `{param}` cannot be sharded along dimension {dim} over the ranks of mesh dimension \
          `{mesh_dim}`: {problem}"
@@ -158,7 +158,8 @@ pub enum FsdpError {
         /// The shard that it would have to hold.
         is: String,
     },
-    /// CPU offload was requested, but the CPU backend on which optimizers would step the shards is missing.
+    /// CPU offload was requested, but the CPU backend on which optimizers would step the shards is
+    /// missing.
     #[error(
         "shards cannot be in host memory: this crate was built without its feature `flex`, burn's CPU backend, on \
          which optimizers would step them. Enable the feature, or remove `FullyShard::with_offload`"
@@ -198,8 +199,8 @@ pub enum FsdpError {
         /// The device.
         device: String,
     },
-    /// [`remesh`](super::remesh) was called for a parameter with tensor-parallel placements, which are bound to
-    /// their mesh.
+    /// [`remesh`](super::remesh) was called for a parameter with tensor-parallel placements, which
+    /// are bound to their mesh.
     #[error(
         "parameter `{param}` is parallelized and cannot leave its mesh. Load a checkpoint on the new mesh"
     )]
@@ -256,10 +257,12 @@ pub enum FsdpError {
         norm: f64,
         /// The norm to which they should have been clipped.
         max_norm: f64,
-        /// Path of the first parameter whose gradient has an infinite or NaN element on this rank, if there is one.
+        /// Path of the first parameter whose gradient has an infinite or NaN element on this rank,
+        /// if there is one.
         param: Option<String>,
     },
-    /// [`GradScaler::unscale`](super::GradScaler::unscale) was called twice for one model in one step.
+    /// [`GradScaler::unscale`](super::GradScaler::unscale) was called twice for one model in one
+    /// step.
     #[error(
         "`GradScaler::unscale` was called twice for this model in one step. Call it once, with the sum of the \
          gradients, and `GradScaler::update` after the step"

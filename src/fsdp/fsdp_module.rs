@@ -15,8 +15,9 @@ use crate::param::{
 };
 use crate::pattern::PathPattern;
 
-/// FSDP units of a module that [`fully_shard`](crate::fsdp::fully_shard) returned: those of the module itself, and
-/// those of the modules inside it. Use it to change options of these units at run time.
+/// FSDP units of a module that [`fully_shard`](crate::fsdp::fully_shard) returned: those of the
+/// module itself, and those of the modules inside it. Use it to change options of these units at
+/// run time.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -39,9 +40,9 @@ use crate::pattern::PathPattern;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// An option is stored in the units, so it applies to all clones of the module until it is set to another value. The
-/// setters do not communicate. However, every rank of the units' mesh must set the same value, at the same position
-/// in its sequence of forwards and backwards.
+/// An option is stored in the units, so it applies to all clones of the module until it is set to
+/// another value. The setters do not communicate. However, every rank of the units' mesh must set
+/// the same value, at the same position in its sequence of forwards and backwards.
 #[derive(Debug, Clone)]
 pub struct FsdpModule {
     units: Vec<Arc<Unit>>,
@@ -78,9 +79,9 @@ impl FsdpModule {
         }
     }
 
-    /// Returns the unit of the module itself without those of modules inside it. The result is empty if the module is
-    /// not a unit. It contains several units if the parameters of the module are on different meshes, as expert
-    /// weights are.
+    /// Returns the unit of the module itself without those of modules inside it. The result is
+    /// empty if the module is not a unit. It contains several units if the parameters of the module
+    /// are on different meshes, as expert weights are.
     #[must_use]
     pub fn own(mut self) -> Self {
         self.units.truncate(self.own);
@@ -88,8 +89,9 @@ impl FsdpModule {
     }
 
     /// Returns the units whose path matches a pattern, with the syntax of
-    /// [`FullyShard::with_units`](crate::fsdp::FullyShard::with_units). A unit of several modules matches if the path
-    /// of one of them does. Paths start at the outermost model that was sharded; `root` matches that model itself.
+    /// [`FullyShard::with_units`](crate::fsdp::FullyShard::with_units). A unit of several modules
+    /// matches if the path of one of them does. Paths start at the outermost model that was
+    /// sharded; `root` matches that model itself.
     ///
     /// # Errors
     /// [`ParamError::Pattern`], [`ParamError::NoMatch`].
@@ -123,8 +125,8 @@ impl FsdpModule {
         Ok(Self { own, ..self })
     }
 
-    /// Returns the path of each unit in the model. It is `root` for the model itself, and the list of all paths for a
-    /// unit of several modules.
+    /// Returns the path of each unit in the model. It is `root` for the model itself, and the list
+    /// of all paths for a unit of several modules.
     pub fn paths(&self) -> Vec<String> {
         self.units
             .iter()
@@ -132,9 +134,9 @@ impl FsdpModule {
             .collect()
     }
 
-    /// Returns true if all units are prefetched and their all-gathers are complete, so that the next pass would not
-    /// block. A unit is prefetched for forward by [`unshard`](super::unshard) or by an earlier unit, and for backward
-    /// by the backward of this thread.
+    /// Returns true if all units are prefetched and their all-gathers are complete, so that the
+    /// next pass would not block. A unit is prefetched for forward by [`unshard`](super::unshard)
+    /// or by an earlier unit, and for backward by the backward of this thread.
     ///
     /// Local: no communication.
     pub fn is_prefetched(&self) -> bool {
@@ -151,7 +153,8 @@ impl FsdpModule {
     /// Sets when gathered parameters are freed, starting with the next forward.
     ///
     /// # Errors
-    /// [`ParamError::ReshardRanks`] for a number of ranks that `fully_shard` was not given: it creates the groups.
+    /// [`ParamError::ReshardRanks`] for a number of ranks that `fully_shard` was not given: it
+    /// creates the groups.
     pub fn set_reshard_after_forward(&self, reshard: ReshardAfterForward) -> Result<()> {
         self.units
             .iter()
@@ -160,56 +163,62 @@ impl FsdpModule {
         Ok(())
     }
 
-    /// Sets whether unsharded parameters are freed after backward. Default: true. If they are kept, the next forward
-    /// from the same shards uses them without an all-gather, for example while gradients of several batches are
-    /// accumulated.
+    /// Sets whether unsharded parameters are freed after backward. Default: true. If they are kept,
+    /// the next forward from the same shards uses them without an all-gather, for example while
+    /// gradients of several batches are accumulated.
     pub fn set_reshard_after_backward(&self, reshard: bool) {
         self.set(|control| control.reshard_after_backward = reshard);
     }
 
-    /// Sets whether backward gathers parameters that were freed after forward. Default: true. Use `false` for a unit
-    /// whose backward reads no parameter, such as one of embeddings. If backward does read one, the rank fails with
-    /// [`ParamError::NotUnsharded`]. Parameters that a [checkpointed](super::checkpoint_activations) block reads are gathered in any
-    /// case, for its recomputation, also if nothing in the block is tracked on this rank.
+    /// Sets whether backward gathers parameters that were freed after forward. Default: true. Use
+    /// `false` for a unit whose backward reads no parameter, such as one of embeddings. If backward
+    /// does read one, the rank fails with [`ParamError::NotUnsharded`]. Parameters that a
+    /// [checkpointed](super::checkpoint_activations) block reads are gathered in any case, for its
+    /// recomputation, also if nothing in the block is tracked on this rank.
     pub fn set_unshard_in_backward(&self, unshard: bool) {
         self.set(|control| control.unshard_in_backward = unshard);
     }
 
-    /// Sets whether [`checkpoint_activations`](super::checkpoint_activations) recomputes the block in backward,
-    /// starting with the next forward. Default: true. If `false`, it behaves like [`unit`](fn@super::unit).
+    /// Sets whether [`checkpoint_activations`](super::checkpoint_activations) recomputes the block
+    /// in backward, starting with the next forward. Default: true. If `false`, it behaves like
+    /// [`unit`](fn@super::unit).
     pub fn set_activation_checkpointing(&self, checkpoint: bool) {
         self.set(|control| control.checkpoint = checkpoint);
     }
 
-    /// Sets whether backward reduces gradients. Default: true. If `false`, unsharded gradients are accumulated in the
-    /// unit, where they take as much memory as its parameters, and the optimizer gets none. The next backward with
-    /// synchronization reduces the sum.
+    /// Sets whether backward reduces gradients. Default: true. If `false`, unsharded gradients are
+    /// accumulated in the unit, where they take as much memory as its parameters, and the optimizer
+    /// gets none. The next backward with synchronization reduces the sum.
     ///
-    /// A backward that reduces one unit of a model also reduces, at its end, the accumulated gradients of all units
-    /// of the model, even of those that it does not enter (for example an expert to which the last batch is not
-    /// routed). If several backwards train parts of one model with separate optimizers, set the option on the units
-    /// of each part before the last backward of that part.
+    /// A backward that reduces one unit of a model also reduces, at its end, the accumulated
+    /// gradients of all units of the model, even of those that it does not enter (for example an
+    /// expert to which the last batch is not routed). If several backwards train parts of one model
+    /// with separate optimizers, set the option on the units of each part before the last backward
+    /// of that part.
     ///
     /// Call it before the optimizer steps. A step for which all gradients wait fails with
-    /// [`ParamError::StepWithoutGradients`] (see [`ShardedOptimizer::step`](crate::optim::ShardedOptimizer::step)). If gradients belong to shards that a step has
-    /// replaced, the unit's next forward fails with [`ParamError::PendingGradients`].
+    /// [`ParamError::StepWithoutGradients`] (see
+    /// [`ShardedOptimizer::step`](crate::optim::ShardedOptimizer::step)). If gradients belong to
+    /// shards that a step has replaced, the unit's next forward fails with
+    /// [`ParamError::PendingGradients`].
     pub fn set_requires_gradient_sync(&self, sync: bool) {
         self.set(|control| control.sync = sync);
     }
 
-    /// Sets whether a backward that reduces gradients over the ranks that shard also reduces them over the replicas
-    /// (HSDP). Default: true. If `false`, this rank's shard of the sum is accumulated in the unit until a backward
-    /// reduces it.
+    /// Sets whether a backward that reduces gradients over the ranks that shard also reduces them
+    /// over the replicas (HSDP). Default: true. If `false`, this rank's shard of the sum is
+    /// accumulated in the unit until a backward reduces it.
     pub fn set_requires_all_reduce(&self, all_reduce: bool) {
         self.set(|control| control.all_reduce = all_reduce);
     }
 
-    /// Sets the divisor of summed gradients. The default, `None`, is the number of data-parallel ranks. It counts all
-    /// ranks with distinct data, even if fewer ranks reduce the unit, as with expert parallelism.
+    /// Sets the divisor of summed gradients. The default, `None`, is the number of data-parallel
+    /// ranks. It counts all ranks with distinct data, even if fewer ranks reduce the unit, as with
+    /// expert parallelism.
     ///
     /// # Errors
-    /// [`ParamError::DivideFactor`] unless the factor is positive, and it and its reciprocal are normal numbers in
-    /// `f32`.
+    /// [`ParamError::DivideFactor`] unless the factor is positive, and it and its reciprocal are
+    /// normal numbers in `f32`.
     pub fn set_gradient_divide_factor(&self, factor: impl Into<Option<f64>>) -> Result<()> {
         let factor = factor.into();
         let is_valid = |factor: f64| {
@@ -222,19 +231,20 @@ impl FsdpModule {
         Ok(())
     }
 
-    /// Sets whether reductions compute only sums, which are divided afterwards, for a backend without averages.
-    /// Default: false.
+    /// Sets whether reductions compute only sums, which are divided afterwards, for a backend
+    /// without averages. Default: false.
     pub fn set_force_sum_reduction(&self, force: bool) {
         self.change_averaging(|control| control.force_sum = force);
     }
 
-    /// Registers a `hook` on a unit's averaged gradients. It runs after the reductions, including the one over
-    /// replicas (HSDP), and before the optimizer gets the gradients. It returns the gradients to use, for example
-    /// averages over more ranks, or clipped gradients. It runs on the rank's thread in backward, for one unit after
-    /// another, in the same order on all ranks. Therefore it may call collectives.
+    /// Registers a `hook` on a unit's averaged gradients. It runs after the reductions, including
+    /// the one over replicas (HSDP), and before the optimizer gets the gradients. It returns the
+    /// gradients to use, for example averages over more ranks, or clipped gradients. It runs on the
+    /// rank's thread in backward, for one unit after another, in the same order on all ranks.
+    /// Therefore it may call collectives.
     ///
-    /// For a parameter that no rank has used, the hook receives zeros, and the parameter gets the gradient that the
-    /// hook returns.
+    /// For a parameter that no rank has used, the hook receives zeros, and the parameter gets the
+    /// gradient that the hook returns.
     ///
     /// ```
     /// # use burn::nn::LinearConfig;
@@ -282,8 +292,9 @@ impl FsdpModule {
         self.units.iter().for_each(|unit| unit.plans.lock().clear());
     }
 
-    /// Disables gradient reduction, as [`set_requires_gradient_sync(false)`](Self::set_requires_gradient_sync) does,
-    /// until the returned guard is dropped. The guard restores the previous setting of each unit.
+    /// Disables gradient reduction, as
+    /// [`set_requires_gradient_sync(false)`](Self::set_requires_gradient_sync) does, until the
+    /// returned guard is dropped. The guard restores the previous setting of each unit.
     #[must_use = "dropping the guard re-enables gradient reduction"]
     pub fn no_sync(&self) -> NoSync {
         let before = self
@@ -295,11 +306,11 @@ impl FsdpModule {
         NoSync(before)
     }
 
-    /// Sets the units to prefetch when one of these units has been gathered for forward. They are gathered in the
-    /// given order, before they are entered.
+    /// Sets the units to prefetch when one of these units has been gathered for forward. They are
+    /// gathered in the given order, before they are entered.
     ///
-    /// Only units inside the outermost module whose forward is running are prefetched; others are skipped. A
-    /// prefetched unit that is not entered before that forward ends is dropped.
+    /// Only units inside the outermost module whose forward is running are prefetched; others are
+    /// skipped. A prefetched unit that is not entered before that forward ends is dropped.
     pub fn set_forward_prefetch(&self, next: impl Into<Prefetch>) {
         let next = next.into().units();
         self.units
@@ -315,12 +326,14 @@ impl FsdpModule {
             .for_each(|unit| unit.prefetch.lock().backward.clone_from(&next));
     }
 
-    /// Frees unsharded parameters: those that [`unshard`](super::unshard), a prefetch or an earlier backward has
-    /// kept, and those that a forward keeps for its backward, which gathers them a second time.
+    /// Frees unsharded parameters: those that [`unshard`](super::unshard), a prefetch or an earlier
+    /// backward has kept, and those that a forward keeps for its backward, which gathers them a
+    /// second time.
     ///
-    /// All forwards over the same parameters that wait for a backward share one all-gather; on a GPU, the weights of only
-    /// one of them are freed. Not freed are weights that a running forward shares, and those of forwards before the unit
-    /// ran with other values of its parameters, such as another clone's: they stay until their backward.
+    /// All forwards over the same parameters that wait for a backward share one all-gather; on a
+    /// GPU, the weights of only one of them are freed. Not freed are weights that a running forward
+    /// shares, and those of forwards before the unit ran with other values of its parameters, such
+    /// as another clone's: they stay until their backward.
     ///
     /// # Collective
     /// Every rank must call it if a forward keeps parameters of these units for a later backward.
@@ -328,11 +341,13 @@ impl FsdpModule {
         self.units.iter().for_each(|unit| unit.copies.reshard(unit));
     }
 
-    /// Discards the state of an abandoned iteration, after the program has caught a panic: gradients that are
-    /// accumulated or in reduction, and unsharded parameters, which a backward of that iteration could no longer read.
-    /// Parameters, optimizers and the [options](FsdpModule) of the units do not change.
+    /// Discards the state of an abandoned iteration, after the program has caught a panic:
+    /// gradients that are accumulated or in reduction, and unsharded parameters, which a backward
+    /// of that iteration could no longer read. Parameters, optimizers and the [options](FsdpModule)
+    /// of the units do not change.
     ///
-    /// Local: no communication. Every rank of the units' meshes must call it before the next forward.
+    /// Local: no communication. Every rank of the units' meshes must call it before the next
+    /// forward.
     pub fn reset_iter_state(&self) {
         give_up_backward();
         for unit in &self.units {
@@ -367,8 +382,9 @@ fn check_reshard(unit: &Unit, reshard: ReshardAfterForward) -> Result<(), ParamE
 /// Selection of the units that are prefetched.
 #[derive(Debug, Clone, Default)]
 pub enum Prefetch {
-    /// In backward, the unit that forward left immediately before. In forward, the unit that was entered next in the
-    /// previous forward, if transfers overlap with computation (between processes, not between threads). The default.
+    /// In backward, the unit that forward left immediately before. In forward, the unit that was
+    /// entered next in the previous forward, if transfers overlap with computation (between
+    /// processes, not between threads). The default.
     #[default]
     Auto,
     /// These units.
@@ -396,7 +412,8 @@ impl Prefetch {
     }
 }
 
-/// A guard that disables gradient reduction in the backwards of some units. See [`FsdpModule::no_sync`].
+/// A guard that disables gradient reduction in the backwards of some units. See
+/// [`FsdpModule::no_sync`].
 #[derive(Debug)]
 pub struct NoSync(Vec<(Arc<Unit>, bool)>);
 
@@ -425,16 +442,17 @@ impl UnshardHandle {
 
 /// Starts gathering the parameters of the unit `module` for its next forward.
 ///
-/// Not recursive: inner units are not gathered. An optimizer step before that forward makes the gathered values
-/// stale; the forward detects this and gathers once more. The gathered values, stale or not, stay in memory until
-/// then, or until [`reshard`].
+/// Not recursive: inner units are not gathered. An optimizer step before that forward makes the
+/// gathered values stale; the forward detects this and gathers once more. The gathered values,
+/// stale or not, stay in memory until then, or until [`reshard`].
 ///
 /// # Collective
 /// Every rank of the unit's mesh must call it.
 ///
 /// # Errors
-/// [`ParamError`] if `module` is not an FSDP unit, if it is one of several modules of a group unit, or if one of
-/// its parameters was replaced. [`wait`](UnshardHandle::wait) or the unit's forward reports a failing collective.
+/// [`ParamError`] if `module` is not an FSDP unit, if it is one of several modules of a group unit,
+/// or if one of its parameters was replaced. [`wait`](UnshardHandle::wait) or the unit's forward
+/// reports a failing collective.
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
     let units = units_of(module)?;
     if let Some((unit, _)) = units.iter().find(|(unit, _)| unit.is_group()) {
@@ -450,11 +468,13 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
     Ok(UnshardHandle(units.into_iter().map(unshard).collect()))
 }
 
-/// Frees the unsharded parameters of the unit `module`: those that [`unshard`] gathered and no forward has used, and
-/// those that a forward keeps for its backward, which gathers them a second time.
+/// Frees the unsharded parameters of the unit `module`: those that [`unshard`] gathered and no
+/// forward has used, and those that a forward keeps for its backward, which gathers them a second
+/// time.
 ///
 /// # Collective
-/// Every rank must call it if a forward keeps parameters of the unit for a later backward. Otherwise it is local.
+/// Every rank must call it if a forward keeps parameters of the unit for a later backward.
+/// Otherwise it is local.
 ///
 /// # Errors
 /// [`ParamError`] if `module` is not an FSDP unit, or if one of its parameters was replaced.

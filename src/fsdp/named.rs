@@ -20,15 +20,16 @@ pub struct NamedParameter {
     pub id: ParamId,
     /// Label of the unit with which it is gathered: a path, or `root` for the root unit.
     pub unit: Arc<str>,
-    /// Mesh, placements, global shape and dtype, over all data-parallel and tensor-parallel mesh dimensions that
-    /// place it.
+    /// Mesh, placements, global shape and dtype, over all data-parallel and tensor-parallel mesh
+    /// dimensions that place it.
     pub spec: Arc<DTensorSpec>,
     local: DispatchTensor,
 }
 
 impl NamedParameter {
     /// Returns the shard that the optimizer steps, as a [`DTensor`], like
-    /// [`ParamExt::shard`](super::ParamExt::shard). Returns `None` if the parameter does not have `D` dimensions.
+    /// [`ParamExt::shard`](super::ParamExt::shard). Returns `None` if the parameter does not have
+    /// `D` dimensions.
     ///
     /// Local: no communication.
     pub fn shard<const D: usize>(&self) -> Option<DTensor<D>> {
@@ -62,7 +63,8 @@ impl fmt::Display for NamedParameter {
 /// Local: no communication. Parameters that are neither sharded nor parallelized are not included.
 ///
 /// # Errors
-/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed.
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after
+/// it was distributed.
 pub fn named_parameters<M: Module>(model: &M) -> Result<Vec<NamedParameter>> {
     let walk = walk_with_paths(model);
     check_not_replaced(model, &walk)?;

@@ -1,4 +1,5 @@
-//! Plan of one `fully_shard` call: decides which parameter belongs to which unit, before any value moves.
+//! Plan of one `fully_shard` call: decides which parameter belongs to which unit, before any value
+//! moves.
 
 use std::collections::HashSet;
 use std::mem;
@@ -26,7 +27,8 @@ use crate::placement::{Placement, ShardSizes};
 /// A parameter to shard.
 pub(super) struct PlannedParam {
     pub(super) path: String,
-    /// Shape of the tensor that is sharded: the parameter, or this rank's tensor-parallel shard of it.
+    /// Shape of the tensor that is sharded: the parameter, or this rank's tensor-parallel shard of
+    /// it.
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
     /// The sharded dimension, with the shard sizes; `None` to replicate.
@@ -58,8 +60,8 @@ pub(super) struct ShardingPlan {
     pub(super) layers: Vec<Layer>,
 }
 
-/// Decides the unit, the sharding and the mesh dimensions among `dims` of every parameter of `model` that is
-/// neither ignored nor sharded yet.
+/// Decides the unit, the sharding and the mesh dimensions among `dims` of every parameter of
+/// `model` that is neither ignored nor sharded yet.
 pub(super) fn plan<M: Module>(
     model: &M,
     mesh: &DeviceMesh,
@@ -69,8 +71,9 @@ pub(super) fn plan<M: Module>(
     let ignored = PathPattern::parse_all(&config.ignored)?;
     let mut inventory = ModelScan::of(model);
     let layers = mem::take(&mut inventory.layers);
-    // Modules of a sharded model may be combined with parameters of another model, which this call shards. But a
-    // parameter that was replaced has lost its tensor-parallel placements, and cannot be placed.
+    // Modules of a sharded model may be combined with parameters of another model, which this call
+    // shards. But a parameter that was replaced has lost its tensor-parallel placements, and cannot
+    // be placed.
     let full = inventory.check_not_replaced();
     let is_parallel = |found: &ScannedParam| {
         found
@@ -112,8 +115,8 @@ pub(super) fn plan<M: Module>(
             match found.module(sharded) {
                 Some(module) if !module.is_empty() => adopted.add(&sharded.unit, module),
                 _ => {
-                    // A replaced parameter may be the reason for the repeated call, so that error is returned
-                    // first.
+                    // A replaced parameter may be the reason for the repeated call, so that error
+                    // is returned first.
                     full?;
                     return Err(FsdpError::AlreadySharded {
                         unit: sharded.unit.label().to_string(),
@@ -191,7 +194,8 @@ fn check_host(has_host: bool) -> Result<(), FsdpError> {
 struct Adopted(Vec<(Arc<Unit>, Vec<String>)>);
 
 impl Adopted {
-    /// Adds a module of a unit. If the module of a unit of one module occurs twice, the unit takes the last path.
+    /// Adds a module of a unit. If the module of a unit of one module occurs twice, the unit takes
+    /// the last path.
     fn add(&mut self, unit: &Arc<Unit>, module: String) {
         // Searched from the end, because the parameters of a unit usually follow one another.
         match self

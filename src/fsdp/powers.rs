@@ -2,11 +2,12 @@
 
 use burn::tensor::DType;
 
-/// A sum of powers of magnitudes, held in several accumulators, one for each range of operands. The middle
-/// accumulator holds ordinary operands unscaled, so that their sum keeps its bits. Each other accumulator scales
-/// its operands by a power of two, which is exact. Two sums are added accumulator by accumulator, on one rank or in
-/// an all-reduce. The ranges are fixed, so ranks need not agree on a scale first. After J. L. Blue, "A Portable
-/// Fortran Program to Find the Euclidean Norm of a Vector" (1978), which has three ranges of squares.
+/// A sum of powers of magnitudes, held in several accumulators, one for each range of operands. The
+/// middle accumulator holds ordinary operands unscaled, so that their sum keeps its bits. Each
+/// other accumulator scales its operands by a power of two, which is exact. Two sums are added
+/// accumulator by accumulator, on one rank or in an all-reduce. The ranges are fixed, so ranks need
+/// not agree on a scale first. After J. L. Blue, "A Portable Fortran Program to Find the Euclidean
+/// Norm of a Vector" (1978), which has three ranges of squares.
 ///
 /// ```text
 ///   accumulator          -1               0               1
@@ -21,8 +22,8 @@ pub(super) struct PowerSum {
     bins: Vec<(i32, f64)>,
 }
 
-/// Half the width of a range, in powers of two. Accumulators stay far from the limits of single precision, so that
-/// many operands fit into one.
+/// Half the width of a range, in powers of two. Accumulators stay far from the limits of single
+/// precision, so that many operands fit into one.
 const HALF: f64 = 100.0;
 
 /// The largest index of an accumulator.
@@ -41,14 +42,15 @@ impl PowerSum {
         all
     }
 
-    /// Returns true if the sum of this many powers, computed without scaling, is as precise as its type allows.
-    /// Then it is finite, and so large that the powers lost to underflow are below its last bit.
+    /// Returns true if the sum of this many powers, computed without scaling, is as precise as its
+    /// type allows. Then it is finite, and so large that the powers lost to underflow are below its
+    /// last bit.
     pub fn is_precise(sum: f64, elements: usize) -> bool {
         sum.is_finite() && sum >= elements as f64 * (-HALF).exp2()
     }
 
-    /// Returns the number of accumulators for sums of `p`-th powers of numbers of this type. The number is odd, for
-    /// example 3 for squares in single precision.
+    /// Returns the number of accumulators for sums of `p`-th powers of numbers of this type. The
+    /// number is odd, for example 3 for squares in single precision.
     pub fn bins(p: f64, dtype: DType) -> usize {
         let smallest = if dtype == DType::F64 { 1074.0 } else { 149.0 };
         let side = ((p.abs() * smallest - HALF) / (2.0 * HALF))
@@ -57,8 +59,8 @@ impl PowerSum {
         2 * side as usize + 1
     }
 
-    /// Returns the contents of `count` accumulators, for an all-reduce. Operands beyond the outermost ranges go to
-    /// the outermost accumulators.
+    /// Returns the contents of `count` accumulators, for an all-reduce. Operands beyond the
+    /// outermost ranges go to the outermost accumulators.
     pub fn to_bins(&self, count: usize) -> Vec<f64> {
         let side = (count / 2) as i32;
         let mut numbers = vec![0.0; count];

@@ -7,8 +7,8 @@ use crate::Result;
 use crate::param::{ModelScan, Precision, check_patterns};
 use crate::pattern::PathPattern;
 
-/// Element types in which a unit computes and reduces. Stored shards keep their own element type, in which
-/// optimizers step them and records store them.
+/// Element types in which a unit computes and reduces. Stored shards keep their own element type,
+/// in which optimizers step them and records store them.
 ///
 /// ```text
 ///   shard f32 ── cast ──> shard bf16 ── all-gather ──> weight bf16 ──┐
@@ -16,8 +16,9 @@ use crate::pattern::PathPattern;
 ///   shard's gradient f32 <── cast ── reduce-scatter in f32 <── cast ── gradient bf16
 /// ```
 ///
-/// If the policy sets no element type, values keep theirs, except gradients: they are reduced in the element type
-/// of the stored parameter. A cast to the element type that a value already has costs nothing.
+/// If the policy sets no element type, values keep theirs, except gradients: they are reduced in
+/// the element type of the stored parameter. A cast to the element type that a value already has
+/// costs nothing.
 ///
 /// ```
 /// # use burn::tensor::DType;
@@ -55,30 +56,34 @@ impl MixedPrecisionPolicy {
         Self::default()
     }
 
-    /// Sets the element type in which weights are gathered and used in computations. Gradients have it too, until
-    /// they are reduced. This rank's shard is cast and then gathered, in forward and a second time in backward.
+    /// Sets the element type in which weights are gathered and used in computations. Gradients have
+    /// it too, until they are reduced. This rank's shard is cast and then gathered, in forward and
+    /// a second time in backward.
     ///
-    /// `val()` and `dtensor()` return the cast value, also outside the unit; [`shard`](super::ParamExt::shard) and
-    /// [`full_model`](super::full_model) return the stored one. When forward leaves the unit, the cast shard is
-    /// posted for the all-gather of backward. It stays in memory until then.
+    /// `val()` and `dtensor()` return the cast value, also outside the unit;
+    /// [`shard`](super::ParamExt::shard) and [`full_model`](super::full_model) return the stored
+    /// one. When forward leaves the unit, the cast shard is posted for the all-gather of backward.
+    /// It stays in memory until then.
     pub fn with_param_dtype(mut self, dtype: DType) -> Self {
         self.param_dtype = Some(dtype);
         self
     }
 
-    /// Sets the element type in which gradients are summed. Each gradient is cast before it is summed over the
-    /// data-parallel ranks, over the tensor-parallel ranks that have partial gradients, or over batches whose
-    /// gradients are accumulated without reduction. Within a group, elements are summed in single precision at
-    /// least, and the result is rounded to this type. Between the groups of HSDP, and of tensor parallelism, values
-    /// are sent in this type.
+    /// Sets the element type in which gradients are summed. Each gradient is cast before it is
+    /// summed over the data-parallel ranks, over the tensor-parallel ranks that have partial
+    /// gradients, or over batches whose gradients are accumulated without reduction. Within a
+    /// group, elements are summed in single precision at least, and the result is rounded to this
+    /// type. Between the groups of HSDP, and of tensor parallelism, values are sent in this type.
     ///
-    /// By default, the element type is that in which each parameter is stored, as in PyTorch 2.15: gradients of
-    /// `f32` parameters are reduced in `f32`, also if [`with_param_dtype`](Self::with_param_dtype) is `bf16`.
-    /// Gradients are sent in `bf16` only if this type is `bf16`; it may equal `with_param_dtype`.
+    /// By default, the element type is that in which each parameter is stored, as in PyTorch 2.15:
+    /// gradients of `f32` parameters are reduced in `f32`, also if
+    /// [`with_param_dtype`](Self::with_param_dtype) is `bf16`. Gradients are sent in `bf16` only if
+    /// this type is `bf16`; it may equal `with_param_dtype`.
     ///
-    /// A unit makes one reduce-scatter. By default each gradient in it has the stored type of its parameter, so one
-    /// call may contain several types. A type set here applies to all the unit's gradients, including those of
-    /// parameters that [`with_excluded`](Self::with_excluded) matches.
+    /// A unit makes one reduce-scatter. By default each gradient in it has the stored type of its
+    /// parameter, so one call may contain several types. A type set here applies to all the unit's
+    /// gradients, including those of parameters that [`with_excluded`](Self::with_excluded)
+    /// matches.
     pub fn with_reduce_dtype(mut self, dtype: DType) -> Self {
         self.reduce_dtype = Some(dtype);
         self
@@ -91,16 +96,18 @@ impl MixedPrecisionPolicy {
         self
     }
 
-    /// Sets whether the float inputs of a unit's forward, in any container ([`TensorTree`](super::TensorTree)), are
-    /// cast to [`with_param_dtype`](Self::with_param_dtype), and their gradients back. Default: true. Integer and
-    /// boolean tensors are never cast.
+    /// Sets whether the float inputs of a unit's forward, in any container
+    /// ([`TensorTree`](super::TensorTree)), are cast to
+    /// [`with_param_dtype`](Self::with_param_dtype), and their gradients back. Default: true.
+    /// Integer and boolean tensors are never cast.
     pub fn with_cast_forward_inputs(mut self, cast: bool) -> Self {
         self.cast_forward_inputs = cast;
         self
     }
 
-    /// Keeps the parameters whose path matches a pattern in the element type in which they are stored. A layer that
-    /// computes with such a parameter must cast its input, or be a unit with another policy, which casts it.
+    /// Keeps the parameters whose path matches a pattern in the element type in which they are
+    /// stored. A layer that computes with such a parameter must cast its input, or be a unit with
+    /// another policy, which casts it.
     pub fn with_excluded<S: Into<String>>(mut self, patterns: impl IntoIterator<Item = S>) -> Self {
         self.keep.extend(patterns.into_iter().map(Into::into));
         self
@@ -147,8 +154,9 @@ impl Policy {
     /// Parses and checks a policy for ranks that compute on `device`.
     ///
     /// # Errors
-    /// Those of [`MixedPrecisionPolicy`]'s check, and [`ParamError::NoMatch`](crate::param::ParamError::NoMatch)
-    /// for a pattern that matches no parameter.
+    /// Those of [`MixedPrecisionPolicy`]'s check, and
+    /// [`ParamError::NoMatch`](crate::param::ParamError::NoMatch) for a pattern that matches no
+    /// parameter.
     pub(super) fn new(
         policy: &MixedPrecisionPolicy,
         inventory: &ModelScan,
@@ -163,8 +171,8 @@ impl Policy {
         })
     }
 
-    /// Returns the element type in which the parameter at `path` is used in computations; `None` if it is the
-    /// stored one.
+    /// Returns the element type in which the parameter at `path` is used in computations; `None` if
+    /// it is the stored one.
     pub(super) fn compute(&self, path: &str) -> Option<DType> {
         self.policy
             .param_dtype

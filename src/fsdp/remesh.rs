@@ -17,15 +17,16 @@ use crate::param::{
     ShardAssignment, UnitName, UnitParam, attach_shards, data_spec, make_units,
 };
 
-/// Moves a model that [`fully_shard`](super::fully_shard) sharded to another mesh, on which every rank holds the
-/// same shards as before. The ranks that survive a failure ([`World::shrink`](crate::comm::World::shrink)) use it
-/// to continue.
+/// Moves a model that [`fully_shard`](super::fully_shard) sharded to another mesh, on which every
+/// rank holds the same shards as before. The ranks that survive a failure
+/// ([`World::shrink`](crate::comm::World::shrink)) use it to continue.
 ///
-/// Shards stay where they are; no data is sent. So the new mesh must shard over the same number of ranks, and each
-/// rank must keep its position among them. The number of replicas may change. In a 2-D mesh, the dimension with the
-/// name of the former shard dimension shards, or else the second one. State of an abandoned step is dropped:
-/// gathered weights, gradients, and collectives in flight. The optimizer's state belongs to the shards and stays
-/// valid. Units have their initial options: set those of [`FsdpModule`](super::FsdpModule) once more.
+/// Shards stay where they are; no data is sent. So the new mesh must shard over the same number of
+/// ranks, and each rank must keep its position among them. The number of replicas may change. In a
+/// 2-D mesh, the dimension with the name of the former shard dimension shards, or else the second
+/// one. State of an abandoned step is dropped: gathered weights, gradients, and collectives in
+/// flight. The optimizer's state belongs to the shards and stays valid. Units have their initial
+/// options: set those of [`FsdpModule`](super::FsdpModule) once more.
 ///
 /// ```no_run
 /// # use burn_dtensor::prelude::*;
@@ -51,7 +52,8 @@ use crate::param::{
 /// [`FsdpError::MeshDims`] and [`FsdpError::IncompatibleMesh`] for a mesh that shards differently,
 /// [`FsdpError::Parallelized`] for a parameter that is tensor-parallel as well,
 /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) on a rank outside the mesh,
-/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after `fully_shard`.
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after
+/// `fully_shard`.
 pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     if !(1..=2).contains(&mesh.ndim()) {
         return Err(FsdpError::MeshDims {
@@ -62,7 +64,8 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
     let inventory = ModelScan::of(&model);
     inventory.check_not_replaced()?;
     let sharded = inventory.params.into_iter().filter_map(RemeshedParam::of);
-    // Grouped by the unit and not by its module, because several calls may have made several units of one module.
+    // Grouped by the unit and not by its module, because several calls may have made several units
+    // of one module.
     let units = sharded
         .enumerate()
         .into_group_map_by(|(_, param)| Arc::as_ptr(&param.before.unit));
@@ -134,8 +137,8 @@ impl RemeshedParam {
     }
 }
 
-/// Returns the groups on `mesh` of the unit of `before`, after checking that this rank's shards there are those
-/// that it holds.
+/// Returns the groups on `mesh` of the unit of `before`, after checking that this rank's shards
+/// there are those that it holds.
 fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallelGroups> {
     let unit = &before.unit;
     let data = unit.data.as_ref().ok_or_else(|| FsdpError::Parallelized {

@@ -14,13 +14,13 @@ use crate::Result;
 use crate::comm::ReduceOp;
 use crate::param::{check_not_replaced, walk};
 
-/// Scales the loss of a model that computes in `f16`, so that small gradients do not vanish, and scales the
-/// gradients back. Skips steps in which a gradient is infinite or NaN. Like PyTorch's
+/// Scales the loss of a model that computes in `f16`, so that small gradients do not vanish, and
+/// scales the gradients back. Skips steps in which a gradient is infinite or NaN. Like PyTorch's
 /// [`GradScaler`](https://docs.pytorch.org/docs/stable/amp.html#torch.amp.GradScaler).
 ///
-/// The scale grows after a number of consecutive good steps, and shrinks at each skipped step. Ranks agree on the
-/// steps to skip, so the scale is the same on all of them. The scaler is serializable; save it with the optimizer's
-/// state.
+/// The scale grows after a number of consecutive good steps, and shrinks at each skipped step.
+/// Ranks agree on the steps to skip, so the scale is the same on all of them. The scaler is
+/// serializable; save it with the optimizer's state.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -83,8 +83,8 @@ impl Default for GradScaler {
 }
 
 impl GradScaler {
-    /// Creates a scaler with scale 65536, which doubles after 2000 consecutive good steps and halves at each
-    /// skipped one. The configuration must be equal on all ranks.
+    /// Creates a scaler with scale 65536, which doubles after 2000 consecutive good steps and
+    /// halves at each skipped one. The configuration must be equal on all ranks.
     pub fn new() -> Self {
         Self::default()
     }
@@ -95,8 +95,9 @@ impl GradScaler {
         self
     }
 
-    /// Sets the factor by which the scale is multiplied after [`with_growth_interval`](Self::with_growth_interval)
-    /// consecutive good steps. A scale that would become infinite does not grow.
+    /// Sets the factor by which the scale is multiplied after
+    /// [`with_growth_interval`](Self::with_growth_interval) consecutive good steps. A scale that
+    /// would become infinite does not grow.
     pub fn with_growth_factor(mut self, factor: f32) -> Self {
         self.growth_factor = factor;
         self
@@ -120,25 +121,28 @@ impl GradScaler {
     }
 
     /// Returns the scaled loss, on which to call `backward`. The loss should be `f32`
-    /// ([`output_dtype`](super::MixedPrecisionPolicy::with_output_dtype)): in `f16`, the initial scale is infinite.
+    /// ([`output_dtype`](super::MixedPrecisionPolicy::with_output_dtype)): in `f16`, the initial
+    /// scale is infinite.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
         loss * self.scale
     }
 
-    /// Divides `grads`, in place, by the scale, and returns true if all their elements are finite on all ranks.
-    /// Otherwise [`step`](Self::step) skips the step on all ranks.
+    /// Divides `grads`, in place, by the scale, and returns true if all their elements are finite
+    /// on all ranks. Otherwise [`step`](Self::step) skips the step on all ranks.
     ///
-    /// Call it before gradients are read, for example to clip them; otherwise `step` does. If one step follows several
-    /// backwards, add up their gradients first. Gradients have the dtype of the stored shards: small ones vanish here
-    /// if parameters are stored in `f16`.
+    /// Call it before gradients are read, for example to clip them; otherwise `step` does. If one
+    /// step follows several backwards, add up their gradients first. Gradients have the dtype of
+    /// the stored shards: small ones vanish here if parameters are stored in `f16`.
     ///
     /// # Collective
-    /// On every rank of the model's meshes: one all-reduce of one number for each mesh that has parameters.
+    /// On every rank of the model's meshes: one all-reduce of one number for each mesh that has
+    /// parameters.
     ///
     /// # Errors
-    /// [`FsdpError::UnscaledTwice`] if it was called for this model since the last [`update`](Self::update);
-    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was
-    /// distributed; [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    /// [`FsdpError::UnscaledTwice`] if it was called for this model since the last
+    /// [`update`](Self::update); [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a
+    /// parameter was replaced after it was distributed; [`Error::Comm`](crate::Error::Comm) if
+    /// another rank fails.
     pub fn unscale<M: Module>(&mut self, model: &M, grads: &mut GradientsParams) -> Result<bool> {
         let walk = walk(model);
         check_not_replaced(model, &walk)?;
@@ -156,7 +160,8 @@ impl GradScaler {
             .distributed
             .iter()
             .map(|visited| visited.param.info().spec.mesh());
-        // From the smallest mesh to the largest: a larger mesh that contains a smaller one includes its result.
+        // From the smallest mesh to the largest: a larger mesh that contains a smaller one includes
+        // its result.
         for mesh in meshes.unique().sorted_by_key(|mesh| mesh.size()) {
             bad = mesh.all_reduce(bad, ReduceOp::Max)?;
         }
@@ -176,16 +181,16 @@ impl GradScaler {
         Ok(is_finite)
     }
 
-    /// Returns the result of `step(model, grads)`, or `model` if gradients had overflowed on any rank.
-    /// [Unscales](Self::unscale) them
-    /// first, unless that was done since the last [`update`](Self::update).
+    /// Returns the result of `step(model, grads)`, or `model` if gradients had overflowed on any
+    /// rank. [Unscales](Self::unscale) them first, unless that was done since the last
+    /// [`update`](Self::update).
     ///
     /// # Collective
     /// If it unscales: on every rank of the model's meshes.
     ///
     /// # Errors
-    /// [`FsdpError::SteppedTwice`] if it was called for this model since the last `update`; those of `unscale` and of
-    /// `step`.
+    /// [`FsdpError::SteppedTwice`] if it was called for this model since the last `update`; those
+    /// of `unscale` and of `step`.
     pub fn step<M: Module>(
         &mut self,
         model: M,
@@ -207,12 +212,13 @@ impl GradScaler {
         }
     }
 
-    /// Adapts the scale. It shrinks if gradients of any model overflowed since the last call, and grows after
-    /// [enough](Self::with_growth_interval) consecutive calls without overflow. Call it once at the end of each step.
+    /// Adapts the scale. It shrinks if gradients of any model overflowed since the last call, and
+    /// grows after [enough](Self::with_growth_interval) consecutive calls without overflow. Call it
+    /// once at the end of each step.
     ///
     /// # Errors
-    /// [`FsdpError::NothingUnscaled`] if neither [`unscale`](Self::unscale) nor [`step`](Self::step) was called since
-    /// the last call.
+    /// [`FsdpError::NothingUnscaled`] if neither [`unscale`](Self::unscale) nor
+    /// [`step`](Self::step) was called since the last call.
     pub fn update(&mut self) -> Result<()> {
         let unscaled = std::mem::take(&mut self.unscaled);
         if unscaled.is_empty() {
@@ -258,8 +264,8 @@ struct Finite<'a> {
 }
 
 impl Finite<'_> {
-    /// Returns a value greater than 0 if any gradient has such elements. Waits for each device once: gradients of shards in
-    /// host memory are there.
+    /// Returns a value greater than 0 if any gradient has such elements. Waits for each device
+    /// once: gradients of shards in host memory are there.
     fn bad(self) -> f32 {
         let (mut bad, mut counts) = (0_f32, self.counts);
         while let Some(device) = counts.first().map(Tensor::device) {

@@ -9,9 +9,9 @@ use crate::param::{Layer, warn};
 /// Maximum number of paths that a warning lists.
 const LISTED: usize = 4;
 
-/// Warns about batch norms if `ranks`, the number of ranks with distinct data, is above 1, and about burn's dropout if
-/// several ranks of this process draw its masks. `layers` are those of the model `origin`. Only the first rank of the
-/// mesh from which `mesh` was sliced warns.
+/// Warns about batch norms if `ranks`, the number of ranks with distinct data, is above 1, and
+/// about burn's dropout if several ranks of this process draw its masks. `layers` are those of the
+/// model `origin`. Only the first rank of the mesh from which `mesh` was sliced warns.
 pub(super) fn warn_about(layers: &[Layer], origin: &str, mesh: &DeviceMesh, ranks: usize) {
     if mesh.root().ranks().first() != Some(&mesh.rank()) {
         return;

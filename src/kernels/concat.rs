@@ -7,7 +7,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::copies::{CopyPlan, StridedCopy};
 
-/// One dimension, or several that are traversed as one: its length, and its strides in source and target.
+/// One dimension, or several that are traversed as one: its length, and its strides in source and
+/// target.
 #[derive(Debug, Clone, Copy)]
 struct Level {
     len: usize,
@@ -16,8 +17,8 @@ struct Level {
 }
 
 impl CopyPlan {
-    /// Returns a plan that concatenates the blocks `ranges` of tensors of the given shapes along `dim`, as the only
-    /// target.
+    /// Returns a plan that concatenates the blocks `ranges` of tensors of the given shapes along
+    /// `dim`, as the only target.
     ///
     /// ```text
     /// blocks       a a a       b b            dim 1:  a a a b b
@@ -90,7 +91,8 @@ fn block(
         };
     }
     let run = levels[0].len;
-    // The longest remaining level becomes the rows. Every index of the other levels is a separate segment.
+    // The longest remaining level becomes the rows. Every index of the other levels is a separate
+    // segment.
     let rows = (1..levels.len()).max_by_key(|level| levels[*level].len);
     let rows = rows.map_or(
         Level {

@@ -108,8 +108,9 @@ impl CopyPlan {
     /// Creates a plan of these segments. Segments without elements are dropped.
     ///
     /// # Panics
-    /// If a segment is outside its source or its target, or if two segments write the same element. The second is
-    /// detected if elements of that target remain unwritten, and in debug builds always.
+    /// If a segment is outside its source or its target, or if two segments write the same element.
+    /// The second is detected if elements of that target remain unwritten, and in debug builds
+    /// always.
     pub fn new(sources: Vec<Shape>, targets: Vec<Shape>, segments: Vec<StridedCopy>) -> Self {
         let mut segments = segments;
         segments.retain_mut(|segment| {

@@ -17,7 +17,8 @@ pub(crate) struct ShardedTensorSpec {
 }
 
 impl ShardedTensorSpec {
-    /// Returns the number of runs that a shard has in the full tensor: the elements before the sharded dimension.
+    /// Returns the number of runs that a shard has in the full tensor: the elements before the
+    /// sharded dimension.
     fn outer(&self) -> usize {
         self.shape[..self.dim].iter().product()
     }
@@ -35,10 +36,12 @@ impl ShardedTensorSpec {
     }
 }
 
-/// Flat buffers for the shards of several tensors. Every rank holds one row, and all rows have the same length.
+/// Flat buffers for the shards of several tensors. Every rank holds one row, and all rows have the
+/// same length.
 ///
-/// A row has capacity for the largest shard of each tensor, so that collectives which require rows of equal length
-/// work with uneven shard sizes too. Each shard starts at a multiple of `align` elements.
+/// A row has capacity for the largest shard of each tensor, so that collectives which require rows
+/// of equal length work with uneven shard sizes too. Each shard starts at a multiple of `align`
+/// elements.
 ///
 /// ```text
 /// two tensors over two ranks: 0 1 2 | 3 4 and a b | c, align 4
@@ -114,8 +117,9 @@ impl FlatLayout {
         CopyPlan::new(sources, vec![Shape::new([self.row])], segments)
     }
 
-    /// Returns the copy-out of a reduce-scatter: from the row of `rank` to its shards. Only tests and the benchmark
-    /// use it so far: it is for backends whose reduce-scatter writes to a buffer of the backend's, as NCCL's may.
+    /// Returns the copy-out of a reduce-scatter: from the row of `rank` to its shards. Only tests
+    /// and the benchmark use it so far: it is for backends whose reduce-scatter writes to a buffer
+    /// of the backend's, as NCCL's may.
     pub fn unpack_parts(&self, rank: usize) -> CopyPlan {
         let segments = self.parts(rank, |index, len| {
             StridedCopy::run(0, index, self.offsets[index], 0, len)
@@ -152,7 +156,8 @@ impl FlatLayout {
             .collect()
     }
 
-    /// Returns the copy-in of a reduce-scatter: from the full tensors to the rows of all ranks, one after another.
+    /// Returns the copy-in of a reduce-scatter: from the full tensors to the rows of all ranks, one
+    /// after another.
     pub fn pack_full(&self) -> CopyPlan {
         let segments = self.blocks(|index, rank, block| {
             let to = rank * self.row + self.offsets[index];
@@ -181,9 +186,9 @@ impl FlatLayout {
         CopyPlan::new(sources, vec![Shape::new([self.ranks * self.row])], segments)
     }
 
-    /// Returns the copy-out of an all-gather: from the rows of all ranks, one after another in one buffer, to the
-    /// full tensors. Only tests and the benchmark use it so far: it is for backends whose all-gather writes to one
-    /// buffer, as NCCL's does.
+    /// Returns the copy-out of an all-gather: from the rows of all ranks, one after another in one
+    /// buffer, to the full tensors. Only tests and the benchmark use it so far: it is for backends
+    /// whose all-gather writes to one buffer, as NCCL's does.
     pub fn unpack_full(&self) -> CopyPlan {
         let sources = vec![Shape::new([self.ranks * self.row])];
         self.copy_full(sources, |index, rank| {
@@ -197,8 +202,8 @@ impl FlatLayout {
         self.copy_full(sources, |index, rank| (rank, self.offsets[index]))
     }
 
-    /// Returns a complete all-gather, for ranks whose shards can be read in place. Its sources are the shards of
-    /// rank 0, then those of rank 1, and so on.
+    /// Returns a complete all-gather, for ranks whose shards can be read in place. Its sources are
+    /// the shards of rank 0, then those of rank 1, and so on.
     pub fn join_parts(&self) -> CopyPlan {
         let parts = |rank| {
             self.tensors
@@ -211,8 +216,8 @@ impl FlatLayout {
         })
     }
 
-    /// Copies the shards of all tensors to full tensors. `from` returns the source and the first element of a
-    /// rank's shard.
+    /// Copies the shards of all tensors to full tensors. `from` returns the source and the first
+    /// element of a rank's shard.
     fn copy_full(
         &self,
         sources: Vec<Shape>,

@@ -6,7 +6,8 @@ use itertools::Itertools;
 use super::{CopyPlan, FlatLayout, ShardedTensorSpec, StridedCopy};
 use crate::placement::ShardSizes;
 
-/// Executes `copies` and returns every target by element; `None` for an element that was not written.
+/// Executes `copies` and returns every target by element; `None` for an element that was not
+/// written.
 pub(super) fn run<T: Clone>(copies: &CopyPlan, sources: &[Vec<T>]) -> Vec<Vec<Option<T>>> {
     let lens = |shapes: &[Shape]| shapes.iter().map(Shape::num_elements).collect_vec();
     assert_eq!(

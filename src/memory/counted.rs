@@ -1,4 +1,5 @@
-//! Hook that counts memory which does not come from the global allocator: the blocks of large tensors.
+//! Hook that counts memory which does not come from the global allocator: the blocks of large
+//! tensors.
 
 use std::sync::OnceLock;
 
@@ -13,7 +14,8 @@ pub struct Counter {
 
 static COUNTER: OnceLock<Counter> = OnceLock::new();
 
-/// Registers the counter for all blocks that are taken from now on. Only the first call has an effect.
+/// Registers the counter for all blocks that are taken from now on. Only the first call has an
+/// effect.
 pub fn count_blocks(counter: Counter) {
     let _ = COUNTER.set(counter);
 }

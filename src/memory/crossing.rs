@@ -13,7 +13,8 @@ pub(crate) fn bytes(tensor: &DispatchTensor) -> u64 {
     (tensor.shape().num_elements() * tensor.dtype().size()) as u64
 }
 
-/// Copies the tensor to new memory of `device`, even if it is there already. Does not wait for the device.
+/// Copies the tensor to new memory of `device`, even if it is there already. Does not wait for the
+/// device.
 pub(crate) fn copied_to(tensor: DispatchTensor, device: &Device) -> DispatchTensor {
     if tensor.shape().num_elements() == 0 {
         return Dispatch::float_empty(tensor.shape(), device.as_dispatch(), tensor.dtype().into());
@@ -40,7 +41,8 @@ pub(crate) struct ToHost {
 }
 
 impl ToHost {
-    /// Requests the copies, which run after all work that the calling thread has submitted to the device so far.
+    /// Requests the copies, which run after all work that the calling thread has submitted to the
+    /// device so far.
     pub(crate) fn begin(tensors: Vec<DispatchTensor>) -> Self {
         Self {
             #[cfg(feature = "cube")]
@@ -56,8 +58,8 @@ impl ToHost {
     pub(crate) fn wait(self) -> Vec<DispatchTensor> {
         #[cfg(feature = "cube")]
         if let Some(reading) = self.reading {
-            // Moves the data out of the memory to which the device copies, because that is scarce and optimizers
-            // compute in place.
+            // Moves the data out of the memory to which the device copies, because that is scarce
+            // and optimizers compute in place.
             let own = |data| copied(Dispatch::float_from_data(data, host().as_dispatch()));
             return reading.wait().into_iter().map(own).collect();
         }

@@ -1,8 +1,9 @@
 //! Memory of Cube tensors.
 //!
-//! A handle identifies its memory by an id, and the device's server thread maps the id to an address. So memory can
-//! be removed behind a handle and other memory bound in its place. An operation that uses the handle in between
-//! gets an error, and one that uses it later sees the new memory.
+//! A handle identifies its memory by an id, and the device's server thread maps the id to an
+//! address. So memory can be removed behind a handle and other memory bound in its place. An
+//! operation that uses the handle in between gets an error, and one that uses it later sees the new
+//! memory.
 
 use std::any::{Any, TypeId};
 use std::collections::HashSet;
@@ -41,8 +42,8 @@ pub(super) fn is_same(a: &CubeTensor, b: &CubeTensor) -> bool {
         && a.handle.offset_start.unwrap_or(0) == b.handle.offset_start.unwrap_or(0)
 }
 
-/// Returns the Cube primitive of a plain float tensor. Returns `None` for other backends, and for all tensors if
-/// burn's fusion is enabled.
+/// Returns the Cube primitive of a plain float tensor. Returns `None` for other backends, and for
+/// all tensors if burn's fusion is enabled.
 pub(crate) fn primitive(tensor: &DispatchTensor) -> Option<&CubeTensor> {
     match &tensor.kind {
         DispatchTensorKind::Cube(BackendTensor::Float(primitive)) => {
@@ -65,8 +66,9 @@ pub(crate) fn wrap(tensor: CubeTensor) -> DispatchTensor {
     }
 }
 
-/// Makes the device run what the calling thread has submitted before what other threads submit from now on. Without it,
-/// a thread may write to memory in place although a read of another thread, which has dropped its handle, is still to run.
+/// Makes the device run what the calling thread has submitted before what other threads submit from
+/// now on. Without it, a thread may write to memory in place although a read of another thread,
+/// which has dropped its handle, is still to run.
 pub(crate) fn run_before_others(tensor: &DispatchTensor) {
     // A failure is that of the submitted work, whose results have it.
     #[cfg(feature = "wgpu")]
@@ -79,15 +81,17 @@ pub(crate) fn run_before_others(tensor: &DispatchTensor) {
     drop(Device::new(tensor.device()).sync());
 }
 
-/// Work that a thread has submitted to a CUDA device. A stream that reads memory of another waits for it only if the memory
-/// was allocated after the last wait, and not if it was written in place since.
+/// Work that a thread has submitted to a CUDA device. A stream that reads memory of another waits
+/// for it only if the memory was allocated after the last wait, and not if it was written in place
+/// since.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 pub(crate) struct SubmittedWork(CubeTensor);
 
 #[cfg(feature = "cuda")]
 impl SubmittedWork {
-    /// Returns the work of the calling thread on the device of `tensor`; `None` on other backends, which need no order.
+    /// Returns the work of the calling thread on the device of `tensor`; `None` on other backends,
+    /// which need no order.
     pub(crate) fn on_device_of(tensor: &DispatchTensor) -> Option<Self> {
         if !matches!(tensor.kind, DispatchTensorKind::Cube(_)) {
             return None;
@@ -118,7 +122,8 @@ pub(crate) fn id(handle: &Handle) -> ManagedMemoryId {
     handle.memory.clone().binding().id()
 }
 
-/// Position of a tensor in its allocation: the bytes before it, the size of the allocation, and the bytes after it.
+/// Position of a tensor in its allocation: the bytes before it, the size of the allocation, and the
+/// bytes after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AllocationOffset([u64; 3]);
 
@@ -133,16 +138,18 @@ impl AllocationOffset {
     }
 }
 
-/// An allocation whose memory can be removed and restored. After this is dropped, the memory stays as it is.
+/// An allocation whose memory can be removed and restored. After this is dropped, the memory stays
+/// as it is.
 #[derive(Debug)]
 pub(crate) struct EvictableAllocation {
-    /// While the allocation has memory, this handle, the pool's and that of any tensor make more than two, so no
-    /// operation computes in place.
+    /// While the allocation has memory, this handle, the pool's and that of any tensor make more
+    /// than two, so no operation computes in place.
     handle: Handle,
 }
 
 impl EvictableAllocation {
-    /// Makes the allocation of `tensor` evictable. Returns `None` on a runtime that does not support it.
+    /// Makes the allocation of `tensor` evictable. Returns `None` on a runtime that does not
+    /// support it.
     pub(crate) fn new(tensor: &CubeTensor) -> Option<Self> {
         let handle = tensor.handle.clone();
         is_movable(&handle).then(|| {
@@ -155,7 +162,8 @@ impl EvictableAllocation {
         id(&self.handle)
     }
 
-    /// Removes the memory, after all work that the calling thread has submitted to the device so far.
+    /// Removes the memory, after all work that the calling thread has submitted to the device so
+    /// far.
     pub(crate) fn take(&self) {
         rename(self.handle.clone(), ManagedMemoryHandle::new());
     }
@@ -176,7 +184,8 @@ impl Drop for EvictableAllocation {
     }
 }
 
-/// Copies the full allocation of `tensor` to memory of the stream of `other`. Each stream has its own pools.
+/// Copies the full allocation of `tensor` to memory of the stream of `other`. Each stream has its
+/// own pools.
 fn in_memory_of(tensor: CubeTensor, other: &Handle) -> CubeTensor {
     let CubeTensor {
         mut client,
@@ -185,8 +194,9 @@ fn in_memory_of(tensor: CubeTensor, other: &Handle) -> CubeTensor {
         dtype,
         ..
     } = tensor;
-    // SAFETY: the stream only decides in which pool the copy is, and in which order it runs. The server thread
-    // makes streams wait for data of other streams that they read, whichever thread calls.
+    // SAFETY: the stream only decides in which pool the copy is, and in which order it runs. The
+    // server thread makes streams wait for data of other streams that they read, whichever thread
+    // calls.
     unsafe { client.set_stream(other.stream) };
     (full.offset_start, full.offset_end) = (None, None);
     let len = full.size() as usize / dtype.size();
@@ -211,12 +221,13 @@ fn is_movable(handle: &Handle) -> bool {
     false
 }
 
-/// Binds the memory of handle `from` to `to`, on the device's server thread and in the order of submitted work.
-/// `from` then has no memory.
+/// Binds the memory of handle `from` to `to`, on the device's server thread and in the order of
+/// submitted work. `from` then has no memory.
 ///
-/// Evicted memory returns to the pool. If the pool reuses it, writes run on the stream that owns it, after what
-/// that stream has read. Other streams read such memory if other threads of the program use it. On wgpu those
-/// streams have already submitted their work to the queue. On CUDA the program must have waited for those threads.
+/// Evicted memory returns to the pool. If the pool reuses it, writes run on the stream that owns
+/// it, after what that stream has read. Other streams read such memory if other threads of the
+/// program use it. On wgpu those streams have already submitted their work to the queue. On CUDA
+/// the program must have waited for those threads.
 fn rename(from: Handle, to: ManagedMemoryHandle) {
     let (device, server) = (from.service.device, from.service.service);
     #[cfg(feature = "wgpu")]

@@ -9,7 +9,8 @@ use twox_hash::XxHash3_64;
 
 use super::{HostTuning, flex};
 
-/// Returns a digest of each tensor's elements in row-major order, or `None` for a tensor that is not on the CPU.
+/// Returns a digest of each tensor's elements in row-major order, or `None` for a tensor that is
+/// not on the CPU.
 pub(crate) fn digests<'a>(tensors: impl Iterator<Item = &'a DispatchTensor>) -> Vec<Option<u64>> {
     let adjacent = |tensor: &'a FlexTensor| match tensor.is_contiguous() {
         true => Cow::Borrowed(tensor),

@@ -1,7 +1,8 @@
 //! Memory of Flex tensors.
 //!
-//! A Flex tensor reads its bytes through an allocation controller. Most controllers own the bytes. Those of a
-//! gathered parameter are evicted and restored by its unit, and reading them may run a collective.
+//! A Flex tensor reads its bytes through an allocation controller. Most controllers own the bytes.
+//! Those of a gathered parameter are evicted and restored by its unit, and reading them may run a
+//! collective.
 
 use std::sync::Arc;
 
@@ -31,11 +32,11 @@ pub(super) fn wrap(tensor: FlexTensor) -> DispatchTensor {
     }
 }
 
-/// Returns the bytes of the elements of a row-major tensor, which may be a view. Returns `None` if it is not
-/// row-major.
+/// Returns the bytes of the elements of a row-major tensor, which may be a view. Returns `None` if
+/// it is not row-major.
 ///
-/// Uses a single pass over the dimensions: burn's `is_contiguous` and `num_elements` take four times as long, which
-/// is noticeable with many small tensors.
+/// Uses a single pass over the dimensions: burn's `is_contiguous` and `num_elements` take four
+/// times as long, which is noticeable with many small tensors.
 pub(crate) fn elements(tensor: &FlexTensor) -> Option<&[u8]> {
     let (layout, size) = (tensor.layout(), tensor.dtype().size());
     let (mut count, mut is_adjacent) = (1, true);
@@ -66,7 +67,8 @@ pub(super) fn is_same(a: &FlexTensor, b: &FlexTensor) -> bool {
 
 /// Copies the elements of `tensor` to separate persistent memory.
 ///
-/// Does not use burn's `into_data`, which returns the memory itself if the tensor is its only handle.
+/// Does not use burn's `into_data`, which returns the memory itself if the tensor is its only
+/// handle.
 pub(crate) fn copied(tensor: &FlexTensor) -> FlexTensor {
     let Some(elements) = elements(tensor) else {
         return tensor.to_contiguous();
@@ -76,7 +78,8 @@ pub(crate) fn copied(tensor: &FlexTensor) -> FlexTensor {
     FlexTensor::new(copy, Layout::contiguous(shape), tensor.dtype())
 }
 
-/// Returns a copy that is aligned for elements of `size` bytes. burn would copy unaligned bytes a second time.
+/// Returns a copy that is aligned for elements of `size` bytes. burn would copy unaligned bytes a
+/// second time.
 fn aligned(bytes: &[u8], size: usize) -> Bytes {
     fn of<E: Pod + Send + Sync>(bytes: &[u8]) -> Bytes {
         // An empty slice need not be aligned.

@@ -1,9 +1,10 @@
 //! [`PooledMemory`]: large blocks of host memory that are reused at the same address.
 //!
-//! A step gathers the same weights as the previous one. If an allocator returned their memory to the system, new
-//! pages would be cleared and mapped one by one, each with a page fault. So large blocks are returned to a
-//! [`HostMemoryPool`] and wait for the next request of the same size. Each rank has a pool, which is freed with it. A
-//! thread that is not a rank has its own pool, and so have results that several ranks share.
+//! A step gathers the same weights as the previous one. If an allocator returned their memory to
+//! the system, new pages would be cleared and mapped one by one, each with a page fault. So large
+//! blocks are returned to a [`HostMemoryPool`] and wait for the next request of the same size. Each
+//! rank has a pool, which is freed with it. A thread that is not a rank has its own pool, and so
+//! have results that several ranks share.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -36,8 +37,9 @@ pub(crate) struct PooledMemory {
 }
 
 impl PooledMemory {
-    /// Takes a block of at least `len` bytes, with its previous contents, for elements of `align` bytes. Returns `None`
-    /// if the system has too little memory, or under a sanitizer, which must see when memory is freed.
+    /// Takes a block of at least `len` bytes, with its previous contents, for elements of `align`
+    /// bytes. Returns `None` if the system has too little memory, or under a sanitizer, which must
+    /// see when memory is freed.
     pub fn take(pool: &Arc<HostMemoryPool>, len: usize, align: usize) -> Option<Self> {
         if cfg!(sanitized) {
             return None;
@@ -56,8 +58,9 @@ impl PooledMemory {
     /// Returns the requested bytes.
     pub fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
         let memory = self.memory.as_mut().expect(HERE);
-        // SAFETY: the block has `len` bytes. Who writes through this writes initialized bytes: a tensor by the contract
-        // of `memory_mut`, others because an `UninitBytes` becomes a tensor only when all its bytes are written.
+        // SAFETY: the block has `len` bytes. Who writes through this writes initialized bytes: a
+        // tensor by the contract of `memory_mut`, others because an `UninitBytes` becomes a tensor
+        // only when all its bytes are written.
         unsafe { slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), self.len) }
     }
 }
@@ -67,7 +70,8 @@ impl AllocationController for PooledMemory {
         self.align
     }
 
-    /// Reports an ordinary allocation: only the tensor writes to the block, and nothing takes it away.
+    /// Reports an ordinary allocation: only the tensor writes to the block, and nothing takes it
+    /// away.
     fn property(&self) -> AllocationProperty {
         AllocationProperty::Native
     }
@@ -151,8 +155,8 @@ impl HostMemoryPool {
         Some(memory)
     }
 
-    /// Keeps a block for the next request of its size. Frees the oldest blocks while more bytes are free than were
-    /// ever in use at once.
+    /// Keeps a block for the next request of its size. Frees the oldest blocks while more bytes are
+    /// free than were ever in use at once.
     fn give(&self, memory: MmapMut) {
         let mut freed = Vec::new();
         let mut list = self.0.lock();

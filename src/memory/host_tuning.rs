@@ -11,38 +11,45 @@ use std::sync::LazyLock;
 
 /// Sizes that change how long an operation takes, never its result.
 ///
-/// Those that depend on the machine are derived from its page size and caches. The others stand for costs of the same
-/// order on all machines: waking a thread takes some 10 µs, in which a core copies some 100 KiB.
+/// Those that depend on the machine are derived from its page size and caches. The others stand for
+/// costs of the same order on all machines: waking a thread takes some 10 µs, in which a core
+/// copies some 100 KiB.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostTuning {
     /// Granularity of the sizes of pooled blocks: bytes of a page.
     pub page: usize,
-    /// Minimum bytes of memory that is pooled: 16 pages. The page faults of less take no longer than the pool.
+    /// Minimum bytes of memory that is pooled: 16 pages. The page faults of less take no longer
+    /// than the pool.
     pub min_pooled_bytes: usize,
     /// Minimum bytes that a task reads, for which it is worth a thread.
     pub task_bytes: usize,
-    /// Number of tasks for each thread, or for each rank where ranks share work. With several, one that is slow or
-    /// late delays the others little.
+    /// Number of tasks for each thread, or for each rank where ranks share work. With several, one
+    /// that is slow or late delays the others little.
     pub tasks_per_worker: usize,
-    /// Minimum bytes of an operation that several threads or ranks perform together: those of two tasks.
+    /// Minimum bytes of an operation that several threads or ranks perform together: those of two
+    /// tasks.
     pub shared_bytes: usize,
     /// Minimum bytes that a task of a reduction writes: 4 pages.
     pub task_output_bytes: usize,
-    /// Number of elements that are reduced at a time. Four partial results of 8 bytes fit in the first-level cache.
+    /// Number of elements that are reduced at a time. Four partial results of 8 bytes fit in the
+    /// first-level cache.
     pub strip: usize,
-    /// Minimum elements of the runs of a block that are reduced in place. Shorter runs are first copied to adjacent
-    /// memory: a call of the reduction takes as long as some tens of elements.
+    /// Minimum elements of the runs of a block that are reduced in place. Shorter runs are first
+    /// copied to adjacent memory: a call of the reduction takes as long as some tens of elements.
     pub reduced_run: usize,
 }
 
 impl HostTuning {
-    /// Number of half-precision elements that are converted at a time. Constant, because it is a length in types.
+    /// Number of half-precision elements that are converted at a time. Constant, because it is a
+    /// length in types.
     pub const CONVERTED: usize = 64;
 
-    /// Granularity in elements at which a run is split: a cache line or more, whatever the size of elements.
+    /// Granularity in elements at which a run is split: a cache line or more, whatever the size of
+    /// elements.
     pub const SPLIT: usize = 64;
 
-    /// Minimum elements of runs that are split. Tasks are uneven by less than a sixteenth of such a run.
+    /// Minimum elements of runs that are split. Tasks are uneven by less than a sixteenth of such a
+    /// run.
     pub const SPLIT_RUN: usize = 16 * Self::SPLIT;
 
     /// Returns the values for this machine.
@@ -62,7 +69,8 @@ impl HostTuning {
         &OF_MACHINE
     }
 
-    /// Returns the values for a machine with pages of `page` bytes and first-level caches of `cache` bytes.
+    /// Returns the values for a machine with pages of `page` bytes and first-level caches of
+    /// `cache` bytes.
     fn new(page: usize, cache: usize) -> Self {
         let task_bytes = 512 << 10;
         Self {

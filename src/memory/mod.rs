@@ -9,10 +9,12 @@
 //!                             └─ gathered weight: `EvictableAllocation` in such a pool (`cube`)
 //! ```
 //!
-//! 1. The memory of a tensor stays valid as long as a handle to it lives, except that of a gathered parameter. The
-//!    parameter's unit evicts and restores that memory ([`is_persistent`]).
-//! 2. A tensor that outlives the current operation, or that other ranks read, is in persistent memory.
-//! 3. No tensor writes to memory that another handle reads. A view of shared or evictable memory writes to a copy.
+//! 1. The memory of a tensor stays valid as long as a handle to it lives, except that of a gathered
+//!    parameter. The parameter's unit evicts and restores that memory ([`is_persistent`]).
+//! 2. A tensor that outlives the current operation, or that other ranks read, is in persistent
+//!    memory.
+//! 3. No tensor writes to memory that another handle reads. A view of shared or evictable memory
+//!    writes to a copy.
 //! 4. Pooled memory still has its previous contents. Its user writes all bytes before any are read
 //!    ([`UninitBytes`]).
 //! 5. A pool keeps no more free bytes than were ever in use at once.
@@ -64,7 +66,8 @@ pub(crate) fn host() -> Device {
 /// True if a backend for the CPU is available.
 pub(crate) const HAS_HOST: bool = cfg!(feature = "flex");
 
-/// Returns true if tensors of `device` are in host memory, which any thread can read and write directly.
+/// Returns true if tensors of `device` are in host memory, which any thread can read and write
+/// directly.
 pub(crate) fn is_host(device: &Device) -> bool {
     HAS_HOST && device.as_dispatch() == host().as_dispatch()
 }
@@ -97,8 +100,8 @@ pub(crate) fn is_same(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     }
 }
 
-/// Copies a tensor on any backend. A slice would not do, because Cube slices without copying if the offset is
-/// aligned.
+/// Copies a tensor on any backend. A slice would not do, because Cube slices without copying if the
+/// offset is aligned.
 pub(crate) fn assigned(view: DispatchTensor) -> DispatchTensor {
     let (shape, device, dtype) = (view.shape(), view.device(), view.dtype());
     let everything: Vec<Slice> = shape.iter().map(|&len| Slice::from(0..len)).collect();

@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 
 use super::cube::primitive;
 
-/// One client for each device that was read from. A reading future borrows its client and outlives the caller, so
-/// clients are never freed.
+/// One client for each device that was read from. A reading future borrows its client and outlives
+/// the caller, so clients are never freed.
 static CLIENTS: Mutex<Vec<(CubeDevice, &Client)>> = Mutex::new(Vec::new());
 
 fn client(tensor: &CubeTensor) -> &'static Client {
@@ -30,8 +30,8 @@ fn client(tensor: &CubeTensor) -> &'static Client {
     client
 }
 
-/// Copies that were requested from the device. burn's own reads start only when they are polled, and keep the
-/// tensors alive until then.
+/// Copies that were requested from the device. burn's own reads start only when they are polled,
+/// and keep the tensors alive until then.
 pub(super) struct Reading {
     copies: Pin<Box<dyn Future<Output = Result<Vec<Bytes>, ServerError>> + Send>>,
     like: Vec<(Shape, DType)>,

@@ -13,7 +13,8 @@ use super::host_pool::{HostMemoryPool, PooledMemory};
 
 /// Uninitialized memory for elements, aligned for them. Large memory is [pooled](super::host_pool).
 pub(crate) enum UninitBytes {
-    /// A box for each size of elements, because a tensor's memory is freed with the alignment of its elements.
+    /// A box for each size of elements, because a tensor's memory is freed with the alignment of
+    /// its elements.
     Bytes(Box<[MaybeUninit<u8>]>),
     Pairs(Box<[MaybeUninit<u16>]>),
     Fours(Box<[MaybeUninit<u32>]>),
@@ -22,8 +23,8 @@ pub(crate) enum UninitBytes {
 }
 
 impl UninitBytes {
-    /// Allocates memory for `count` elements of `size` bytes. Large memory is taken from `pool`, or from the thread's
-    /// pool if that is `None`.
+    /// Allocates memory for `count` elements of `size` bytes. Large memory is taken from `pool`, or
+    /// from the thread's pool if that is `None`.
     pub(crate) fn at(pool: Option<&Arc<HostMemoryPool>>, size: usize, count: usize) -> Self {
         if let Some(len) = count.checked_mul(size)
             && len >= HostTuning::get().min_pooled_bytes
@@ -47,8 +48,8 @@ impl UninitBytes {
     pub(crate) fn bytes(&mut self) -> &mut [MaybeUninit<u8>] {
         fn bytes<E>(elements: &mut [MaybeUninit<E>]) -> &mut [MaybeUninit<u8>] {
             let len = size_of_val(elements);
-            // SAFETY: the result has the same length and a smaller alignment. Neither type requires initialized
-            // memory.
+            // SAFETY: the result has the same length and a smaller alignment. Neither type requires
+            // initialized memory.
             unsafe { slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), len) }
         }
         match self {

@@ -76,8 +76,8 @@ pub(super) fn unravel(position: usize, shape: &[usize]) -> SmallVec<[usize; 3]> 
     coordinate
 }
 
-/// Returns the ranks that differ from `coordinate` only along the dimensions `free`, of which the last varies
-/// fastest.
+/// Returns the ranks that differ from `coordinate` only along the dimensions `free`, of which the
+/// last varies fastest.
 pub(super) fn along(
     ranks: &[usize],
     shape: &[usize],

@@ -10,10 +10,11 @@ use crate::placement::ShardSizes;
 
 /// # Collectives of plain tensors
 ///
-/// They run over all ranks of the mesh, in its row-major order. To communicate along one dimension, use its slice:
-/// `mesh.slice("tp")?.broadcast(x, 0)`. Results are plain, whether or not the tensors have autodiff. For gradients
-/// through collectives, and for uneven shards, use a [`DTensor`](crate::dtensor::DTensor). In errors and in the
-/// [ledger](crate::comm::Ledger), the label is `mesh_` followed by the names of the dimensions.
+/// They run over all ranks of the mesh, in its row-major order. To communicate along one dimension,
+/// use its slice: `mesh.slice("tp")?.broadcast(x, 0)`. Results are plain, whether or not the
+/// tensors have autodiff. For gradients through collectives, and for uneven shards, use a
+/// [`DTensor`](crate::dtensor::DTensor). In errors and in the [ledger](crate::comm::Ledger), the
+/// label is `mesh_` followed by the names of the dimensions.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -32,11 +33,11 @@ use crate::placement::ShardSizes;
 /// ```
 ///
 /// All return [`NotAMember`](super::MeshError::NotAMember) outside the mesh. They return a
-/// [`CommError`](crate::comm::CommError) if a rank fails or passes another shape or element type, if the tensor
-/// does not have the dimension, or if the mesh does not have the source.
+/// [`CommError`](crate::comm::CommError) if a rank fails or passes another shape or element type,
+/// if the tensor does not have the dimension, or if the mesh does not have the source.
 impl DeviceMesh {
-    /// Returns the tensor of the rank at position `source` of the mesh; 0 is the first. The other ranks pass a
-    /// tensor of the same shape and element type, whose values are ignored.
+    /// Returns the tensor of the rank at position `source` of the mesh; 0 is the first. The other
+    /// ranks pass a tensor of the same shape and element type, whose values are ignored.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -55,9 +56,9 @@ impl DeviceMesh {
             .single()?)
     }
 
-    /// Returns this rank's [chunk](crate::placement::chunk), along dimension `dim`, of the full tensor on the rank
-    /// at position `source`. It may be shorter than other chunks, or empty. The other ranks pass a tensor of the
-    /// same shape and element type, whose values are ignored.
+    /// Returns this rank's [chunk](crate::placement::chunk), along dimension `dim`, of the full
+    /// tensor on the rank at position `source`. It may be shorter than other chunks, or empty. The
+    /// other ranks pass a tensor of the same shape and element type, whose values are ignored.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -96,8 +97,8 @@ impl DeviceMesh {
             .single()?)
     }
 
-    /// Reduces the tensors of all ranks, and returns this rank's [chunk](crate::placement::chunk) of the result
-    /// along dimension `dim`.
+    /// Reduces the tensors of all ranks, and returns this rank's [chunk](crate::placement::chunk)
+    /// of the result along dimension `dim`.
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -178,8 +179,8 @@ fn sharded<const D: usize, K: kind::Autodiff>(
     }]
 }
 
-/// Returns chunks of `times` the length of `dim`. If the dimension does not exist, the communicator reports the
-/// error.
+/// Returns chunks of `times` the length of `dim`. If the dimension does not exist, the communicator
+/// reports the error.
 fn chunks<const D: usize, K: kind::Autodiff>(
     tensor: &Tensor<D, K>,
     dim: usize,

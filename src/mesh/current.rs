@@ -10,9 +10,9 @@ thread_local! {
     static CURRENT: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `program` with `mesh` as the calling thread's [current mesh](DeviceMesh::current), so that deeply nested
-/// code can read it without a parameter. Calls may be nested. The scope ends with `program`, also if it unwinds.
-/// Local.
+/// Runs `program` with `mesh` as the calling thread's [current mesh](DeviceMesh::current), so that
+/// deeply nested code can read it without a parameter. Calls may be nested. The scope ends with
+/// `program`, also if it unwinds. Local.
 ///
 /// ```
 /// use burn_dtensor::prelude::*;
@@ -31,8 +31,8 @@ thread_local! {
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Nothing in this crate uses the current mesh implicitly: the mesh of a tensor or model is always an explicit
-/// argument.
+/// Nothing in this crate uses the current mesh implicitly: the mesh of a tensor or model is always
+/// an explicit argument.
 pub fn with_mesh<T>(mesh: &DeviceMesh, program: impl FnOnce() -> T) -> T {
     /// Guard that removes the current mesh when dropped.
     struct MeshScope;

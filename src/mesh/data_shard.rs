@@ -3,10 +3,11 @@
 use super::{DeviceMesh, DimNames};
 use crate::Result;
 
-/// One of the `count` parts into which data-parallel ranks divide a dataset and each of its batches.
+/// One of the `count` parts into which data-parallel ranks divide a dataset and each of its
+/// batches.
 ///
-/// [`DeviceMesh::data_shard`] computes it. A program without a mesh, such as an unsharded baseline, uses
-/// [`ALL`](Self::ALL).
+/// [`DeviceMesh::data_shard`] computes it. A program without a mesh, such as an unsharded baseline,
+/// uses [`ALL`](Self::ALL).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DataShard {
     /// Index of the part, below `count`.
@@ -21,8 +22,9 @@ impl DataShard {
 }
 
 impl DeviceMesh {
-    /// Returns the data shard of the calling rank, if the mesh dimensions `names` divide the data. Ranks that differ
-    /// only along other dimensions, such as `tp`, have the same data shard, and therefore read the same rows.
+    /// Returns the data shard of the calling rank, if the mesh dimensions `names` divide the data.
+    /// Ranks that differ only along other dimensions, such as `tp`, have the same data shard, and
+    /// therefore read the same rows.
     ///
     /// ```text
     /// (replicate=2, shard=2, tp=2), mesh.data_shard(["replicate", "shard"]):
@@ -31,12 +33,12 @@ impl DeviceMesh {
     /// index   0  0  1  1  2  2  3  3    of 4
     /// ```
     ///
-    /// Names are as for [`slice`](Self::slice). The last one varies fastest. Without any name the data is not
-    /// divided: every rank has [`DataShard::ALL`].
+    /// Names are as for [`slice`](Self::slice). The last one varies fastest. Without any name the
+    /// data is not divided: every rank has [`DataShard::ALL`].
     ///
     /// # Errors
-    /// Those of [`slice`](Self::slice) for names that do not fit, and [`NotAMember`](super::MeshError::NotAMember)
-    /// outside the mesh.
+    /// Those of [`slice`](Self::slice) for names that do not fit, and
+    /// [`NotAMember`](super::MeshError::NotAMember) outside the mesh.
     pub fn data_shard(&self, names: impl DimNames) -> Result<DataShard> {
         let dims = if names.dim_names().is_empty() {
             Vec::new()

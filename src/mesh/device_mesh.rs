@@ -16,8 +16,9 @@ use crate::comm::{Communicator, World};
 ///
 /// Cloning is cheap. See the [module](super) for a picture.
 ///
-/// A mesh belongs to one rank of one launch, because its communicators do. Two meshes are equal if they belong to
-/// the same rank, have equal ranks, shapes, names and communicators, and are slices of equal meshes or of none.
+/// A mesh belongs to one rank of one launch, because its communicators do. Two meshes are equal if
+/// they belong to the same rank, have equal ranks, shapes, names and communicators, and are slices
+/// of equal meshes or of none.
 ///
 /// [`Display`](std::fmt::Display) writes one line, and with `{:#}` also a grid of ranks:
 ///
@@ -39,8 +40,8 @@ struct MeshInner {
     made_of: Vec<RootDims>,
     /// Global ranks, row-major.
     ranks: Vec<usize>,
-    /// Hash of everything that equality compares, computed once because a mesh is part of the key of every operator
-    /// decision.
+    /// Hash of everything that equality compares, computed once because a mesh is part of the key
+    /// of every operator decision.
     hash: u64,
     /// Coordinate of the calling rank, if it is a member.
     coordinate: Option<SmallVec<[usize; 3]>>,
@@ -56,10 +57,12 @@ struct MeshInner {
     flattened: Mutex<Vec<MeshDim>>,
 }
 
-/// Dimensions of a root, the last varying fastest. One dimension, or several that were flattened into one.
+/// Dimensions of a root, the last varying fastest. One dimension, or several that were flattened
+/// into one.
 pub(super) type RootDims = SmallVec<[usize; 2]>;
 
-/// A dimension of a root or of a slice: its name, and the dimensions of the root that it consists of.
+/// A dimension of a root or of a slice: its name, and the dimensions of the root that it consists
+/// of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MeshDim {
     pub(super) name: String,
@@ -69,8 +72,8 @@ pub(super) struct MeshDim {
 impl DeviceMesh {
     /// Creates a mesh of the ranks `0..n`, where `n` is the product of `shape`.
     ///
-    /// The world may be larger than the mesh. The other ranks must call this function too, and get a mesh without a
-    /// [`coordinate`](Self::coordinate).
+    /// The world may be larger than the mesh. The other ranks must call this function too, and get
+    /// a mesh without a [`coordinate`](Self::coordinate).
     ///
     /// # Collective
     /// Every rank of the world, in the same order as other meshes.
@@ -91,11 +94,12 @@ impl DeviceMesh {
         Self::from_ranks(world, (0..needed).collect::<Vec<_>>(), shape, names)
     }
 
-    /// Returns the mesh of a program that runs on one device, without a [`launch`](crate::comm::launch()): one rank
-    /// in one dimension, `device`. A model over DTensors trains and generates on it as on any other mesh, and
-    /// nothing is communicated.
+    /// Returns the mesh of a program that runs on one device, without a
+    /// [`launch`](crate::comm::launch()): one rank in one dimension, `device`. A model over
+    /// DTensors trains and generates on it as on any other mesh, and nothing is communicated.
     ///
-    /// All calls with the same device, with or without autodiff, return the same mesh. Any thread may use it.
+    /// All calls with the same device, with or without autodiff, return the same mesh. Any thread
+    /// may use it.
     ///
     /// ```
     /// use burn::nn::LinearConfig;
@@ -149,8 +153,8 @@ impl DeviceMesh {
         ))
     }
 
-    /// Returns the caller's communicator along each dimension, or none outside the mesh: the one that `known` returns,
-    /// or else the group of the world.
+    /// Returns the caller's communicator along each dimension, or none outside the mesh: the one
+    /// that `known` returns, or else the group of the world.
     pub(super) fn communicators_along(
         world: &World,
         ranks: &[usize],
@@ -194,8 +198,8 @@ impl DeviceMesh {
         }))
     }
 
-    /// Returns the slice of this mesh with these dimensions that contains the calling rank. The mesh must be a
-    /// root.
+    /// Returns the slice of this mesh with these dimensions that contains the calling rank. The
+    /// mesh must be a root.
     ///
     /// # Errors
     /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and errors of creating groups.
@@ -243,8 +247,8 @@ impl DeviceMesh {
     }
 
     /// Returns the mesh of the surviving ranks in `world`, to which the mesh's own world was
-    /// [shrunk](World::shrink). It keeps the indices along `mesh_dim` of which all ranks survive. Surviving ranks
-    /// of other indices are not members.
+    /// [shrunk](World::shrink). It keeps the indices along `mesh_dim` of which all ranks survive.
+    /// Surviving ranks of other indices are not members.
     ///
     /// ```text
     /// replicate x shard    rank 3 is lost     along `replicate`
@@ -256,9 +260,9 @@ impl DeviceMesh {
     /// Every rank of `world`, as [`new`](Self::new).
     ///
     /// # Errors
-    /// [`DimOutOfRange`](MeshError::DimOutOfRange), [`OtherWorld`](MeshError::OtherWorld) if `world` is not the
-    /// result of shrinking this mesh's world, and [`NoSurvivors`](MeshError::NoSurvivors) if every index has lost a
-    /// rank.
+    /// [`DimOutOfRange`](MeshError::DimOutOfRange), [`OtherWorld`](MeshError::OtherWorld) if
+    /// `world` is not the result of shrinking this mesh's world, and
+    /// [`NoSurvivors`](MeshError::NoSurvivors) if every index has lost a rank.
     pub fn survivors(&self, world: &World, mesh_dim: usize) -> Result<Self> {
         if mesh_dim >= self.ndim() {
             return Err(MeshError::DimOutOfRange {
@@ -364,8 +368,8 @@ impl DeviceMesh {
     /// Returns the communicator of the ranks that differ from the caller only along `mesh_dim`.
     ///
     /// # Errors
-    /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and [`DimOutOfRange`](MeshError::DimOutOfRange) for
-    /// a dimension that the mesh does not have.
+    /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and
+    /// [`DimOutOfRange`](MeshError::DimOutOfRange) for a dimension that the mesh does not have.
     pub fn communicator(&self, mesh_dim: usize) -> Result<&Communicator> {
         if mesh_dim >= self.ndim() {
             return Err(MeshError::DimOutOfRange {
@@ -382,8 +386,8 @@ impl DeviceMesh {
             .ok_or_else(|| self.not_a_member("communicate on it"))?)
     }
 
-    /// Returns the communicator of the ranks that differ from the caller only along `mesh_dims`. In the order of
-    /// its ranks, the last of `mesh_dims` changes fastest.
+    /// Returns the communicator of the ranks that differ from the caller only along `mesh_dims`. In
+    /// the order of its ranks, the last of `mesh_dims` changes fastest.
     ///
     /// # Errors
     /// As [`communicator`](Self::communicator), and errors of creating a group.
@@ -402,16 +406,18 @@ impl DeviceMesh {
         self.0.root.as_ref().unwrap_or(self)
     }
 
-    /// Returns the index of this slice among all slices of the root along the same dimensions, computed from its
-    /// position in the other dimensions. With (dp=2, tp=4), the `tp` slices have 0 and 1. It is 0 for any other mesh,
-    /// unless it was made from a slice by [`unflatten`](Self::unflatten) or [`with_deadline`](Self::with_deadline):
-    /// then it is that slice's index.
+    /// Returns the index of this slice among all slices of the root along the same dimensions,
+    /// computed from its position in the other dimensions. With (dp=2, tp=4), the `tp` slices have
+    /// 0 and 1. It is 0 for any other mesh, unless it was made from a slice by
+    /// [`unflatten`](Self::unflatten) or [`with_deadline`](Self::with_deadline): then it is that
+    /// slice's index.
     pub fn slice_index(&self) -> usize {
         self.0.index
     }
 
-    /// Returns true if several dimensions may communicate as one. This is not possible if the program has set
-    /// separate communicators or deadlines, which a group of the world would not have.
+    /// Returns true if several dimensions may communicate as one. This is not possible if the
+    /// program has set separate communicators or deadlines, which a group of the world would not
+    /// have.
     pub(crate) fn joins_dims(&self) -> bool {
         self.0.of_world
     }
@@ -430,7 +436,8 @@ impl DeviceMesh {
         self.0.flattened.lock()
     }
 
-    /// Returns the ranks that differ from `coordinate` only along `mesh_dim`, in the order of their group.
+    /// Returns the ranks that differ from `coordinate` only along `mesh_dim`, in the order of their
+    /// group.
     pub(super) fn row(&self, coordinate: &[usize], mesh_dim: usize) -> Vec<usize> {
         along(&self.0.ranks, &self.0.shape, coordinate, &[mesh_dim])
     }
@@ -460,7 +467,8 @@ impl DeviceMesh {
         Ok(unravel(position, self.shape()))
     }
 
-    /// Returns the caller's coordinate, or the error that it is outside the mesh and cannot do `action`.
+    /// Returns the caller's coordinate, or the error that it is outside the mesh and cannot do
+    /// `action`.
     pub(crate) fn member(&self, action: &'static str) -> Result<&[usize], MeshError> {
         self.coordinate().ok_or_else(|| self.not_a_member(action))
     }
@@ -473,9 +481,9 @@ impl DeviceMesh {
         }
     }
 
-    /// Returns true if both meshes have the same ranks, shape, names and communicators, and belong to the same rank
-    /// of the same launch. Unlike equality, this ignores what they were sliced from. Tensors on congruent meshes
-    /// can be combined.
+    /// Returns true if both meshes have the same ranks, shape, names and communicators, and belong
+    /// to the same rank of the same launch. Unlike equality, this ignores what they were sliced
+    /// from. Tensors on congruent meshes can be combined.
     pub(crate) fn congruent(&self, other: &Self) -> bool {
         let (ours, theirs) = (&self.0.communicators, &other.0.communicators);
         let one = || {

@@ -6,7 +6,8 @@ use itertools::Itertools;
 
 use super::DeviceMesh;
 
-/// Formats the mesh as `DeviceMesh(replicate=2, shard=2; ranks 0..4)`. With `{:#}`, a grid of ranks follows.
+/// Formats the mesh as `DeviceMesh(replicate=2, shard=2; ranks 0..4)`. With `{:#}`, a grid of ranks
+/// follows.
 impl fmt::Display for DeviceMesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("DeviceMesh(")?;

@@ -8,7 +8,8 @@ use crate::Result;
 use crate::comm::{Communicator, World};
 
 impl DeviceMesh {
-    /// Creates a 1-D mesh of the ranks of `group`, in its order. It uses this communicator and creates none.
+    /// Creates a 1-D mesh of the ranks of `group`, in its order. It uses this communicator and
+    /// creates none.
     ///
     /// Local: only ranks of the group call it.
     ///
@@ -19,9 +20,9 @@ impl DeviceMesh {
         Self::from_groups(world, [group], ranks, [size], name)
     }
 
-    /// Creates a mesh of `ranks`, row-major, that uses these communicators, one per dimension, and creates none.
-    /// They can be groups of [`World::group`], [duplicates](Communicator::duplicate) with a separate order of
-    /// calls, or another implementation of [`Communicator`].
+    /// Creates a mesh of `ranks`, row-major, that uses these communicators, one per dimension, and
+    /// creates none. They can be groups of [`World::group`], [duplicates](Communicator::duplicate)
+    /// with a separate order of calls, or another implementation of [`Communicator`].
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
@@ -36,19 +37,19 @@ impl DeviceMesh {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///
-    /// Meshes with other communicators are not equal, and their tensors cannot be combined. Collectives over
-    /// several dimensions use a group of the world: [`flatten`](Self::flatten), [`all_reduce`](Self::all_reduce),
-    /// sums of gradients over several dimensions, and operators along a tensor dimension that several mesh
-    /// dimensions shard. A redistribution executes a separate step for each dimension, whereas other meshes fuse
-    /// steps of the same kind.
+    /// Meshes with other communicators are not equal, and their tensors cannot be combined.
+    /// Collectives over several dimensions use a group of the world: [`flatten`](Self::flatten),
+    /// [`all_reduce`](Self::all_reduce), sums of gradients over several dimensions, and operators
+    /// along a tensor dimension that several mesh dimensions shard. A redistribution executes a
+    /// separate step for each dimension, whereas other meshes fuse steps of the same kind.
     ///
     /// Local: ranks outside the mesh have no communicators to pass.
     ///
     /// # Errors
     /// [`GroupCount`](MeshError::GroupCount) unless there is one communicator per dimension,
-    /// [`NotAMember`](MeshError::NotAMember) if the caller is not in `ranks`, [`GroupRanks`](MeshError::GroupRanks)
-    /// for a communicator of other ranks than the caller's row along its dimension, or of another rank; and as
-    /// [`from_ranks`](Self::from_ranks).
+    /// [`NotAMember`](MeshError::NotAMember) if the caller is not in `ranks`,
+    /// [`GroupRanks`](MeshError::GroupRanks) for a communicator of other ranks than the caller's
+    /// row along its dimension, or of another rank; and as [`from_ranks`](Self::from_ranks).
     pub fn from_groups(
         world: &World,
         groups: impl Into<Vec<Communicator>>,
@@ -87,13 +88,14 @@ impl DeviceMesh {
         Ok(mesh)
     }
 
-    /// Returns a copy of the mesh, as a root, with a separate deadline for collectives along the dimension `name`.
-    /// It replaces [`Launch::with_deadline`](crate::comm::Launch::with_deadline), because the stages of a pipeline
-    /// may be further apart in time than tensor-parallel ranks.
+    /// Returns a copy of the mesh, as a root, with a separate deadline for collectives along the
+    /// dimension `name`. It replaces [`Launch::with_deadline`](crate::comm::Launch::with_deadline),
+    /// because the stages of a pipeline may be further apart in time than tensor-parallel ranks.
     ///
     /// The deadline is the only option of a dimension. Slices of the new mesh keep it, and so does
-    /// [`unflatten`](Self::unflatten) of other dimensions; collectives over several dimensions use the deadline of the
-    /// launch. Tensors on the new mesh cannot be combined with those on the old one.
+    /// [`unflatten`](Self::unflatten) of other dimensions; collectives over several dimensions use
+    /// the deadline of the launch. Tensors on the new mesh cannot be combined with those on the old
+    /// one.
     ///
     /// Local. Every rank must set the same deadlines, before it slices the mesh.
     ///

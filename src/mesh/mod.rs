@@ -14,18 +14,20 @@
 //! 1. Ranks are row-major: the last dimension varies fastest.
 //! 2. In the group of a dimension, a rank's group rank is its coordinate along that dimension.
 //! 3. A slice shares its parent's communicators; it creates none.
-//! 4. Equal meshes have equal ranks, shapes, names, communicators and roots, and belong to the same rank of the
-//!    same launch.
-//! 5. A list of ranks has one communicator, whichever meshes have a row of these ranks. Exceptions are meshes with
-//!    their own communicators ([`from_groups`](DeviceMesh::from_groups)) or their own deadlines.
+//! 4. Equal meshes have equal ranks, shapes, names, communicators and roots, and belong to the same
+//!    rank of the same launch.
+//! 5. A list of ranks has one communicator, whichever meshes have a row of these ranks. Exceptions
+//!    are meshes with their own communicators ([`from_groups`](DeviceMesh::from_groups)) or their
+//!    own deadlines.
 //!
 //! # Ranks outside the mesh
 //!
-//! All ranks of the world create a mesh with the same arguments, even if it covers only some of them. A rank
-//! outside the mesh has no [coordinate](DeviceMesh::coordinate). On such a rank, every operation that would
-//! communicate or hold a local tensor returns [`NotAMember`](MeshError::NotAMember): slicing, creating a DTensor,
-//! `parallelize`, `fully_shard`. Therefore a program checks `mesh.coordinate().is_some()` first. DTensors without a
-//! local tensor do not exist.
+//! All ranks of the world create a mesh with the same arguments, even if it covers only some of
+//! them. A rank outside the mesh has no [coordinate](DeviceMesh::coordinate). On such a rank, every
+//! operation that would communicate or hold a local tensor returns
+//! [`NotAMember`](MeshError::NotAMember): slicing, creating a DTensor, `parallelize`,
+//! `fully_shard`. Therefore a program checks `mesh.coordinate().is_some()` first. DTensors without
+//! a local tensor do not exist.
 
 mod array;
 mod collectives;

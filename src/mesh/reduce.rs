@@ -60,12 +60,12 @@ impl<const D: usize> sealed::Sealed for Tensor<D> {
 }
 
 impl DeviceMesh {
-    /// Reduces a loss, a metric or a count over all ranks of the mesh. With [`ReduceOp::Avg`], the result is the
-    /// mean of the ranks' values. All ranks get a bitwise identical result.
+    /// Reduces a loss, a metric or a count over all ranks of the mesh. With [`ReduceOp::Avg`], the
+    /// result is the mean of the ranks' values. All ranks get a bitwise identical result.
     ///
-    /// Values that control the flow of a program must be equal on all ranks; otherwise the ranks diverge. For
-    /// example, each rank computes a validation loss on its own data. By comparing the mean, all ranks stop
-    /// training after the same epoch:
+    /// Values that control the flow of a program must be equal on all ranks; otherwise the ranks
+    /// diverge. For example, each rank computes a validation loss on its own data. By comparing the
+    /// mean, all ranks stop training after the same epoch:
     ///
     /// ```
     /// use burn_dtensor::prelude::*;
@@ -88,17 +88,19 @@ impl DeviceMesh {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     ///
-    /// If ranks average over different numbers of items, reduce a sum and a count instead, together in one tensor.
-    /// The result for a tensor is plain, whether or not the tensor has autodiff; for the gradient of a distributed
-    /// loss, use a [`DTensor`](crate::dtensor::DTensor). An `f64` is reduced as `f64` if the device supports it,
-    /// otherwise as `f32`. Reductions add in a fixed order.
+    /// If ranks average over different numbers of items, reduce a sum and a count instead, together
+    /// in one tensor. The result for a tensor is plain, whether or not the tensor has autodiff; for
+    /// the gradient of a distributed loss, use a [`DTensor`](crate::dtensor::DTensor). An `f64` is
+    /// reduced as `f64` if the device supports it, otherwise as `f32`. Reductions add in a fixed
+    /// order.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// [`NotAMember`](super::MeshError::NotAMember) outside the mesh, and [`CommError`](crate::comm::CommError) if
-    /// a rank fails, or passes another shape or element type.
+    /// [`NotAMember`](super::MeshError::NotAMember) outside the mesh, and
+    /// [`CommError`](crate::comm::CommError) if a rank fails, or passes another shape or element
+    /// type.
     pub fn all_reduce<T: Reducible>(&self, value: T, op: ReduceOp) -> Result<T> {
         let work = self
             .all()?

@@ -6,12 +6,13 @@ use super::{DeviceMesh, DimNames, MeshError};
 use crate::Result;
 
 impl DeviceMesh {
-    /// Returns the 1-D slice over the named dimensions. Its name consists of their names, joined with `_`:
-    /// `mesh.flatten(["dp", "cp"])` is the mesh `dp_cp`.
+    /// Returns the 1-D slice over the named dimensions. Its name consists of their names, joined
+    /// with `_`: `mesh.flatten(["dp", "cp"])` is the mesh `dp_cp`.
     ///
-    /// From then on [`slice`](Self::slice) accepts the name, alone or together with other dimensions. This applies
-    /// to the mesh and to all its clones and slices that have the dimensions. Flattening the same dimensions a
-    /// second time returns an equal mesh. Flattening a single dimension returns its slice.
+    /// From then on [`slice`](Self::slice) accepts the name, alone or together with other
+    /// dimensions. This applies to the mesh and to all its clones and slices that have the
+    /// dimensions. Flattening the same dimensions a second time returns an equal mesh. Flattening a
+    /// single dimension returns its slice.
     ///
     /// # Collective
     /// Every rank of the mesh, because it creates a group.
@@ -29,8 +30,9 @@ impl DeviceMesh {
     /// Every rank of the mesh, because it creates a group.
     ///
     /// # Errors
-    /// As [`slice`](Self::slice); [`EmptyName`](MeshError::EmptyName), and [`NameTaken`](MeshError::NameTaken) if
-    /// the mesh, or the one from which it was sliced, has other dimensions of this name.
+    /// As [`slice`](Self::slice); [`EmptyName`](MeshError::EmptyName), and
+    /// [`NameTaken`](MeshError::NameTaken) if the mesh, or the one from which it was sliced, has
+    /// other dimensions of this name.
     pub fn flatten_as(&self, names: impl DimNames, name: &str) -> Result<Self> {
         let (dims, root) = (self.dims(names)?, self.root());
         let flat = MeshDim {
@@ -74,18 +76,20 @@ impl DeviceMesh {
         root.sliced(vec![flat])
     }
 
-    /// Returns the mesh with the dimension `name` split into several, the last varying fastest. With (dp=8, tp=2),
-    /// `unflatten("dp", [2, 4], ["efsdp", "ep"])` is (efsdp=2, ep=4, tp=2). The result is a root.
+    /// Returns the mesh with the dimension `name` split into several, the last varying fastest.
+    /// With (dp=8, tp=2), `unflatten("dp", [2, 4], ["efsdp", "ep"])` is (efsdp=2, ep=4, tp=2). The
+    /// result is a root.
     ///
-    /// The new dimensions use groups of the world. The other dimensions keep their communicators and
-    /// [deadlines](Self::with_deadline), and so does a new dimension with all ranks of the old one.
+    /// The new dimensions use groups of the world. The other dimensions keep their communicators
+    /// and [deadlines](Self::with_deadline), and so does a new dimension with all ranks of the old
+    /// one.
     ///
     /// # Collective
     /// Every rank of the world, as for [`new`](Self::new), because it creates groups.
     ///
     /// # Errors
-    /// [`UnknownName`](MeshError::UnknownName), [`Unflatten`](MeshError::Unflatten) if the product of `sizes` is
-    /// not the dimension's size, and the errors for names in [`new`](Self::new).
+    /// [`UnknownName`](MeshError::UnknownName), [`Unflatten`](MeshError::Unflatten) if the product
+    /// of `sizes` is not the dimension's size, and the errors for names in [`new`](Self::new).
     pub fn unflatten(
         &self,
         name: &str,

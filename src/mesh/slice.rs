@@ -6,18 +6,21 @@ use super::{DeviceMesh, DimNames, MeshError};
 use crate::Result;
 
 impl DeviceMesh {
-    /// Returns the mesh of the ranks that have the caller's index in all other dimensions: `mesh.slice("tp")` or
-    /// `mesh.slice(["dp", "tp"])`, with names in the order of the mesh.
+    /// Returns the mesh of the ranks that have the caller's index in all other dimensions:
+    /// `mesh.slice("tp")` or `mesh.slice(["dp", "tp"])`, with names in the order of the mesh.
     ///
-    /// A name is that of a dimension, or one that [`flatten`](Self::flatten) has given to several dimensions. If dp
-    /// and cp of (pp, dp, cp, tp) were flattened, `mesh.slice(["dp_cp", "tp"])` has two dimensions.
+    /// A name is that of a dimension, or one that [`flatten`](Self::flatten) has given to several
+    /// dimensions. If dp and cp of (pp, dp, cp, tp) were flattened, `mesh.slice(["dp_cp", "tp"])`
+    /// has two dimensions.
     ///
-    /// The slice shares the mesh's communicators. If all dimensions are named, it is the mesh itself.
+    /// The slice shares the mesh's communicators. If all dimensions are named, it is the mesh
+    /// itself.
     ///
     /// # Errors
     /// [`NoNames`](MeshError::NoNames), [`UnknownName`](MeshError::UnknownName),
     /// [`DuplicateName`](MeshError::DuplicateName), [`Overlap`](MeshError::Overlap),
-    /// [`NameOrder`](MeshError::NameOrder), and [`NotAMember`](MeshError::NotAMember) outside the mesh.
+    /// [`NameOrder`](MeshError::NameOrder), and [`NotAMember`](MeshError::NotAMember) outside the
+    /// mesh.
     pub fn slice(&self, names: impl DimNames) -> Result<Self> {
         let dims = self.dims(names)?;
         if dims.iter().cloned().eq(self.mesh_dims()) {
@@ -26,13 +29,13 @@ impl DeviceMesh {
         self.root().sliced(dims)
     }
 
-    /// Returns the mesh over the dimensions of several slices of one mesh, in that mesh's order. For example, the
-    /// slices `dp` and `tp` yield the slice (dp, tp).
+    /// Returns the mesh over the dimensions of several slices of one mesh, in that mesh's order.
+    /// For example, the slices `dp` and `tp` yield the slice (dp, tp).
     ///
     /// # Errors
     /// [`DifferentRoots`](MeshError::DifferentRoots) unless all are slices of one mesh,
-    /// [`DuplicateName`](MeshError::DuplicateName) and [`Overlap`](MeshError::Overlap) for slices that share a
-    /// dimension.
+    /// [`DuplicateName`](MeshError::DuplicateName) and [`Overlap`](MeshError::Overlap) for slices
+    /// that share a dimension.
     pub fn concatenate(&self, others: &[&Self]) -> Result<Self> {
         if let Some(other) = others.iter().find(|other| other.root() != self.root()) {
             return Err(MeshError::DifferentRoots {
@@ -50,8 +53,8 @@ impl DeviceMesh {
         self.root().sliced(dims)
     }
 
-    /// Returns the dimension of this mesh that is dimension `mesh_dim` of `other`, if both are slices of the same
-    /// mesh and share it.
+    /// Returns the dimension of this mesh that is dimension `mesh_dim` of `other`, if both are
+    /// slices of the same mesh and share it.
     pub(crate) fn dim_in_common(&self, other: &Self, mesh_dim: usize) -> Option<usize> {
         let theirs = other
             .mesh_dims()
@@ -61,8 +64,8 @@ impl DeviceMesh {
             .position(|dim| dim.made_of == theirs.made_of)
     }
 
-    /// Returns the slice of this mesh, which must be a root, with these dimensions; the mesh itself if these are
-    /// all its dimensions.
+    /// Returns the slice of this mesh, which must be a root, with these dimensions; the mesh itself
+    /// if these are all its dimensions.
     pub(super) fn sliced(&self, dims: Vec<MeshDim>) -> Result<Self> {
         if dims.iter().cloned().eq(self.mesh_dims()) {
             Ok(self.clone())
@@ -122,7 +125,8 @@ impl DeviceMesh {
             .collect()
     }
 
-    /// Checks that no dimension is named twice, by its own name or by that of a flattened dimension.
+    /// Checks that no dimension is named twice, by its own name or by that of a flattened
+    /// dimension.
     fn check_apart(&self, dims: &[MeshDim]) -> Result<(), MeshError> {
         let given = || dims.iter().map(|dim| dim.name.clone()).collect::<Vec<_>>();
         if let Some(name) = first_repeated(&given()) {

@@ -267,7 +267,8 @@ fn a_flattened_name_is_found_again_with_its_one_communicator() {
                 .contains(r#"Use one of ["pp", "dp"]"#)
         );
         assert!(unknown(mesh.slice("tp")).contains(r#"Use one of ["pp", "dp", "cp", "dp_cp"]"#));
-        // Flattening one dimension returns its slice. Another name is another slice of the same group.
+        // Flattening one dimension returns its slice. Another name is another slice of the same
+        // group.
         assert_eq!(mesh.flatten("dp")?, mesh.slice("dp")?);
         let batch = mesh.flatten_as(["dp", "cp"], "batch")?;
         assert!(batch != flat && batch.communicator(0)?.is_same(flat.communicator(0)?));
@@ -368,8 +369,8 @@ fn equality_and_hash_cover_ranks_shape_names_and_root() {
         );
         assert_ne!((&slice, hash(&slice)), (&alone, hash(&alone)));
         assert!(slice.congruent(&alone));
-        // One mesh was created from a slice, the other from ranks. Random numbers drawn on them differ on all
-        // slices except the first.
+        // One mesh was created from a slice, the other from ranks. Random numbers drawn on them
+        // differ on all slices except the first.
         let (made, first) = (
             slice.unflatten("shard", [2], "shard")?,
             slice.slice_index() == 0,

@@ -1,7 +1,7 @@
 //! Forward of `MultiHeadAttention` over DTensors.
 //!
-//! With column-sharded projections each rank computes complete heads. Nothing is communicated until the row-sharded
-//! output projection sums its partial results.
+//! With column-sharded projections each rank computes complete heads. Nothing is communicated until
+//! the row-sharded output projection sums its partial results.
 
 use burn::nn::Linear;
 use burn::nn::attention::MultiHeadAttention;
@@ -28,12 +28,14 @@ pub struct MhaInput {
 }
 
 impl MhaInput {
-    /// Creates the input of self-attention: query, key and value are the same tensor `[batch, seq, d_model]`.
+    /// Creates the input of self-attention: query, key and value are the same tensor `[batch, seq,
+    /// d_model]`.
     pub fn self_attn(tensor: DTensor<3>) -> Self {
         Self::new(tensor.clone(), tensor.clone(), tensor)
     }
 
-    /// Creates an input with query `[batch, seq_1, d_model]`, and key and value `[batch, seq_2, d_model]`.
+    /// Creates an input with query `[batch, seq_1, d_model]`, and key and value `[batch, seq_2,
+    /// d_model]`.
     pub fn new(query: DTensor<3>, key: DTensor<3>, value: DTensor<3>) -> Self {
         Self {
             query,
@@ -51,7 +53,8 @@ impl MhaInput {
         self
     }
 
-    /// Sets the attention mask `[batch, seq_1, seq_2]`, which is true where a query must not attend to a key.
+    /// Sets the attention mask `[batch, seq_1, seq_2]`, which is true where a query must not attend
+    /// to a key.
     #[must_use]
     pub fn mask_attn(mut self, mask: DTensor<3, Bool>) -> Self {
         self.mask_attn = Some(mask);
@@ -119,8 +122,8 @@ impl DTensorForward<MhaInput> for MultiHeadAttention {
     }
 }
 
-/// Unwinds with an error unless query, key and value `[batch, seq, d]` have equal batches. The products of an attention
-/// would broadcast a batch of 1, which burn's layers refuse.
+/// Unwinds with an error unless query, key and value `[batch, seq, d]` have equal batches. The
+/// products of an attention would broadcast a batch of 1, which burn's layers refuse.
 #[track_caller]
 pub(super) fn check_batches(operator: &'static str, inputs: &[&DTensor<3>]) {
     if inputs
@@ -137,7 +140,8 @@ pub(super) fn check_batches(operator: &'static str, inputs: &[&DTensor<3>]) {
     }
 }
 
-/// Applies `layer` to `x` `[batch, seq, d]` and splits the result into heads: `[batch, heads, seq, d_head]`.
+/// Applies `layer` to `x` `[batch, seq, d]` and splits the result into heads: `[batch, heads, seq,
+/// d_head]`.
 pub(super) fn project(x: DTensor<3>, layer: &Linear, heads: usize) -> DTensor<4> {
     let y = layer.forward_dtensor(x);
     let [batch, seq, width] = y.dims();
@@ -146,7 +150,8 @@ pub(super) fn project(x: DTensor<3>, layer: &Linear, heads: usize) -> DTensor<4>
         .swap_dims(1, 2)
 }
 
-/// Reshapes a mask of keys `[batch, seq]` so that it broadcasts to the scores of all heads and queries.
+/// Reshapes a mask of keys `[batch, seq]` so that it broadcasts to the scores of all heads and
+/// queries.
 pub(super) fn of_keys(mask: DTensor<2, Bool>) -> DTensor<4, Bool> {
     let [batch, seq] = mask.dims();
     mask.reshape([batch, 1, 1, seq])

@@ -10,17 +10,18 @@ use crate::dtensor::DTensor;
 use crate::dtensor::ops::module::{self, BatchNormTrainOutput};
 use crate::error::OrUnwind;
 
-/// Normalizes by the statistics of the global batch, for any sharding of it over the ranks of the mesh
-/// (synchronized batch normalization). Shards may be uneven or empty.
+/// Normalizes by the statistics of the global batch, for any sharding of it over the ranks of the
+/// mesh (synchronized batch normalization). Shards may be uneven or empty.
 ///
-/// As in burn, the layer uses the statistics of the batch in training. It uses the running statistics if the input
-/// is on a device without autodiff or the layer is frozen. Running variances are computed without Bessel's
-/// correction. Every rank stores the running statistics of all channels, identical on all ranks of the mesh, so a
-/// record or [`valid`](burn::module::Module::valid) needs no synchronization. Half precision is normalized in
+/// As in burn, the layer uses the statistics of the batch in training. It uses the running
+/// statistics if the input is on a device without autodiff or the layer is frozen. Running
+/// variances are computed without Bessel's correction. Every rank stores the running statistics of
+/// all channels, identical on all ranks of the mesh, so a record or
+/// [`valid`](burn::module::Module::valid) needs no synchronization. Half precision is normalized in
 /// single precision.
 ///
-/// The mesh is the one passed to [`parallelize`](crate::parallel::parallelize). To share one batch among ranks that
-/// all hold all parameters, use a plan without placements.
+/// The mesh is the one passed to [`parallelize`](crate::parallel::parallelize). To share one batch
+/// among ranks that all hold all parameters, use a plan without placements.
 ///
 /// ```
 /// use burn::nn::{BatchNorm, BatchNormConfig};
@@ -42,11 +43,12 @@ use crate::error::OrUnwind;
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Under [`fully_shard`](crate::fsdp::fully_shard) each data-parallel rank has a separate batch. With plain
-/// tensors, or with DTensors on a tensor-parallel slice, the statistics are those of that batch only. For
-/// statistics over the batches of all ranks, make the batch one DTensor as in this example. The parameters are then
-/// replicated over the ranks that share the batch, or sharded where the plan says so
-/// (`("**.weight", Placement::Shard(0))`); operators that need a sharded weight all-gather it.
+/// Under [`fully_shard`](crate::fsdp::fully_shard) each data-parallel rank has a separate batch.
+/// With plain tensors, or with DTensors on a tensor-parallel slice, the statistics are those of
+/// that batch only. For statistics over the batches of all ranks, make the batch one DTensor as in
+/// this example. The parameters are then replicated over the ranks that share the batch, or sharded
+/// where the plan says so (`("**.weight", Placement::Shard(0))`); operators that need a sharded
+/// weight all-gather it.
 impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
     type Output = DTensor<D>;
 
@@ -78,8 +80,8 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
     }
 }
 
-/// Returns both statistics for all channels. If each rank normalized only some of the channels, this takes one
-/// all-gather for both.
+/// Returns both statistics for all channels. If each rank normalized only some of the channels,
+/// this takes one all-gather for both.
 fn of_all_channels(mean: DTensor<1>, variance: DTensor<1>) -> Result<[Tensor<1>; 2]> {
     if mean
         .placements()

@@ -1,7 +1,8 @@
 //! Forward of burn-nn's convolutions over DTensors.
 //!
-//! A rank may hold a shard of the batch or of the image, of the output channels (weight and bias `S(0)`), or of the
-//! input channels (weight `S(1)`, bias `R`). In the last case the ranks' partial results are summed.
+//! A rank may hold a shard of the batch or of the image, of the output channels (weight and bias
+//! `S(0)`), or of the input channels (weight `S(1)`, bias `R`). In the last case the ranks' partial
+//! results are summed.
 
 use burn::nn::conv::{
     Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, DeformConv2d,
@@ -13,7 +14,8 @@ use super::{DTensorForward, apply_style, read_with};
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::{module, operand_error};
 
-/// Implements the forward of convolutions. The one-dimensional layer has numbers as fields, the others have arrays.
+/// Implements the forward of convolutions. The one-dimensional layer has numbers as fields, the
+/// others have arrays.
 macro_rules! convolutions {
     ($($Layer:ident $conv:ident $N:literal $D:literal $each:tt),* $(,)?) => {$(
         impl DTensorForward<DTensor<$D>> for $Layer {
@@ -43,7 +45,8 @@ convolutions! {
 
 macro_rules! transposed {
     ($($Layer:ident $conv:ident $D:literal $each:tt),* $(,)?) => {$(
-        /// The weight of a transposed convolution has its input channels first, so `S(1)` shards the output channels.
+        /// The weight of a transposed convolution has its input channels first, so `S(1)` shards
+        /// the output channels.
         impl DTensorForward<DTensor<$D>> for $Layer {
             type Output = DTensor<$D>;
 
@@ -67,8 +70,8 @@ transposed! {
 }
 
 /// Takes an input, an offset and optionally a mask, like
-/// [`deform_conv2d`](crate::dtensor::ops::module::deform_conv2d). The padding must be equal on both sides of each
-/// dimension.
+/// [`deform_conv2d`](crate::dtensor::ops::module::deform_conv2d). The padding must be equal on both
+/// sides of each dimension.
 impl DTensorForward<(DTensor<4>, DTensor<4>, Option<DTensor<4>>)> for DeformConv2d {
     type Output = DTensor<4>;
 

@@ -11,12 +11,14 @@ use super::grouped::repeat_heads;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::activation::{quiet_softmax, softmax};
 
-/// Attention of a query to a context of another width. Groups of query heads may share a head of keys and values.
-/// The layer replaces burn-nn's [`CrossAttention`](burn::nn::attention::CrossAttention), whose fields are private.
-/// Configuration, parameter names and initialization are burn's, so a record of one loads into the other.
+/// Attention of a query to a context of another width. Groups of query heads may share a head of
+/// keys and values. The layer replaces burn-nn's
+/// [`CrossAttention`](burn::nn::attention::CrossAttention), whose fields are private.
+/// Configuration, parameter names and initialization are burn's, so a record of one loads into the
+/// other.
 ///
-/// With query, key and value column-sharded and the output row-sharded, each rank computes complete groups of
-/// heads. The number of ranks must divide both numbers of heads.
+/// With query, key and value column-sharded and the output row-sharded, each rank computes complete
+/// groups of heads. The number of ranks must divide both numbers of heads.
 #[derive(Module, Debug)]
 pub struct CrossAttention {
     /// Projection from `d_model` to `n_heads` heads.
@@ -42,7 +44,8 @@ pub struct CrossAttention {
 }
 
 impl CrossAttention {
-    /// Creates the layer with its parameters on `device`. Each parameter is initialized on first use.
+    /// Creates the layer with its parameters on `device`. Each parameter is initialized on first
+    /// use.
     ///
     /// # Panics
     /// If `n_heads_kv` does not divide `n_heads`.
@@ -84,8 +87,9 @@ impl CrossAttention {
     }
 }
 
-/// Takes a query `[batch, seq_1, d_model]`, a context `[batch, seq_2, d_context]` and optionally a mask
-/// `[batch, seq_2]`, which is true for context tokens to ignore. Returns `[batch, seq_1, d_model]`.
+/// Takes a query `[batch, seq_1, d_model]`, a context `[batch, seq_2, d_context]` and optionally a
+/// mask `[batch, seq_2]`, which is true for context tokens to ignore. Returns `[batch, seq_1,
+/// d_model]`.
 impl DTensorForward<(DTensor<3>, DTensor<3>, Option<DTensor<2, Bool>>)> for CrossAttention {
     type Output = DTensor<3>;
 

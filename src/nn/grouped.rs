@@ -31,8 +31,8 @@ pub struct GroupedQueryAttentionConfig {
 /// Self-attention in which groups of query heads share one head of keys and values
 /// (Ainslie et al., *GQA*, 2023), with optional rotary encoding.
 ///
-/// With query, key and value column-sharded and the output row-sharded, each rank computes complete groups of
-/// heads. The number of ranks must divide both numbers of heads.
+/// With query, key and value column-sharded and the output row-sharded, each rank computes complete
+/// groups of heads. The number of ranks must divide both numbers of heads.
 ///
 /// Built with [`GroupedQueryAttentionConfig`].
 #[derive(Module, Debug)]
@@ -56,7 +56,8 @@ pub struct GroupedQueryAttention {
 }
 
 impl GroupedQueryAttentionConfig {
-    /// Creates the layer with its parameters on `device`. Each parameter is initialized on first use.
+    /// Creates the layer with its parameters on `device`. Each parameter is initialized on first
+    /// use.
     ///
     /// # Panics
     /// If `n_heads` does not divide `d_model`, or `n_heads_kv` does not divide `n_heads`.
@@ -98,7 +99,8 @@ impl GroupedQueryAttentionConfig {
 }
 
 impl GroupedQueryAttention {
-    /// Adds a rotary encoding of queries and keys. The `d_model` of `rotary` must be the width of one head.
+    /// Adds a rotary encoding of queries and keys. The `d_model` of `rotary` must be the width of
+    /// one head.
     #[must_use]
     pub fn with_rotary(mut self, rotary: RotaryEncoding) -> Self {
         self.rotary = Some(rotary);

@@ -4,13 +4,13 @@ use crate::dtensor::{DTensor, DTensorError};
 use crate::error::OrUnwind;
 use crate::placement::Placement;
 
-/// Returns how many of `heads` attention heads this rank's local tensor of `x`, shape `[.., heads * d_head]`,
-/// contains.
+/// Returns how many of `heads` attention heads this rank's local tensor of `x`, shape `[.., heads *
+/// d_head]`, contains.
 ///
-/// A [`DTensor`] does not need it: `x.reshape([batch, seq, heads, d_head])` takes the global number of heads. A
-/// local tensor contains the features of only `heads / ranks` heads. Reshaping it to `[batch, seq, heads, -1]` with
-/// the global number yields as many heads with fewer features each, so attention mixes features of different heads,
-/// without an error.
+/// A [`DTensor`] does not need it: `x.reshape([batch, seq, heads, d_head])` takes the global number
+/// of heads. A local tensor contains the features of only `heads / ranks` heads. Reshaping it to
+/// `[batch, seq, heads, -1]` with the global number yields as many heads with fewer features each,
+/// so attention mixes features of different heads, without an error.
 ///
 /// ```
 /// use burn_dtensor::nn::local_heads;
@@ -29,7 +29,8 @@ use crate::placement::Placement;
 /// ```
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`], on every rank, if the shards are not complete heads on every rank.
+/// Unwinds with [`DTensorError::Operands`], on every rank, if the shards are not complete heads on
+/// every rank.
 #[track_caller]
 pub fn local_heads<const D: usize>(x: &DTensor<D>, heads: usize) -> usize {
     let last = D - 1;

@@ -1,11 +1,12 @@
 //! burn-nn's layers over DTensors.
 //!
-//! [`DTensorForward`] gives each burn-nn layer a forward that takes and returns DTensors. The layer's type,
-//! parameter names and records stay those of the single-device model. [`parallelize`](crate::parallel::parallelize)
-//! places the layer's parameters, and the [`Style`](crate::parallel::Style) of the layer determines the layouts to
-//! which it redistributes its activations. A model is therefore written once, and the plan determines the
-//! communication. On [one device](crate::mesh::DeviceMesh::single_device) the model needs no plan: its layers read their
-//! ordinary parameters.
+//! [`DTensorForward`] gives each burn-nn layer a forward that takes and returns DTensors. The
+//! layer's type, parameter names and records stay those of the single-device model.
+//! [`parallelize`](crate::parallel::parallelize) places the layer's parameters, and the
+//! [`Style`](crate::parallel::Style) of the layer determines the layouts to which it redistributes
+//! its activations. A model is therefore written once, and the plan determines the communication.
+//! On [one device](crate::mesh::DeviceMesh::single_device) the model needs no plan: its layers read
+//! their ordinary parameters.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};
@@ -63,12 +64,14 @@
 //! | [`GroupedQueryAttention`] | `[batch, seq, d_model]` | the same |
 //! | `Rnn`, `Gru`, `Lstm`, `BiRnn`, `BiGru`, `BiLstm` | `[batch, seq, d_input]` and an initial state | as burn's |
 //!
-//! For a block of several layers, [`apply_io_layouts`] redistributes inputs and outputs to the layouts that the
-//! plan declares. With [`apply_io_layouts_local`] an ordinary model can contain a block that computes on DTensors.
+//! For a block of several layers, [`apply_io_layouts`] redistributes inputs and outputs to the
+//! layouts that the plan declares. With [`apply_io_layouts_local`] an ordinary model can contain a
+//! block that computes on DTensors.
 //!
-//! [`CrossAttention`] and [`GroupedQueryAttention`] are types of this crate. burn-nn's cross attention has private
-//! fields, as has its `GLU` (use [`activation::glu`](crate::dtensor::ops::activation::glu) instead). [`dropout`]
-//! for plain tensors is reproducible from run to run, unlike burn's own.
+//! [`CrossAttention`] and [`GroupedQueryAttention`] are types of this crate. burn-nn's cross
+//! attention has private fields, as has its `GLU` (use
+//! [`activation::glu`](crate::dtensor::ops::activation::glu) instead). [`dropout`] for plain
+//! tensors is reproducible from run to run, unlike burn's own.
 
 mod activation;
 mod attention;
@@ -114,13 +117,13 @@ use crate::watch;
 /// Forward of a burn-nn layer over DTensors.
 ///
 /// # Collective
-/// Every rank of the tensor-parallel mesh must call it. The forward communicates where the layer's style
-/// redistributes an activation. Outside the layer's [`unit`](fn@crate::fsdp::unit) it also all-gathers the
-/// parameters.
+/// Every rank of the tensor-parallel mesh must call it. The forward communicates where the layer's
+/// style redistributes an activation. Outside the layer's [`unit`](fn@crate::fsdp::unit) it also
+/// all-gathers the parameters.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`](crate::Error) if a parameter was not parallelized and the mesh has several ranks,
-/// shapes do not match, or a collective fails.
+/// Unwinds with a typed [`Error`](crate::Error) if a parameter was not parallelized and the mesh
+/// has several ranks, shapes do not match, or a collective fails.
 pub trait DTensorForward<Input> {
     /// Return type of the layer's forward.
     type Output;
@@ -130,8 +133,8 @@ pub trait DTensorForward<Input> {
     fn forward_dtensor(&self, input: Input) -> Self::Output;
 }
 
-/// Returns the parameter as the DTensor with which a layer computes on activations on `mesh`. On a mesh of one rank it
-/// need not be parallelized.
+/// Returns the parameter as the DTensor with which a layer computes on activations on `mesh`. On a
+/// mesh of one rank it need not be parallelized.
 #[track_caller]
 fn read<const D: usize>(param: &Param<Tensor<D>>, mesh: &DeviceMesh) -> DTensor<D> {
     if mesh.size() > 1 || layer_styles(param).is_some() {
@@ -149,9 +152,9 @@ fn read_with<const D: usize, const W: usize>(
     param.map(|param| read(param, weight.mesh()))
 }
 
-/// Runs `forward` on `x` and the value of `param`, with the input and output redistributed as the layer's style
-/// requires. Use it to write the forward of a custom layer. Clones of one activation share the communication of its
-/// redistribution.
+/// Runs `forward` on `x` and the value of `param`, with the input and output redistributed as the
+/// layer's style requires. Use it to write the forward of a custom layer. Clones of one activation
+/// share the communication of its redistribution.
 ///
 /// ```
 /// # use burn::module::{Module, Param};

@@ -1,7 +1,7 @@
 //! Layers that draw random numbers in training: `GaussianNoise` and `RRelu`.
 //!
-//! The numbers depend on the thread's [stream of seeds](crate::dtensor::ops::random) and on each element's index in
-//! the full tensor, as for `Dropout`. They are the same on every mesh.
+//! The numbers depend on the thread's [stream of seeds](crate::dtensor::ops::random) and on each
+//! element's index in the full tensor, as for `Dropout`. They are the same on every mesh.
 
 use burn::nn::GaussianNoise;
 use burn::nn::activation::RRelu;

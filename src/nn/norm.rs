@@ -1,4 +1,5 @@
-//! Normalization layers that need no other rows of the batch: all except [`BatchNorm`](burn::nn::BatchNorm).
+//! Normalization layers that need no other rows of the batch: all except
+//! [`BatchNorm`](burn::nn::BatchNorm).
 
 use burn::module::Param;
 use burn::nn::norm::Normalization;
@@ -12,8 +13,8 @@ use crate::dtensor::ops::{EinsumRule, apply, module, operand_error};
 /// Sharding rule of local response normalization, which needs all channels.
 const LOCAL_RESPONSE: EinsumRule = EinsumRule::new("local_response_norm", "bC.. -> bC..");
 
-/// Under sequence parallelism each rank computes a partial gradient of gamma and beta. All partial gradients of a
-/// unit are summed in one collective.
+/// Under sequence parallelism each rank computes a partial gradient of gamma and beta. All partial
+/// gradients of a unit are summed in one collective.
 impl<const D: usize> DTensorForward<DTensor<D>> for LayerNorm {
     type Output = DTensor<D>;
 
@@ -21,7 +22,8 @@ impl<const D: usize> DTensorForward<DTensor<D>> for LayerNorm {
         apply_style(&self.gamma, x, |x, gamma| {
             let beta = read_with(&gamma, self.beta.as_ref());
             module::layer_norm_by(x, gamma, beta, |x, gamma, beta| {
-                // The layer's epsilon is private in burn, so a clone of the layer computes with the given parameters.
+                // The layer's epsilon is private in burn, so a clone of the layer computes with the
+                // given parameters.
                 let mut layer = self.clone();
                 layer.gamma = Param::initialized(layer.gamma.id, gamma);
                 layer.beta = layer
@@ -99,8 +101,8 @@ fn grouped<const D: usize>(
     }
 }
 
-/// All-gathers sharded channels first. The layer's own forward computes the result, because its settings are
-/// private in burn.
+/// All-gathers sharded channels first. The layer's own forward computes the result, because its
+/// settings are private in burn.
 impl<const D: usize> DTensorForward<DTensor<D>> for LocalResponseNorm {
     type Output = DTensor<D>;
 

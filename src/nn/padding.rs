@@ -1,5 +1,5 @@
-//! Explicit padding of burn-nn's padding configurations for a given input size, which burn-nn computes in private
-//! functions.
+//! Explicit padding of burn-nn's padding configurations for a given input size, which burn-nn
+//! computes in private functions.
 
 use burn::nn::{PaddingConfig1d, PaddingConfig2d, PaddingConfig3d};
 
@@ -12,8 +12,8 @@ pub(super) trait Padding<const N: usize> {
     fn pairs(&self, lens: [usize; N], kernel: [usize; N], stride: [usize; N]) -> [Pair; N];
 }
 
-/// Returns the padding with which the output is `len / stride` long, rounded up. If the total is odd, the extra
-/// element goes to the end.
+/// Returns the padding with which the output is `len / stride` long, rounded up. If the total is
+/// odd, the extra element goes to the end.
 fn same<const N: usize>(lens: [usize; N], kernel: [usize; N], stride: [usize; N]) -> [Pair; N] {
     std::array::from_fn(|at| {
         let needed = lens[at].div_ceil(stride[at]).saturating_sub(1) * stride[at] + kernel[at];

@@ -7,10 +7,11 @@ use crate::dtensor::DTensor;
 use crate::dtensor::ops::partial_rules::SHIFT;
 use crate::dtensor::ops::{EinsumRule, apply, operand_error};
 
-/// Sharding rule of the rotary encoding, which rotates pairs of elements of the last dimension by an angle that
-/// grows along the one before.
+/// Sharding rule of the rotary encoding, which rotates pairs of elements of the last dimension by
+/// an angle that grows along the one before.
 const ROTARY: EinsumRule = EinsumRule::new("rotary encoding", "..sD -> ..sD");
-/// Sharding rule of the positional encoding, which adds a value that depends on the position in the sequence.
+/// Sharding rule of the positional encoding, which adds a value that depends on the position in the
+/// sequence.
 const POSITIONAL: EinsumRule =
     EinsumRule::new("positional encoding", "bsd -> bsd").with_partial_rules(SHIFT);
 
@@ -19,7 +20,8 @@ impl<const D: usize> DTensorForward<DTensor<D>> for RotaryEncoding {
     type Output = DTensor<D>;
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
-        // Burn clamps a slice of the table that ends after it, and a rank whose shard fits would not fail.
+        // Burn clamps a slice of the table that ends after it, and a rank whose shard fits would
+        // not fail.
         let ([longest, width, _], dims) = (self.freq_complex.dims(), x.dims());
         if !matches!(dims[..], [.., seq, last] if seq <= longest && last == width) {
             let why = format!(

@@ -11,17 +11,18 @@ use crate::parallel::{IoLayout, ParallelError, Prepared, prepared_of};
 use crate::placement::Placement;
 
 /// Runs a module's forward with its inputs and outputs redistributed to the layouts that the plan's
-/// [`PrepareModuleInputOutput`](crate::parallel::PrepareModuleInputOutput) requires. Returns the outputs as
-/// DTensors.
+/// [`PrepareModuleInputOutput`](crate::parallel::PrepareModuleInputOutput) requires. Returns the
+/// outputs as DTensors.
 ///
-/// Inputs and outputs are plain tensors or [`DTensor`]s, or tuples, `Option`s and `Vec`s of them. A plain tensor is
-/// taken as this rank's local tensor of a DTensor on the module's mesh, with the declared placement or, by default,
-/// `Replicate`. An ordinary model can therefore contain a block that computes on DTensors. All ranks' local tensors
-/// must have equal shapes, as for [`from_local`](DTensor::from_local). If the plan does not prepare the module,
-/// inputs and outputs keep their placements. The closure captures anything else that the forward reads.
+/// Inputs and outputs are plain tensors or [`DTensor`]s, or tuples, `Option`s and `Vec`s of them. A
+/// plain tensor is taken as this rank's local tensor of a DTensor on the module's mesh, with the
+/// declared placement or, by default, `Replicate`. An ordinary model can therefore contain a block
+/// that computes on DTensors. All ranks' local tensors must have equal shapes, as for
+/// [`from_local`](DTensor::from_local). If the plan does not prepare the module, inputs and outputs
+/// keep their placements. The closure captures anything else that the forward reads.
 ///
-/// An input that arrives sharded and is required replicated is all-gathered once. Its gradient is reduce-scattered
-/// if the layers inside compute different things with it on every rank.
+/// An input that arrives sharded and is required replicated is all-gathered once. Its gradient is
+/// reduce-scattered if the layers inside compute different things with it on every rank.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -64,14 +65,14 @@ use crate::placement::Placement;
 /// If the module is a [`unit`](fn@crate::fsdp::unit), call this function inside the unit.
 ///
 /// # Collective
-/// Every rank of the module's mesh must call it, in forward and in backward, if an input or output is
-/// redistributed.
+/// Every rank of the module's mesh must call it, in forward and in backward, if an input or output
+/// is redistributed.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`](crate::Error), on every rank: [`ParallelError::Layout`] for a tensor that is not
-/// placed as declared, [`ParallelError::Count`] if the number of tensors differs from the plan's,
-/// [`ParallelError::NoMesh`] for plain tensors if the module has no parallelized parameters, and
-/// [`DTensorError::MeshMismatch`].
+/// Unwinds with a typed [`Error`](crate::Error), on every rank: [`ParallelError::Layout`] for a
+/// tensor that is not placed as declared, [`ParallelError::Count`] if the number of tensors differs
+/// from the plan's, [`ParallelError::NoMesh`] for plain tensors if the module has no parallelized
+/// parameters, and [`DTensorError::MeshMismatch`].
 #[track_caller]
 pub fn apply_io_layouts<M: Module, I: ModuleTensors, O: ModuleTensors>(
     module: &M,
@@ -95,11 +96,11 @@ pub fn apply_io_layouts<M: Module, I: ModuleTensors, O: ModuleTensors>(
         .or_unwind()
 }
 
-/// Runs [`apply_io_layouts`] and returns this rank's local tensors of the outputs, for a block inside an ordinary
-/// model.
+/// Runs [`apply_io_layouts`] and returns this rank's local tensors of the outputs, for a block
+/// inside an ordinary model.
 ///
-/// All ranks must perform the same computation with a replicated output, as an ordinary model does. If ranks
-/// compute different things with it, use the DTensor that [`apply_io_layouts`] returns and
+/// All ranks must perform the same computation with a replicated output, as an ordinary model does.
+/// If ranks compute different things with it, use the DTensor that [`apply_io_layouts`] returns and
 /// [`to_local_with_grad_placements`](DTensor::to_local_with_grad_placements).
 ///
 /// If the features are sharded, the local tensor has fewer heads than the model: see
@@ -130,8 +131,8 @@ pub trait ModuleTensors: Sized {
     #[doc(hidden)]
     fn count(&self) -> usize;
 
-    /// Redistributes each tensor to its required layout. `at` is the index of the first tensor and is advanced by
-    /// their number.
+    /// Redistributes each tensor to its required layout. `at` is the index of the first tensor and
+    /// is advanced by their number.
     #[doc(hidden)]
     fn bring(self, side: &IoSide<'_>, at: &mut usize) -> Result<Self::Global>;
 
@@ -166,7 +167,8 @@ impl IoSide<'_> {
         tensors.bring(&self, &mut 0)
     }
 
-    /// Converts a plain local tensor to a DTensor on the module's mesh, with the declared placements.
+    /// Converts a plain local tensor to a DTensor on the module's mesh, with the declared
+    /// placements.
     fn enter<const D: usize, K: Kind>(
         &self,
         at: usize,

@@ -1,5 +1,5 @@
-//! Layers that rearrange or resize images: `PixelShuffle`, `PixelUnshuffle`, `Unfold4d`, `Fold4d`, `Interpolate1d`,
-//! `Interpolate2d`.
+//! Layers that rearrange or resize images: `PixelShuffle`, `PixelUnshuffle`, `Unfold4d`, `Fold4d`,
+//! `Interpolate1d`, `Interpolate2d`.
 
 use burn::nn::interpolate::{Interpolate1d, Interpolate2d};
 use burn::nn::{Fold4d, PixelShuffle, PixelUnshuffle, Unfold4d};

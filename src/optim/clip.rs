@@ -1,4 +1,5 @@
-//! Gradient clipping by norm, per parameter as in burn. The norm of a sharded gradient is that of all its shards.
+//! Gradient clipping by norm, per parameter as in burn. The norm of a sharded gradient is that of
+//! all its shards.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,13 +17,13 @@ use crate::param::Unit;
 /// Maximum gradient norm of each parameter, and the parameter's spec if it is distributed.
 pub(super) type Bounds = HashMap<ParamId, (f32, Option<Arc<DTensorSpec>>)>;
 
-/// Scales down each gradient of the model so that its norm does not exceed its bound. `units` are the model's
-/// units. The norms stay on the device: the host does not wait for them.
+/// Scales down each gradient of the model so that its norm does not exceed its bound. `units` are
+/// the model's units. The norms stay on the device: the host does not wait for them.
 ///
 /// # Collective
-/// Every rank of the parameters' meshes. The gradients are grouped by the set of mesh dimensions that shard the
-/// parameter, with gradients in double precision and in host memory apart. Each group takes one all-reduce along
-/// each of its mesh dimensions, with one number per gradient.
+/// Every rank of the parameters' meshes. The gradients are grouped by the set of mesh dimensions
+/// that shard the parameter, with gradients in double precision and in host memory apart. Each
+/// group takes one all-reduce along each of its mesh dimensions, with one number per gradient.
 pub(super) fn clip_each<M: Module>(
     model: &M,
     grads: &mut GradientsParams,
@@ -54,11 +55,12 @@ pub(super) fn clip_each<M: Module>(
     Ok(())
 }
 
-/// Scales down the gradient of one parameter so that its norm does not exceed `max_norm`. `spec` is the parameter's
-/// spec if it is distributed.
+/// Scales down the gradient of one parameter so that its norm does not exceed `max_norm`. `spec` is
+/// the parameter's spec if it is distributed.
 ///
 /// # Collective
-/// Every rank of the parameter's mesh: one all-reduce along each mesh dimension that shards the parameter.
+/// Every rank of the parameter's mesh: one all-reduce along each mesh dimension that shards the
+/// parameter.
 pub(super) fn clip_one<const D: usize>(
     grad: Tensor<D>,
     max_norm: f32,
@@ -126,7 +128,8 @@ fn scaled<const D: usize>(grad: Tensor<D>, factor: &Tensor<1>) -> Tensor<D> {
         .cast(dtype)
 }
 
-/// Sums of squares of this rank's shards, for gradients on one device whose parameters are laid out identically.
+/// Sums of squares of this rank's shards, for gradients on one device whose parameters are laid out
+/// identically.
 struct Sums {
     /// Route of the parameters; `None` for parameters that are not distributed.
     route: Option<Route>,

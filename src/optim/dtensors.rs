@@ -15,16 +15,17 @@ use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor};
 use crate::param::stored_like;
 
-/// burn optimizer for parameters that are [`DTensor`]s outside a module. It identifies each parameter by its path.
+/// burn optimizer for parameters that are [`DTensor`]s outside a module. It identifies each
+/// parameter by its path.
 ///
 /// | optimizer | a step | state |
 /// |---|---|---|
 /// | `Sgd`, `Adam`, `AdamW`, `AdaGrad`, `RmsProp`, `Adan`, `Lion` | steps each rank's local tensor; no communication | sharded like the parameter |
 /// | `Lamb`, `Adafactor`, `Muon`, which need the full parameter | all-gathers parameter and gradient, steps them, and keeps this rank's shard of the result | replicated |
 ///
-/// Both give the same numbers as one device. A custom optimizer is assumed to work element by element, unless
-/// [`with_full_parameters`](Self::with_full_parameters) is called. burn's `LBFGS` steps a model instead of a
-/// parameter and cannot be used here.
+/// Both give the same numbers as one device. A custom optimizer is assumed to work element by
+/// element, unless [`with_full_parameters`](Self::with_full_parameters) is called. burn's `LBFGS`
+/// steps a model instead of a parameter and cannot be used here.
 ///
 /// ```
 /// use burn::module::Initializer;
@@ -65,7 +66,8 @@ struct ParamState {
 }
 
 impl DTensorOptimizer {
-    /// Creates the optimizer from a burn optimizer, as the `build` method of its configuration returns it.
+    /// Creates the optimizer from a burn optimizer, as the `build` method of its configuration
+    /// returns it.
     pub fn new<O: Optimizer>(optimizer: O) -> Self {
         let is_full = [
             TypeId::of::<Lamb>(),
@@ -80,25 +82,26 @@ impl DTensorOptimizer {
         }
     }
 
-    /// Gathers the full parameter and gradient before each step, for a custom optimizer that does not work element
-    /// by element.
+    /// Gathers the full parameter and gradient before each step, for a custom optimizer that does
+    /// not work element by element.
     #[must_use]
     pub fn with_full_parameters(mut self) -> Self {
         self.is_full = true;
         self
     }
 
-    /// Steps the parameter with the name `path` by its gradient, which must have the same spec. Returns the result
-    /// as a new leaf, which is tracked if the old one was. Do not call it for a parameter without a gradient: that
-    /// parameter stays as it is.
+    /// Steps the parameter with the name `path` by its gradient, which must have the same spec.
+    /// Returns the result as a new leaf, which is tracked if the old one was. Do not call it for a
+    /// parameter without a gradient: that parameter stays as it is.
     ///
     /// # Collective
-    /// Local, except for optimizers that need full parameters: then every rank of the parameter's mesh must call
-    /// it.
+    /// Local, except for optimizers that need full parameters: then every rank of the parameter's
+    /// mesh must call it.
     ///
     /// # Errors
-    /// [`OptimError::Partial`], [`OptimError::Gradient`], and [`OptimError::Layout`] if the parameter's spec has
-    /// changed since the last step; [`Error::Comm`](crate::Error::Comm) if a collective fails.
+    /// [`OptimError::Partial`], [`OptimError::Gradient`], and [`OptimError::Layout`] if the
+    /// parameter's spec has changed since the last step; [`Error::Comm`](crate::Error::Comm) if a
+    /// collective fails.
     pub fn step<const D: usize>(
         &mut self,
         lr: LearningRate,
@@ -171,12 +174,12 @@ impl DTensorOptimizer {
         }
     }
 
-    /// Returns a copy of the optimizer's state as DTensors. Later steps do not change the copy. Local: no
-    /// communication.
+    /// Returns a copy of the optimizer's state as DTensors. Later steps do not change the copy.
+    /// Local: no communication.
     ///
     /// # Errors
-    /// [`OptimError::Shape`] for an optimizer that does not work element by element and was created without
-    /// [`with_full_parameters`](Self::with_full_parameters).
+    /// [`OptimError::Shape`] for an optimizer that does not work element by element and was created
+    /// without [`with_full_parameters`](Self::with_full_parameters).
     pub fn state(&self) -> Result<OptimizerState> {
         let of = |(path, kept): (&String, &ParamState)| {
             let state =
@@ -192,13 +195,14 @@ impl DTensorOptimizer {
     /// Replaces the optimizer's state with `state`.
     ///
     /// # Collective
-    /// Local, except for optimizers that need full parameters: then every rank of the parameters' meshes must call
-    /// it.
+    /// Local, except for optimizers that need full parameters: then every rank of the parameters'
+    /// meshes must call it.
     ///
     /// # Errors
-    /// [`OptimError::Foreign`] for the state of another optimizer, [`OptimError::Shape`] for a tensor whose shape
-    /// differs from that of its sharded parameter, [`OptimError::ElementType`], and
-    /// [`Error::Comm`](crate::Error::Comm) if a collective fails. On an error the optimizer keeps its state.
+    /// [`OptimError::Foreign`] for the state of another optimizer, [`OptimError::Shape`] for a
+    /// tensor whose shape differs from that of its sharded parameter, [`OptimError::ElementType`],
+    /// and [`Error::Comm`](crate::Error::Comm) if a collective fails. On an error the optimizer
+    /// keeps its state.
     pub fn load(&mut self, state: OptimizerState) -> Result<()> {
         let load = |(path, state): (String, ParameterState)| {
             let kept = ParamState {

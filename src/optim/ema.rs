@@ -12,11 +12,12 @@ use crate::Result;
 use crate::burn_compat::{ModulePath, TensorMapper, TensorVisitor, map_tensors, visit_tensors};
 use crate::param::{Visited, check_not_replaced, stored_like, walk_with_paths};
 
-/// Returns `average * decay + model * (1 - decay)` for every float parameter and buffer. Use it for an exponential
-/// moving average of the weights, or for the teacher of a student model (`torch.optim.swa_utils`).
+/// Returns `average * decay + model * (1 - decay)` for every float parameter and buffer. Use it for
+/// an exponential moving average of the weights, or for the teacher of a student model
+/// (`torch.optim.swa_utils`).
 ///
-/// `average` is an earlier clone of `model`, or was built and distributed in the same way. Each rank averages its
-/// shards. Tensors of `average` that track gradients still do so in the result.
+/// `average` is an earlier clone of `model`, or was built and distributed in the same way. Each
+/// rank averages its shards. Tensors of `average` that track gradients still do so in the result.
 ///
 /// ```
 /// use burn::module::Module;
@@ -41,8 +42,8 @@ use crate::param::{Visited, check_not_replaced, stored_like, walk_with_paths};
 ///
 /// # Errors
 /// [`OptimError::Average`] for a model with other parameters or other layouts;
-/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter of either model was replaced after
-/// it was distributed.
+/// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter of either model was
+/// replaced after it was distributed.
 pub fn ema<M: Module>(average: M, model: &M, decay: f64) -> Result<M> {
     let (own, values) = (StoredValues::of(&average)?, StoredValues::of(model)?);
     let paths = own.0.keys().chain(values.0.keys());

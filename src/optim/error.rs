@@ -2,7 +2,8 @@
 
 use burn::tensor::DType;
 
-/// Reason why a distributed parameter could not be stepped, or optimizer state could not be read or loaded.
+/// Reason why a distributed parameter could not be stepped, or optimizer state could not be read or
+/// loaded.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum OptimError {
@@ -43,8 +44,8 @@ pub enum OptimError {
         /// Layout, shape and dtype of the parameter now.
         param: String,
     },
-    /// A state tensor of a sharded parameter is not laid out like the parameter, so the optimizer cannot use it to step
-    /// shards.
+    /// A state tensor of a sharded parameter is not laid out like the parameter, so the optimizer
+    /// cannot use it to step shards.
     #[error(
         "the optimizer's `{name}` has shape {found:?} on this rank, but the rank's shard of the parameter has shape \
          {expected:?}: this optimizer needs the full parameter. Keep the parameter `Replicate`, or step it as a \

@@ -6,13 +6,13 @@ use burn::optim::{
     LionConfig, Optimizer, RmsProp, RmsPropConfig, Sgd, SgdConfig,
 };
 
-/// An optimizer, or the configuration of one, that works element by element. Its step of a shard is bitwise equal
-/// to the shard of a step of the full parameter, and needs no communication. [`sharded`](super::sharded) accepts
-/// these optimizers.
+/// An optimizer, or the configuration of one, that works element by element. Its step of a shard is
+/// bitwise equal to the shard of a step of the full parameter, and needs no communication.
+/// [`sharded`](super::sharded) accepts these optimizers.
 ///
-/// burn's `Sgd`, `Adam`, `AdamW`, `AdaGrad`, `RmsProp`, `Adan` and `Lion` implement it. `Lamb`, `Adafactor` and
-/// `LBFGS` do not, because they need a full parameter or all parameters. `Muon` does not either; use
-/// [`with_muon`](super::ShardedOptimizer::with_muon) instead:
+/// burn's `Sgd`, `Adam`, `AdamW`, `AdaGrad`, `RmsProp`, `Adan` and `Lion` implement it. `Lamb`,
+/// `Adafactor` and `LBFGS` do not, because they need a full parameter or all parameters. `Muon`
+/// does not either; use [`with_muon`](super::ShardedOptimizer::with_muon) instead:
 ///
 /// ```compile_fail,E0277
 /// use burn::optim::MuonConfig;

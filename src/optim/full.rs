@@ -79,13 +79,15 @@ impl FullOptimizerState {
         })
     }
 
-    /// Distributes the state like the parameters. `specs` are the parameters' specs by path. Local: each rank takes
-    /// its shards.
+    /// Distributes the state like the parameters. `specs` are the parameters' specs by path. Local:
+    /// each rank takes its shards.
     ///
-    /// A tensor with the shape of its parameter gets the parameter's layout. Other tensors are replicated.
+    /// A tensor with the shape of its parameter gets the parameter's layout. Other tensors are
+    /// replicated.
     ///
     /// # Errors
-    /// [`OptimError::NoParameter`](super::OptimError::NoParameter) for a name that does not begin with a path of `specs`.
+    /// [`OptimError::NoParameter`](super::OptimError::NoParameter) for a name that does not begin
+    /// with a path of `specs`.
     pub fn distribute(
         &self,
         specs: impl IntoIterator<Item = (String, Arc<DTensorSpec>)>,
@@ -119,8 +121,8 @@ mod tests {
     use crate::optim::state::LOOKUPS;
     use crate::placement::{Layout, Placement};
 
-    /// Counts the comparisons of a name with a path, for a state of `params` parameters: first those of
-    /// distributing the state, then those of reading each tensor and number by its name.
+    /// Counts the comparisons of a name with a path, for a state of `params` parameters: first
+    /// those of distributing the state, then those of reading each tensor and number by its name.
     fn lookups(params: usize) -> [usize; 2] {
         let counted = launch(Launch::threads(1), |world| {
             let mesh = DeviceMesh::new(world, [1], ["shard"])?;

@@ -7,13 +7,15 @@
 //! blocks.0.weight.momentum.time        3
 //! ```
 //!
-//! [`sharded`] builds the optimizer of a model that was sharded or parallelized. It accepts only optimizers that are
-//! correct on shards (others do not compile), clips by norm over all shards, and adds Muon on full matrices. burn's own
-//! [`ModuleOptimizer`](burn::optim::ModuleOptimizer) steps such a model too, without these checks, and
-//! [`optimizer_state`] returns its state. A [`DTensorOptimizer`] steps parameters that are
-//! [`DTensor`](crate::dtensor::DTensor)s without a module. The state of each is an [`OptimizerState`]: DTensors laid out
-//! like their parameters, named by the parameters' paths and burn's field names. [`OptimizerState::redistribute`] moves it to another layout or mesh. A checkpoint saves a
-//! [`FullOptimizerState`] of full tensors, which [`FullOptimizerState::distribute`] distributes on any mesh.
+//! [`sharded`] builds the optimizer of a model that was sharded or parallelized. It accepts only
+//! optimizers that are correct on shards (others do not compile), clips by norm over all shards,
+//! and adds Muon on full matrices. burn's own [`ModuleOptimizer`](burn::optim::ModuleOptimizer)
+//! steps such a model too, without these checks, and [`optimizer_state`] returns its state. A
+//! [`DTensorOptimizer`] steps parameters that are [`DTensor`](crate::dtensor::DTensor)s without a
+//! module. The state of each is an [`OptimizerState`]: DTensors laid out like their parameters,
+//! named by the parameters' paths and burn's field names. [`OptimizerState::redistribute`] moves it
+//! to another layout or mesh. A checkpoint saves a [`FullOptimizerState`] of full tensors, which
+//! [`FullOptimizerState::distribute`] distributes on any mesh.
 //!
 //! ```
 //! use burn::nn::LinearConfig;
@@ -53,12 +55,13 @@
 //! ```
 //!
 //! # Invariants
-//! 1. An optimizer that works element by element steps a shard exactly (bitwise) as it steps the full parameter,
-//!    without communication.
-//! 2. A state tensor of the parameter's shape has the parameter's layout. A state tensor of another shape is
-//!    replicated.
+//! 1. An optimizer that works element by element steps a shard exactly (bitwise) as it steps the
+//!    full parameter, without communication.
+//! 2. A state tensor of the parameter's shape has the parameter's layout. A state tensor of another
+//!    shape is replicated.
 //! 3. Muon gives the same result on any mesh as on one device, bitwise if the gradients are.
-//! 4. State that does not match the parameter or the optimizer is an error; no state is dropped silently.
+//! 4. State that does not match the parameter or the optimizer is an error; no state is dropped
+//!    silently.
 
 mod clip;
 mod dtensors;

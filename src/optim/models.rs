@@ -21,8 +21,9 @@ use crate::{Error, Result};
 /// Field name under which burn stores a parameter's number of dimensions.
 const RANK: &str = "__rank";
 
-/// Returns the specs of a distributed model's parameters, by path. One that is not distributed counts as replicated
-/// over the mesh of the first that is. [`FullOptimizerState::distribute`](super::FullOptimizerState::distribute) and
+/// Returns the specs of a distributed model's parameters, by path. One that is not distributed
+/// counts as replicated over the mesh of the first that is.
+/// [`FullOptimizerState::distribute`](super::FullOptimizerState::distribute) and
 /// [`OptimizerState::redistribute`] take them.
 ///
 /// # Errors
@@ -34,22 +35,23 @@ pub fn parameter_specs<M: Module>(model: &M) -> Result<BTreeMap<String, Arc<DTen
         .collect())
 }
 
-/// Returns a copy of the state that burn's `optim` has for the parameters of a distributed `model`, by path. It
-/// supports every optimizer whose state of a shard is the shard of its state of the full parameter. The state of a
-/// parameter that is not distributed is this rank's own. Local: no communication.
+/// Returns a copy of the state that burn's `optim` has for the parameters of a distributed `model`,
+/// by path. It supports every optimizer whose state of a shard is the shard of its state of the
+/// full parameter. The state of a parameter that is not distributed is this rank's own. Local: no
+/// communication.
 ///
 /// # Errors
-/// [`OptimError::Shape`] if the optimizer's state of a shard is not a shard of its state of the full parameter,
-/// such as `Adafactor`'s state of a matrix. It does not occur for replicated parameters. [`OptimError::Undistributed`]
-/// if no parameter of the model is distributed, but the optimizer has a state. Also
-/// [`ParamError::Replaced`](crate::param::ParamError::Replaced), like
+/// [`OptimError::Shape`] if the optimizer's state of a shard is not a shard of its state of the
+/// full parameter, such as `Adafactor`'s state of a matrix. It does not occur for replicated
+/// parameters. [`OptimError::Undistributed`] if no parameter of the model is distributed, but the
+/// optimizer has a state. Also [`ParamError::Replaced`](crate::param::ParamError::Replaced), like
 /// [`named_parameters`](crate::fsdp::named_parameters).
 pub fn optimizer_state<M: Module>(optim: &ModuleOptimizer, model: &M) -> Result<OptimizerState> {
     recorded_state(model, || optim.into_bytes())
 }
 
-/// Returns the state of an optimizer whose record, as bytes, `record` asks the optimizer for on the calling thread. Otherwise
-/// like [`optimizer_state`].
+/// Returns the state of an optimizer whose record, as bytes, `record` asks the optimizer for on the
+/// calling thread. Otherwise like [`optimizer_state`].
 pub(crate) fn recorded_state<M: Module>(
     model: &M,
     record: impl FnOnce() -> Result<Bytes, RecordError>,
@@ -74,14 +76,15 @@ pub(crate) fn recorded_state<M: Module>(
     Ok(state)
 }
 
-/// Returns `optim` with `state` in place of its state of all distributed parameters of `model`, and of the others that
-/// `state` contains. Local: no communication.
+/// Returns `optim` with `state` in place of its state of all distributed parameters of `model`, and
+/// of the others that `state` contains. Local: no communication.
 ///
 /// # Errors
-/// [`OptimError::NoParameter`] for a path that the model does not contain, [`OptimError::Layout`] for state of a
-/// parameter with another layout, [`OptimError::Shape`] for a tensor whose shape differs from that of its sharded
-/// parameter (such as `Adafactor`'s means over rows and columns), [`OptimError::Foreign`] for the state of another
-/// optimizer, [`OptimError::ElementType`], and the errors of [`optimizer_state`].
+/// [`OptimError::NoParameter`] for a path that the model does not contain, [`OptimError::Layout`]
+/// for state of a parameter with another layout, [`OptimError::Shape`] for a tensor whose shape
+/// differs from that of its sharded parameter (such as `Adafactor`'s means over rows and columns),
+/// [`OptimError::Foreign`] for the state of another optimizer, [`OptimError::ElementType`], and the
+/// errors of [`optimizer_state`].
 pub fn load_optimizer_state<M: Module>(
     optim: ModuleOptimizer,
     model: &M,
@@ -127,7 +130,8 @@ struct ModelParameter {
     is_distributed: bool,
 }
 
-/// Returns the parameters of a distributed model, by path; none of a model without distributed parameters.
+/// Returns the parameters of a distributed model, by path; none of a model without distributed
+/// parameters.
 fn parameters<M: Module>(model: &M) -> Result<BTreeMap<String, ModelParameter>> {
     let walk = walk_with_paths(model);
     check_not_replaced(model, &walk)?;
@@ -181,8 +185,8 @@ fn parameters<M: Module>(model: &M) -> Result<BTreeMap<String, ModelParameter>> 
     Ok(parameters)
 }
 
-/// The states of burn's optimizer. Its record has private fields, but its bytes can be read. States of this crate's optimizers
-/// are [exchanged](StateExchange) without them.
+/// The states of burn's optimizer. Its record has private fields, but its bytes can be read. States
+/// of this crate's optimizers are [exchanged](StateExchange) without them.
 struct OptimizerRecord {
     /// Number of dimensions and state of each parameter, by the parameter's id.
     states: BTreeMap<u64, (Scalar, StateSink)>,
@@ -191,7 +195,8 @@ struct OptimizerRecord {
 }
 
 impl OptimizerRecord {
-    /// Returns the states of all parameters apart from `except`. `record` asks the optimizer for its record, on this thread.
+    /// Returns the states of all parameters apart from `except`. `record` asks the optimizer for
+    /// its record, on this thread.
     fn of(
         record: impl FnOnce() -> Result<Bytes, RecordError>,
         except: BTreeSet<u64>,

@@ -7,9 +7,9 @@ use super::state_exchange::{self, aligned};
 
 /// A burn optimizer for shards, some of which have no elements.
 ///
-/// A tensor without elements that was read from a file has bytes of any alignment. burn's CPU backend steps a tensor in
-/// place, and panics if its bytes are not aligned, even if there are none. Loaded state without elements therefore gets
-/// aligned bytes, and so does the shard.
+/// A tensor without elements that was read from a file has bytes of any alignment. burn's CPU
+/// backend steps a tensor in place, and panics if its bytes are not aligned, even if there are
+/// none. Loaded state without elements therefore gets aligned bytes, and so does the shard.
 #[derive(Clone)]
 pub(super) struct Realigned<O>(pub(super) O);
 

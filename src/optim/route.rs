@@ -12,8 +12,9 @@ use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
 use crate::placement::Placement;
 
-/// Route between the ranks that together hold one parameter. Its axes are the mesh dimensions that shard the
-/// parameter. Moving shards along one axis after the other collects all of them on one rank.
+/// Route between the ranks that together hold one parameter. Its axes are the mesh dimensions that
+/// shard the parameter. Moving shards along one axis after the other collects all of them on one
+/// rank.
 ///
 /// ```text
 /// axes of 2 and 3 ranks: ranks whose shards the rank at (0, 0) holds
@@ -88,8 +89,8 @@ impl Route {
         (0..axis).map(|axis| self.size(axis)).product()
     }
 
-    /// Returns the mesh coordinates of the ranks whose shards the rank at `place` along the axis holds before the
-    /// move along it. The coordinate along the first axis varies fastest.
+    /// Returns the mesh coordinates of the ranks whose shards the rank at `place` along the axis
+    /// holds before the move along it. The coordinate along the first axis varies fastest.
     pub(super) fn sources(&self, axis: usize, place: usize) -> impl Iterator<Item = Vec<usize>> {
         let mut coordinate = self.coordinate().to_vec();
         if let Some((dim, _)) = self.axes.get(axis) {
@@ -108,7 +109,8 @@ impl Route {
         })
     }
 
-    /// Returns the region of the full tensor of each shard, in the order of [`sources`](Self::sources).
+    /// Returns the region of the full tensor of each shard, in the order of
+    /// [`sources`](Self::sources).
     pub(super) fn regions(&self, spec: &DTensorSpec) -> Vec<Vec<Range<usize>>> {
         self.sources(self.axes(), 0)
             .map(|coordinate| spec.layout().local_slices(spec.shape(), &coordinate))

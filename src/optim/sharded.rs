@@ -22,13 +22,14 @@ use crate::burn_compat::{ModulePath, TensorVisitor, visit_tensors};
 use crate::dtensor::DTensorSpec;
 use crate::param::{Unit, Visited, check_not_replaced, check_reduced, walk};
 
-/// Builds a burn optimizer for a model that is sharded or parallelized. It steps every parameter as one device
-/// would.
+/// Builds a burn optimizer for a model that is sharded or parallelized. It steps every parameter as
+/// one device would.
 ///
-/// `optimizer` is a configuration, such as burn's `AdamWConfig`, or an optimizer. An optimizer that does not work
-/// element by element does not compile here ([`ExactOnShards`]). Gradient clipping by value is burn's own. Clipping
-/// by norm limits the norm of each parameter's gradient, computed over all its shards. To clip by the norm of all
-/// gradients together, use [`clip_grad_norm`](crate::fsdp::clip_grad_norm).
+/// `optimizer` is a configuration, such as burn's `AdamWConfig`, or an optimizer. An optimizer that
+/// does not work element by element does not compile here ([`ExactOnShards`]). Gradient clipping by
+/// value is burn's own. Clipping by norm limits the norm of each parameter's gradient, computed
+/// over all its shards. To clip by the norm of all gradients together, use
+/// [`clip_grad_norm`](crate::fsdp::clip_grad_norm).
 ///
 /// ```
 /// use burn::module::ParamGroup;
@@ -100,7 +101,8 @@ struct OptimizerGroup {
 }
 
 impl ShardedOptimizer {
-    /// Steps the parameters of a group with this optimizer, which must be one that [`sharded`] accepts.
+    /// Steps the parameters of a group with this optimizer, which must be one that [`sharded`]
+    /// accepts.
     #[must_use]
     pub fn with_group<O: ExactOnShards>(mut self, params: ParamGroup, optimizer: O) -> Self {
         let (optimizer, clipping) = optimizer.build();
@@ -120,16 +122,17 @@ impl ShardedOptimizer {
         self
     }
 
-    /// Steps the matrices of a group with burn's Muon. Momentum works on shards. Each matrix is then gathered on
-    /// one rank, which orthogonalizes it, so that the work is distributed over the ranks. Results and state equal
-    /// burn's.
+    /// Steps the matrices of a group with burn's Muon. Momentum works on shards. Each matrix is
+    /// then gathered on one rank, which orthogonalizes it, so that the work is distributed over the
+    /// ranks. Results and state equal burn's.
     ///
-    /// Use another optimizer, such as AdamW, for embeddings, the last layer and parameters that are not matrices.
+    /// Use another optimizer, such as AdamW, for embeddings, the last layer and parameters that are
+    /// not matrices.
     ///
-    /// In addition to its shards, a rank holds a few times the largest matrix in memory. Consider all matrices with
-    /// the same layout: `matrices` of one size, each sharded over `ranks` ranks. A step then makes
-    /// `2 * matrices.div_ceil(ranks)` all-to-alls along each mesh dimension that shards them, and sends each
-    /// element twice: to the owner and back.
+    /// In addition to its shards, a rank holds a few times the largest matrix in memory. Consider
+    /// all matrices with the same layout: `matrices` of one size, each sharded over `ranks` ranks.
+    /// A step then makes `2 * matrices.div_ceil(ranks)` all-to-alls along each mesh dimension that
+    /// shards them, and sends each element twice: to the owner and back.
     #[must_use]
     pub fn with_muon(mut self, matrices: ParamGroup, config: MuonConfig) -> Self {
         let stages = Stages::of(&config);
@@ -144,28 +147,31 @@ impl ShardedOptimizer {
         self
     }
 
-    /// Sets whether a step may have no gradient of any parameter of the model. Default: false, because such a step
-    /// mostly gets the gradients of another model. With `true` it changes nothing, like burn's optimizer.
+    /// Sets whether a step may have no gradient of any parameter of the model. Default: false,
+    /// because such a step mostly gets the gradients of another model. With `true` it changes
+    /// nothing, like burn's optimizer.
     #[must_use]
     pub fn with_empty_steps_allowed(mut self, allowed: bool) -> Self {
         self.allows_empty_steps = allowed;
         self
     }
 
-    /// Steps the parameters that have gradients, like burn's [`ModuleOptimizer::step`]. `lr` is a number or the
-    /// output of a burn scheduler.
+    /// Steps the parameters that have gradients, like burn's [`ModuleOptimizer::step`]. `lr` is a
+    /// number or the output of a burn scheduler.
     ///
     /// # Collective
-    /// Local, except for Muon and clipping by norm. Then every rank of the model's meshes must call it, with
-    /// gradients of the same parameters.
+    /// Local, except for Muon and clipping by norm. Then every rank of the model's meshes must call
+    /// it, with gradients of the same parameters.
     ///
     /// # Errors
     /// [`OptimError::NotAMatrix`] for a parameter of Muon's group that is not a matrix,
-    /// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if gradients wait to be
-    /// reduced and `grads` has none of a distributed parameter, [`OptimError::NoGradients`] if `grads` has none of any
-    /// trained parameter ([unless allowed](Self::with_empty_steps_allowed)), and
-    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced after it was distributed,
-    /// all before any parameter is stepped; [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    /// [`ParamError::StepWithoutGradients`](crate::param::ParamError::StepWithoutGradients) if
+    /// gradients wait to be reduced and `grads` has none of a distributed parameter,
+    /// [`OptimError::NoGradients`] if `grads` has none of any trained parameter ([unless
+    /// allowed](Self::with_empty_steps_allowed)), and
+    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced
+    /// after it was distributed, all before any parameter is stepped;
+    /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn step<M: Module>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -213,7 +219,8 @@ impl ShardedOptimizer {
                 .expect("`members` contains only parameters with gradients");
             of_muon.register(*id, grad);
         }
-        // The parameters of this copy become the output of momentum. The model itself is not stepped.
+        // The parameters of this copy become the output of momentum. The model itself is not
+        // stepped.
         let moved = self.optim.step(lr.clone(), model.clone(), of_muon);
         let mut matrices = Matrices {
             groups: &self.groups,
@@ -242,17 +249,19 @@ impl ShardedOptimizer {
         Ok(model)
     }
 
-    /// Returns burn's optimizer that makes the same steps of `model`, for code that takes no other, such as burn's
-    /// `Learner`. Its state is that of this optimizer: [`optimizer_state`] returns it, and the records of either load
-    /// into the other.
+    /// Returns burn's optimizer that makes the same steps of `model`, for code that takes no other,
+    /// such as burn's `Learner`. Its state is that of this optimizer: [`optimizer_state`] returns
+    /// it, and the records of either load into the other.
     ///
-    /// It handles one parameter after the other. A matrix of Muon's group takes two all-to-alls along each mesh
-    /// dimension that shards it, and is orthogonalized while the other ranks wait; [`step`](Self::step) distributes
-    /// all matrices over the ranks. Clipping by norm takes one all-reduce for each parameter along each of these mesh
-    /// dimensions. Without Muon and clipping by norm, the steps are local.
+    /// It handles one parameter after the other. A matrix of Muon's group takes two all-to-alls
+    /// along each mesh dimension that shards it, and is orthogonalized while the other ranks wait;
+    /// [`step`](Self::step) distributes all matrices over the ranks. Clipping by norm takes one
+    /// all-reduce for each parameter along each of these mesh dimensions. Without Muon and clipping
+    /// by norm, the steps are local.
     ///
-    /// Local. Steps of the result are collective like [`step`](Self::step). burn's optimizer cannot return an error,
-    /// so a rank [unwinds](crate::Error::unwind) with the error of a failed collective.
+    /// Local. Steps of the result are collective like [`step`](Self::step). burn's optimizer cannot
+    /// return an error, so a rank [unwinds](crate::Error::unwind) with the error of a failed
+    /// collective.
     ///
     /// ```
     /// use burn::module::ParamGroup;
@@ -318,8 +327,8 @@ impl ShardedOptimizer {
         Ok(optim.load_record(record))
     }
 
-    /// Returns the parameters that need more than burn's step, of those with gradients if `grads` is given, and the
-    /// model's units.
+    /// Returns the parameters that need more than burn's step, of those with gradients if `grads`
+    /// is given, and the model's units.
     fn members<M: Module>(
         &self,
         model: &M,
@@ -474,8 +483,8 @@ impl TensorVisitor for TrainedParams<'_> {
     }
 }
 
-/// Visitor that collects the matrices for Muon to orthogonalize, each with the index of its group. It visits a
-/// model whose parameters are the output of momentum.
+/// Visitor that collects the matrices for Muon to orthogonalize, each with the index of its group.
+/// It visits a model whose parameters are the output of momentum.
 struct Matrices<'a> {
     groups: &'a [OptimizerGroup],
     members: HashMap<ParamId, GroupParam>,

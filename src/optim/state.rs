@@ -12,8 +12,8 @@ use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor};
 use crate::placement::Layout;
 
-/// State of an optimizer for each parameter: DTensors in host memory, and numbers. Names consist of the parameter's
-/// path and burn's field name, such as `blocks.0.weight.momentum.moment_1`.
+/// State of an optimizer for each parameter: DTensors in host memory, and numbers. Names consist of
+/// the parameter's path and burn's field name, such as `blocks.0.weight.momentum.moment_1`.
 #[derive(Debug, Clone, Default)]
 pub struct OptimizerState {
     pub(super) params: BTreeMap<String, ParameterState>,
@@ -70,7 +70,8 @@ impl OptimizerState {
         })
     }
 
-    /// Returns the tensor with this name; `None` if it does not exist or does not have `D` dimensions.
+    /// Returns the tensor with this name; `None` if it does not exist or does not have `D`
+    /// dimensions.
     pub fn tensor<const D: usize>(&self, name: &str) -> Option<DTensor<D>> {
         owners(&self.params, name)
             .find_map(|(_, state, field)| state.tensors.get(field))?
@@ -84,18 +85,19 @@ impl OptimizerState {
             .copied()
     }
 
-    /// Redistributes the state to the layouts of `specs`, the specs of the parameters by path, on the same mesh or
-    /// on another.
+    /// Redistributes the state to the layouts of `specs`, the specs of the parameters by path, on
+    /// the same mesh or on another.
     ///
-    /// On the same mesh a tensor is redistributed like its parameter. To another mesh it is sent by way of the full
-    /// tensor.
+    /// On the same mesh a tensor is redistributed like its parameter. To another mesh it is sent by
+    /// way of the full tensor.
     ///
     /// # Collective
     /// Every rank of both meshes must call it. The meshes must have the same ranks.
     ///
     /// # Errors
-    /// [`OptimError::NoParameter`] for state of a path that `specs` does not contain, [`OptimError::Layout`] for a
-    /// parameter of another shape, and [`Error::Comm`](crate::Error::Comm) if a collective fails.
+    /// [`OptimError::NoParameter`] for state of a path that `specs` does not contain,
+    /// [`OptimError::Layout`] for a parameter of another shape, and
+    /// [`Error::Comm`](crate::Error::Comm) if a collective fails.
     pub fn redistribute(
         self,
         specs: impl IntoIterator<Item = (String, Arc<DTensorSpec>)>,
@@ -129,8 +131,8 @@ impl OptimizerState {
         Ok(Self::of(params, &specs))
     }
 
-    /// Returns the specs of state tensors with these names, global shapes and dtypes, for parameters with the specs
-    /// `params` by path.
+    /// Returns the specs of state tensors with these names, global shapes and dtypes, for
+    /// parameters with the specs `params` by path.
     ///
     /// # Errors
     /// [`OptimError::NoParameter`] for a name that does not begin with a path of `params`.
@@ -148,8 +150,8 @@ impl OptimizerState {
         tensors.into_iter().map(target).collect()
     }
 
-    /// Creates the state of parameters with the specs `params` by path. The tensors must have the specs that
-    /// [`targets`](Self::targets) returns.
+    /// Creates the state of parameters with the specs `params` by path. The tensors must have the
+    /// specs that [`targets`](Self::targets) returns.
     ///
     /// # Errors
     /// [`OptimError::NoParameter`] for a name that does not begin with a path of `params`.
@@ -202,8 +204,8 @@ fn state_of<'a>(
 }
 
 impl ParameterState {
-    /// Creates the state of a parameter from burn's flattened state. If `full` is true, `sink` is the state of the
-    /// full parameter, otherwise that of this rank's shard.
+    /// Creates the state of a parameter from burn's flattened state. If `full` is true, `sink` is
+    /// the state of the full parameter, otherwise that of this rank's shard.
     pub(super) fn new(
         path: &str,
         spec: &Arc<DTensorSpec>,
@@ -280,8 +282,8 @@ impl StateFields {
         )
     }
 
-    /// Checks that an optimizer has loaded all of these fields of the parameter at `path` unchanged. `loaded` are those of its
-    /// state after loading.
+    /// Checks that an optimizer has loaded all of these fields of the parameter at `path`
+    /// unchanged. `loaded` are those of its state after loading.
     pub(super) fn check_loaded(&self, path: &str, loaded: Option<&Self>) -> Result<(), OptimError> {
         let nothing = Self::default();
         let Self(found) = loaded.unwrap_or(&nothing);
@@ -309,14 +311,15 @@ impl StateFields {
     }
 }
 
-/// Creates a state tensor from a full tensor that every rank holds, laid out for the parameter with this spec.
+/// Creates a state tensor from a full tensor that every rank holds, laid out for the parameter with
+/// this spec.
 fn shard_of(data: TensorData, param: &DTensorSpec) -> Result<DynDTensor> {
     let layout = layout_of(data.shape(), param)?;
     DynDTensor::from_full_data(data, param.mesh(), layout)
 }
 
-/// Returns the layout of a state tensor of this shape: that of its parameter if the shapes are equal, otherwise
-/// replicated (invariant 2).
+/// Returns the layout of a state tensor of this shape: that of its parameter if the shapes are
+/// equal, otherwise replicated (invariant 2).
 fn layout_of(shape: &Shape, param: &DTensorSpec) -> Result<Layout> {
     Ok(if shape == param.shape() {
         param.layout().clone()
@@ -325,7 +328,8 @@ fn layout_of(shape: &Shape, param: &DTensorSpec) -> Result<Layout> {
     })
 }
 
-/// Returns true if every rank holds the full parameter. An optimizer of local tensors then steps full parameters.
+/// Returns true if every rank holds the full parameter. An optimizer of local tensors then steps
+/// full parameters.
 fn is_unsharded(spec: &DTensorSpec) -> bool {
     spec.placements()
         .iter()
@@ -362,8 +366,9 @@ pub(super) fn field<'a>(name: &'a str, path: &str) -> Option<&'a str> {
     name.strip_prefix(path)?.strip_prefix('.')
 }
 
-/// Returns the entries of `by_path` to which `name`, a path and a field, may belong, longest path first, each with
-/// the field. It looks up only the few prefixes of `name`, so the cost does not depend on the size of the map.
+/// Returns the entries of `by_path` to which `name`, a path and a field, may belong, longest path
+/// first, each with the field. It looks up only the few prefixes of `name`, so the cost does not
+/// depend on the size of the map.
 fn owners<'a, 'n, T>(
     by_path: &'a BTreeMap<String, T>,
     name: &'n str,

@@ -1,8 +1,9 @@
 //! [`StateExchange`]: states that pass between optimizers and [`OptimizerState`](super::OptimizerState) without burn's record.
 //!
-//! burn's record of an optimizer can be read and made only as bytes, into which every tensor is copied. States of this crate's
-//! optimizers ([`RealignedState`](super::realigned::RealignedState)) need no bytes: while an exchange is active on a thread, they
-//! give their fields to it or take them from it, and burn's record has nothing of them but the number of dimensions.
+//! burn's record of an optimizer can be read and made only as bytes, into which every tensor is
+//! copied. States of this crate's optimizers ([`RealignedState`](super::realigned::RealignedState))
+//! need no bytes: while an exchange is active on a thread, they give their fields to it or take
+//! them from it, and burn's record has nothing of them but the number of dimensions.
 //!
 //! ```text
 //! take    optimizer -- fields --> exchange
@@ -43,7 +44,8 @@ pub(super) enum StateExchange {
 }
 
 impl StateExchange {
-    /// Calls burn's optimizer while the exchange is active on this thread. Also returns the exchange.
+    /// Calls burn's optimizer while the exchange is active on this thread. Also returns the
+    /// exchange.
     pub(super) fn during<T>(self, call: impl FnOnce() -> T) -> (T, Self) {
         /// Ends the exchange, also if burn panics.
         struct End;
@@ -63,7 +65,8 @@ impl StateExchange {
     }
 }
 
-/// Takes the fields of a state in place of burn's record. Returns false if burn's record is to have them.
+/// Takes the fields of a state in place of burn's record. Returns false if burn's record is to have
+/// them.
 pub(super) fn take(id: &str, state: &impl RecordState) -> bool {
     let Ok(id) = id.parse() else { return false };
     let Some(except) = ACTIVE.with_borrow(|active| match active {
@@ -82,8 +85,8 @@ pub(super) fn take(id: &str, state: &impl RecordState) -> bool {
     true
 }
 
-/// Returns the state that an exchange gives to an optimizer, or `None` in it if there is none. Returns `None` if burn's record has
-/// the state.
+/// Returns the state that an exchange gives to an optimizer, or `None` in it if there is none.
+/// Returns `None` if burn's record has the state.
 pub(super) fn give<S: RecordState>(id: &str, device: &Device) -> Option<Option<S>> {
     let id = id.parse().ok()?;
     let given = ACTIVE.with_borrow_mut(|active| match active {

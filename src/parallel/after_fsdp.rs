@@ -1,7 +1,8 @@
 //! [`apply_after_fsdp`]: data-parallel sharding of parameters that are parallelized after they were sharded.
 //!
-//! Tensor parallelism shards a parameter first, whichever function is called first. So each sharded parameter is
-//! gathered, parallelized, and sharded once more in the same way, one parameter after another:
+//! Tensor parallelism shards a parameter first, whichever function is called first. So each sharded
+//! parameter is gathered, parallelized, and sharded once more in the same way, one parameter after
+//! another:
 //!
 //! ```text
 //!   fully_shard   W[mine, :]          sharded over the shard ranks
@@ -33,13 +34,14 @@ pub(super) struct TpAfterFsdp {
     pub(super) parallel: TpPlacement,
 }
 
-/// Returns the assignments that gather these parameters, parallelize them and shard them once more. The parameters
-/// must be in burn's order. Units, groups and dimensions stay as they were.
+/// Returns the assignments that gather these parameters, parallelize them and shard them once more.
+/// The parameters must be in burn's order. Units, groups and dimensions stay as they were.
 ///
 /// Local: no communication.
 ///
 /// # Errors
-/// [`ParamError::Meshes`](crate::param::ParamError::Meshes) unless the meshes are slices of one, along different dimensions.
+/// [`ParamError::Meshes`](crate::param::ParamError::Meshes) unless the meshes are slices of one,
+/// along different dimensions.
 pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssignment>> {
     let params = params.into_iter().map(
         |TpAfterFsdp {
@@ -78,8 +80,8 @@ pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssi
         .into_group_map_by(|(_, ((before, _), _))| Arc::as_ptr(&before.unit));
     let mut attachments = Vec::new();
     for params in units.into_values() {
-        // Grouped by the unit and not by its module, because several calls may have made several units of one
-        // module.
+        // Grouped by the unit and not by its module, because several calls may have made several
+        // units of one module.
         let unit = &params[0].1.0.0.unit;
         let (unit, data, was_group) = (unit.clone(), unit.data.clone(), unit.is_group());
         let (before, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) = params

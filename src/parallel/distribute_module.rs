@@ -1,5 +1,5 @@
-//! [`distribute_module`], with the [`Styles`] that its function returns, and the [`InputOutputFns`] between plain
-//! tensors and a distributed module.
+//! [`distribute_module`], with the [`Styles`] that its function returns, and the [`InputOutputFns`]
+//! between plain tensors and a distributed module.
 
 use burn::module::Module;
 
@@ -9,9 +9,9 @@ use crate::mesh::DeviceMesh;
 use crate::param::ModelScan;
 use crate::placement::Placement;
 
-/// Like [`parallelize`], but with a function in place of patterns. `partition` is called with the path and global
-/// shape of each parameter, and returns its placement or style. On a mesh of several dimensions it returns an array
-/// with one for each, such as `[Replicate, Shard(0)]`.
+/// Like [`parallelize`], but with a function in place of patterns. `partition` is called with the
+/// path and global shape of each parameter, and returns its placement or style. On a mesh of
+/// several dimensions it returns an array with one for each, such as `[Replicate, Shard(0)]`.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -59,8 +59,9 @@ use crate::placement::Placement;
 /// As [`parallelize`]; `partition` must return the same on every rank.
 ///
 /// # Errors
-/// [`ParallelError::Styles`] if the number of styles is not the number of mesh dimensions, and as [`parallelize`].
-/// If the model has already been parallelized, [`ParallelError::AlreadyParallelized`].
+/// [`ParallelError::Styles`] if the number of styles is not the number of mesh dimensions, and as
+/// [`parallelize`]. If the model has already been parallelized,
+/// [`ParallelError::AlreadyParallelized`].
 pub fn distribute_module<M: Module, S: Into<Styles>>(
     module: M,
     mesh: &DeviceMesh,
@@ -86,7 +87,8 @@ pub fn distribute_module<M: Module, S: Into<Styles>>(
     parallelize(module, mesh, plan)
 }
 
-/// Styles of a parameter on the dimensions of a mesh: a [`Style`] or [`Placement`], or an array or `Vec` of them.
+/// Styles of a parameter on the dimensions of a mesh: a [`Style`] or [`Placement`], or an array or
+/// `Vec` of them.
 #[derive(Debug, Clone)]
 pub struct Styles(Vec<Style>);
 
@@ -114,16 +116,17 @@ impl<S: Into<Style>> From<Vec<S>> for Styles {
     }
 }
 
-/// Functions that convert the inputs of a module before its forward, and the outputs after it. Use them if the
-/// program has plain tensors but the module computes with [`DTensor`](crate::dtensor::DTensor)s. The input function
-/// can use [`from_local`](crate::dtensor::DTensor::from_local) for each rank's local tensor, or
-/// [`distribute_tensor`](crate::dtensor::DTensor::distribute_tensor) for one rank's full tensor. The output
-/// function can use [`to_local`](crate::dtensor::DTensor::to_local) or
+/// Functions that convert the inputs of a module before its forward, and the outputs after it. Use
+/// them if the program has plain tensors but the module computes with
+/// [`DTensor`](crate::dtensor::DTensor)s. The input function can use
+/// [`from_local`](crate::dtensor::DTensor::from_local) for each rank's local tensor, or
+/// [`distribute_tensor`](crate::dtensor::DTensor::distribute_tensor) for one rank's full tensor.
+/// The output function can use [`to_local`](crate::dtensor::DTensor::to_local) or
 /// [`full_tensor`](crate::dtensor::DTensor::full_tensor).
 ///
-/// burn modules have no forward hooks, so these functions are applied where the forward is called; see
-/// [`distribute_module`] for an example. They do not depend on a module's parameters: one value serves all modules
-/// of the mesh with such inputs and outputs.
+/// burn modules have no forward hooks, so these functions are applied where the forward is called;
+/// see [`distribute_module`] for an example. They do not depend on a module's parameters: one value
+/// serves all modules of the mesh with such inputs and outputs.
 #[derive(Clone)]
 pub struct InputOutputFns<I, O> {
     mesh: DeviceMesh,
@@ -132,8 +135,8 @@ pub struct InputOutputFns<I, O> {
 }
 
 impl<I, O> InputOutputFns<I, O> {
-    /// Creates the functions. Each is called with the tensors to convert, `input` before and `output` after the
-    /// forward, and with the mesh.
+    /// Creates the functions. Each is called with the tensors to convert, `input` before and
+    /// `output` after the forward, and with the mesh.
     pub fn new<X, A, B, Y>(mesh: &DeviceMesh, input: I, output: O) -> Self
     where
         I: Fn(X, &DeviceMesh) -> Result<A>,

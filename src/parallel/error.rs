@@ -6,7 +6,8 @@ use crate::placement::Placement;
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParallelError {
-    /// The mesh has several dimensions, but an entry of the plan does not name the one that it applies to.
+    /// The mesh has several dimensions, but an entry of the plan does not name the one that it
+    /// applies to.
     #[error(
         "entry `{pattern}` of the plan does not name the dimension of {mesh} that it applies to. Write \
          `Plan::new().with_mesh_dim_plan(\"tp\", plan)`, or slice the mesh: `mesh.slice(\"tp\")`"
@@ -157,8 +158,8 @@ pub enum ParallelError {
         /// Path of the parameter.
         param: String,
     },
-    /// `fully_shard` has split a dimension into explicit shard sizes, and tensor parallelism would change the
-    /// length that they split.
+    /// `fully_shard` has split a dimension into explicit shard sizes, and tensor parallelism would
+    /// change the length that they split.
     #[error(
         "dimension {dim} of parameter `{param}` is fully sharded with shard sizes for the full dimension, but mesh \
          dimension `{mesh_dim}` would shard it first. Call parallelize first, then fully_shard with shard sizes for \
@@ -172,7 +173,8 @@ pub enum ParallelError {
         /// Name of the tensor-parallel mesh dimension.
         mesh_dim: String,
     },
-    /// The parameter is sharded in a unit, but the model contains only a submodule of the unit's module.
+    /// The parameter is sharded in a unit, but the model contains only a submodule of the unit's
+    /// module.
     #[error(
         "parameter `{param}` is sharded in the unit `{unit}`, but the model contains only a submodule of the unit's \
          module. Parallelize the module that fully_shard was called on, or call parallelize first"

@@ -20,28 +20,31 @@ use crate::placement::Layout;
 
 /// Places the parameters of any burn module on the ranks of a tensor-parallel mesh.
 ///
-/// The model's type does not change. Every parameter becomes a DTensor on `mesh`, which is usually a slice
-/// (`mesh.slice("tp")?`), with the placement that the plan assigns, or `Replicate` by default. On a mesh of several
-/// dimensions, the plan names the dimension of each entry ([`Plan::with_mesh_dim_plan`]). Layers over
-/// [`DTensor`](crate::dtensor::DTensor) read a parameter with [`param.dtensor()`](crate::fsdp::ParamExt::dtensor).
-/// burn's own layers compute with the full parameter, identically on every rank. The optimizer updates this rank's
-/// shard, with the restrictions described at [`fully_shard`](crate::fsdp::fully_shard).
+/// The model's type does not change. Every parameter becomes a DTensor on `mesh`, which is usually
+/// a slice (`mesh.slice("tp")?`), with the placement that the plan assigns, or `Replicate` by
+/// default. On a mesh of several dimensions, the plan names the dimension of each entry
+/// ([`Plan::with_mesh_dim_plan`]). Layers over [`DTensor`](crate::dtensor::DTensor) read a
+/// parameter with [`param.dtensor()`](crate::fsdp::ParamExt::dtensor). burn's own layers compute
+/// with the full parameter, identically on every rank. The optimizer updates this rank's shard,
+/// with the restrictions described at [`fully_shard`](crate::fsdp::fully_shard).
 ///
-/// Records contain this rank's shards, and can be loaded only where a rank holds the same shard. Load a record of
-/// the full model before this call, and save one from [`full_model`](crate::fsdp::full_model). If parameters must
-/// be replaced, do that before this call too; see [`fully_shard`](crate::fsdp::fully_shard).
+/// Records contain this rank's shards, and can be loaded only where a rank holds the same shard.
+/// Load a record of the full model before this call, and save one from
+/// [`full_model`](crate::fsdp::full_model). If parameters must be replaced, do that before this
+/// call too; see [`fully_shard`](crate::fsdp::fully_shard).
 ///
-/// The values are those of the mesh's first rank, and only that rank initializes parameters that are still lazy.
-/// Buffers, such as running statistics, are also taken from that rank, and clones no longer share them afterwards.
-/// Shards may be uneven.
+/// The values are those of the mesh's first rank, and only that rank initializes parameters that
+/// are still lazy. Buffers, such as running statistics, are also taken from that rank, and clones
+/// no longer share them afterwards. Shards may be uneven.
 ///
-/// Together with [`fully_shard`](crate::fsdp::fully_shard), in either order, each rank's tensor-parallel shard is
-/// also sharded over the data-parallel ranks. If the model is already sharded, its units keep their modules, their
-/// ranks and their sharded dimensions; the placement function has then seen the shapes of the full parameters, not
-/// of tensor-parallel shards. Such parameters are gathered one after the other to apply the plan. If not even the
-/// tensor-parallel shards of a model fit into memory, call `fully_shard` first. Parameters that are placed over
-/// ranks with different data, such as [experts](crate::fsdp#meshes-of-several-dimensions), must be parallelized
-/// first.
+/// Together with [`fully_shard`](crate::fsdp::fully_shard), in either order, each rank's
+/// tensor-parallel shard is also sharded over the data-parallel ranks. If the model is already
+/// sharded, its units keep their modules, their ranks and their sharded dimensions; the placement
+/// function has then seen the shapes of the full parameters, not of tensor-parallel shards. Such
+/// parameters are gathered one after the other to apply the plan. If not even the tensor-parallel
+/// shards of a model fit into memory, call `fully_shard` first. Parameters that are placed over
+/// ranks with different data, such as [experts](crate::fsdp#meshes-of-several-dimensions), must be
+/// parallelized first.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -71,14 +74,15 @@ use crate::placement::Layout;
 /// ```
 ///
 /// # Collective
-/// Every rank of the mesh must call it with an equal model and plan. If the mesh is a slice, every rank of the mesh
-/// from which it was sliced must call it, with the model of its own slice. Slices initialize their parameters one
-/// after the other, in order, so that equal runs draw equal values. If the model is already sharded, every rank of
-/// its meshes must call it.
+/// Every rank of the mesh must call it with an equal model and plan. If the mesh is a slice, every
+/// rank of the mesh from which it was sliced must call it, with the model of its own slice. Slices
+/// initialize their parameters one after the other, in order, so that equal runs draw equal values.
+/// If the model is already sharded, every rank of its meshes must call it.
 ///
 /// # Errors
-/// [`ParallelError`](super::ParallelError) and [`ParamError`](crate::param::ParamError) for a wrong mesh or plan,
-/// before any value is moved; [`Error::Comm`](crate::Error::Comm) if another rank fails.
+/// [`ParallelError`](super::ParallelError) and [`ParamError`](crate::param::ParamError) for a wrong
+/// mesh or plan, before any value is moved; [`Error::Comm`](crate::Error::Comm) if another rank
+/// fails.
 pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result<M> {
     let inventory = ModelScan::of(&model);
     let lazy = inventory.params.iter().any(|found| found.lazy);
@@ -158,7 +162,8 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
         sync_buffers(&model)?;
     }
     let model = attach_drawn(model, attachments, mesh, lazy, "parallelize")?;
-    // Data-parallel ranks are in different slices, so their collectives come after the slices' turns.
+    // Data-parallel ranks are in different slices, so their collectives come after the slices'
+    // turns.
     let model = if again.is_empty() {
         model
     } else {

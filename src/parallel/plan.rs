@@ -21,8 +21,9 @@ use super::{PrepareModuleInputOutput, Style};
 /// ```
 ///
 /// # Patterns
-/// A pattern is a path whose components may contain `*`, `?` and `[0-9]`. `**` matches any number of components,
-/// and the empty pattern is the model itself. A pattern that matches nothing is an error.
+/// A pattern is a path whose components may contain `*`, `?` and `[0-9]`. `**` matches any number
+/// of components, and the empty pattern is the model itself. A pattern that matches nothing is an
+/// error.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     pub(super) styles: Vec<PatternEntry<Style>>,
@@ -47,8 +48,9 @@ impl Plan {
 
     /// Assigns a style to the modules and parameters whose path matches a [pattern](Self#patterns).
     ///
-    /// A pattern that matches a module applies to all parameters inside it. If several patterns apply to a
-    /// parameter, the last one given is used, so add general patterns before specific ones.
+    /// A pattern that matches a module applies to all parameters inside it. If several patterns
+    /// apply to a parameter, the last one given is used, so add general patterns before specific
+    /// ones.
     #[must_use]
     pub fn with_style(mut self, pattern: impl Into<String>, style: impl Into<Style>) -> Self {
         self.styles.push(PatternEntry {
@@ -59,12 +61,13 @@ impl Plan {
         self
     }
 
-    /// Assigns layouts to the inputs and outputs of the modules whose path matches a [pattern](Self#patterns). They
-    /// apply where the forward is called by [`apply_io_layouts`](crate::nn::apply_io_layouts). If several patterns
-    /// match a module, the last one given is used.
+    /// Assigns layouts to the inputs and outputs of the modules whose path matches a
+    /// [pattern](Self#patterns). They apply where the forward is called by
+    /// [`apply_io_layouts`](crate::nn::apply_io_layouts). If several patterns match a module, the
+    /// last one given is used.
     ///
-    /// A module finds its layouts through its parameters, so it must have some. Around other modules, call
-    /// [`redistribute`](crate::dtensor::DTensor::redistribute).
+    /// A module finds its layouts through its parameters, so it must have some. Around other
+    /// modules, call [`redistribute`](crate::dtensor::DTensor::redistribute).
     #[must_use]
     pub fn with_io(mut self, pattern: impl Into<String>, module: PrepareModuleInputOutput) -> Self {
         self.modules.push(PatternEntry {
@@ -75,9 +78,9 @@ impl Plan {
         self
     }
 
-    /// Adds the entries of `plan` for the mesh dimension `mesh_dim`. This builds a plan for a mesh of several
-    /// dimensions. On a mesh dimension for which no entry matches, parameters are `Replicate`, and inputs and
-    /// outputs stay as they are.
+    /// Adds the entries of `plan` for the mesh dimension `mesh_dim`. This builds a plan for a mesh
+    /// of several dimensions. On a mesh dimension for which no entry matches, parameters are
+    /// `Replicate`, and inputs and outputs stay as they are.
     ///
     /// ```
     /// use burn_dtensor::parallel::{Plan, Style};
@@ -105,8 +108,9 @@ impl Plan {
         self
     }
 
-    /// Makes a unit of every module whose path matches a [pattern](Self#patterns); [`unit`](fn@crate::fsdp::unit)
-    /// marks its forward. Partial gradients are summed once per unit.
+    /// Makes a unit of every module whose path matches a [pattern](Self#patterns);
+    /// [`unit`](fn@crate::fsdp::unit) marks its forward. Partial gradients are summed once per
+    /// unit.
     ///
     /// If [`fully_shard`](crate::fsdp::fully_shard) is called too, it defines its own units.
     #[must_use]

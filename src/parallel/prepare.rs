@@ -2,14 +2,14 @@
 
 use crate::placement::Placement;
 
-/// Placements of the inputs and outputs of a module, as part of a plan. Use it for a block of several layers, or
-/// for a module that has no [`Style`](super::Style).
+/// Placements of the inputs and outputs of a module, as part of a plan. Use it for a block of
+/// several layers, or for a module that has no [`Style`](super::Style).
 ///
-/// Each input and output has a *declared* placement, which it must have, and a *desired* one, to which it is
-/// redistributed. `None` as declared placement accepts any; `None` as desired placement leaves the tensor as it is.
-/// Placements are those on one mesh dimension. The module's forward is called by
-/// [`apply_io_layouts`](crate::nn::apply_io_layouts), which finds these layouts through the parameters inside the
-/// module.
+/// Each input and output has a *declared* placement, which it must have, and a *desired* one, to
+/// which it is redistributed. `None` as declared placement accepts any; `None` as desired placement
+/// leaves the tensor as it is. Placements are those on one mesh dimension. The module's forward is
+/// called by [`apply_io_layouts`](crate::nn::apply_io_layouts), which finds these layouts through
+/// the parameters inside the module.
 ///
 /// ```
 /// use burn_dtensor::parallel::{Plan, PrepareModuleInputOutput};
@@ -29,7 +29,8 @@ pub struct PrepareModuleInputOutput {
     pub(crate) outputs: Vec<IoLayout<Option<Placement>>>,
 }
 
-/// Layout of one input or output: the placement that it must have, and the one to which it is redistributed.
+/// Layout of one input or output: the placement that it must have, and the one to which it is
+/// redistributed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct IoLayout<T> {
     pub(crate) declared: T,
@@ -42,8 +43,8 @@ impl PrepareModuleInputOutput {
         Self::default()
     }
 
-    /// Adds the next input, with the placement that it has and the one that the module needs. Declare either no
-    /// inputs or as many as the module's forward takes.
+    /// Adds the next input, with the placement that it has and the one that the module needs.
+    /// Declare either no inputs or as many as the module's forward takes.
     #[must_use]
     pub fn with_input(
         mut self,
@@ -57,7 +58,8 @@ impl PrepareModuleInputOutput {
         self
     }
 
-    /// Adds the next output, with the placement that the module returns and the one to which it is redistributed.
+    /// Adds the next output, with the placement that the module returns and the one to which it is
+    /// redistributed.
     #[must_use]
     pub fn with_output(
         mut self,
@@ -72,7 +74,8 @@ impl PrepareModuleInputOutput {
     }
 }
 
-/// The layouts of one module for all dimensions of a mesh: one [`PrepareModuleInputOutput`] per dimension, merged.
+/// The layouts of one module for all dimensions of a mesh: one [`PrepareModuleInputOutput`] per
+/// dimension, merged.
 #[derive(Debug)]
 pub(crate) struct ModuleIoLayouts {
     /// Path of the module in the model that was parallelized.
@@ -83,8 +86,8 @@ pub(crate) struct ModuleIoLayouts {
 }
 
 impl ModuleIoLayouts {
-    /// Merges the layouts that the plan declares for the module at `path`, one per mesh dimension. `None` declares
-    /// nothing for a dimension.
+    /// Merges the layouts that the plan declares for the module at `path`, one per mesh dimension.
+    /// `None` declares nothing for a dimension.
     pub(crate) fn new(path: String, dims: &[Option<&PrepareModuleInputOutput>]) -> Self {
         let edges = |of: fn(&PrepareModuleInputOutput) -> &[IoLayout<Option<Placement>>]| {
             let count = dims

@@ -1,4 +1,5 @@
-//! Resolution of a [`Plan`]: it decides the style and placement of every parameter before any value is moved.
+//! Resolution of a [`Plan`]: it decides the style and placement of every parameter before any value
+//! is moved.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,14 +26,14 @@ pub(super) struct ParallelizedParam {
     /// Global shape.
     pub(super) shape: Vec<usize>,
     pub(super) dtype: DType,
-    /// For a parameter that `fully_shard` has distributed: its state, and the path in this model of the unit's
-    /// module.
+    /// For a parameter that `fully_shard` has distributed: its state, and the path in this model of
+    /// the unit's module.
     pub(super) sharded: Option<(DistributedParameter, String)>,
     /// One style per mesh dimension.
     pub(super) styles: Vec<Style>,
     pub(super) placements: Placements,
-    /// Input and output layouts of the modules around the parameter, each with the number of path components from
-    /// the module to the parameter.
+    /// Input and output layouts of the modules around the parameter, each with the number of path
+    /// components from the module to the parameter.
     pub(super) modules: Vec<(usize, Arc<ModuleIoLayouts>)>,
     pub(super) unit: UnitName,
     /// Number of path components from the unit's module to the parameter.
@@ -192,8 +193,8 @@ impl Resolver<'_> {
         })
     }
 
-    /// Returns the style and placement of the parameter on a mesh dimension, from the last entry of the plan that
-    /// matches.
+    /// Returns the style and placement of the parameter on a mesh dimension, from the last entry of
+    /// the plan that matches.
     fn style(
         &self,
         found: &ScannedParam,
@@ -252,7 +253,8 @@ impl Resolver<'_> {
         shardings.map(|(mesh_dim, _)| (mesh_dim, self.mesh.size_of(mesh_dim)))
     }
 
-    /// Checks that the parameter can have these placements, and that its layer can compute with them.
+    /// Checks that the parameter can have these placements, and that its layer can compute with
+    /// them.
     fn check(
         &self,
         found: &ScannedParam,

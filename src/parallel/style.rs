@@ -19,12 +19,13 @@ use crate::placement::Placement;
 /// | [`colwise`](Self::colwise) | `S(1)` | `S(0)` | `S(1)` | `R` | left as it is: sharded along its last dimension |
 /// | [`rowwise`](Self::rowwise) | `S(0)` | `R` | `S(0)`: by vocabulary | left as it is | `R` |
 ///
-/// [`sequence_parallel`](Self::sequence_parallel) and [`placed`](Self::placed) accept any layer or parameter. A
-/// [`Placement`] converts to the style that places all its parameters so. [`custom`](Self::custom) is for
-/// user-defined layers.
+/// [`sequence_parallel`](Self::sequence_parallel) and [`placed`](Self::placed) accept any layer or
+/// parameter. A [`Placement`] converts to the style that places all its parameters so.
+/// [`custom`](Self::custom) is for user-defined layers.
 ///
-/// Input and output are the placements to which the layer's forward over [`DTensor`](crate::dtensor::DTensor)
-/// redistributes its activations. burn's own forward computes with the full weights and ignores them.
+/// Input and output are the placements to which the layer's forward over
+/// [`DTensor`](crate::dtensor::DTensor) redistributes its activations. burn's own forward computes
+/// with the full weights and ignores them.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
     params: Params,
@@ -48,7 +49,8 @@ type PlaceParam = fn(LayerParam<'_>) -> Option<Placement>;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct LayerParam<'a> {
-    /// Type of the module that has the parameter as a field, such as `Linear`; empty in a collection of parameters.
+    /// Type of the module that has the parameter as a field, such as `Linear`; empty in a
+    /// collection of parameters.
     pub layer: &'a str,
     /// Name of the field.
     pub name: &'a str,
@@ -89,8 +91,8 @@ const SPLITS: [Split; 3] = {
 };
 
 impl Style {
-    /// Splits the output features: each rank computes some of them. The layer needs its full input and leaves its
-    /// output sharded along the last dimension.
+    /// Splits the output features: each rank computes some of them. The layer needs its full input
+    /// and leaves its output sharded along the last dimension.
     pub const fn colwise() -> Self {
         Self {
             params: Params::Colwise,
@@ -100,8 +102,8 @@ impl Style {
         }
     }
 
-    /// Splits the input features, or an embedding's vocabulary: each rank computes a partial output, and the
-    /// partial outputs are summed.
+    /// Splits the input features, or an embedding's vocabulary: each rank computes a partial
+    /// output, and the partial outputs are summed.
     ///
     /// `.with_output(Shard(1))` scatters the sum over the sequence: sequence parallelism.
     pub const fn rowwise() -> Self {
@@ -113,8 +115,8 @@ impl Style {
         }
     }
 
-    /// Replicates the parameters and splits the sequence: activations `[batch, seq, ..]` are `S(1)`.
-    /// [`with_input`](Self::with_input) sets another dimension.
+    /// Replicates the parameters and splits the sequence: activations `[batch, seq, ..]` are
+    /// `S(1)`. [`with_input`](Self::with_input) sets another dimension.
     pub const fn sequence_parallel() -> Self {
         Self::placed(Placement::Replicate).with_input(Placement::Shard(1))
     }
@@ -129,9 +131,9 @@ impl Style {
         }
     }
 
-    /// Places the parameters of user-defined layers by a function. `place` is called for every parameter that the
-    /// plan's pattern matches. If it returns `None`, the style does not support the parameter, and the plan fails
-    /// with an error.
+    /// Places the parameters of user-defined layers by a function. `place` is called for every
+    /// parameter that the plan's pattern matches. If it returns `None`, the style does not support
+    /// the parameter, and the plan fails with an error.
     ///
     /// ```
     /// use burn_dtensor::parallel::{LayerParam, Style};
@@ -145,8 +147,8 @@ impl Style {
     /// .with_input(Replicate);
     /// ```
     ///
-    /// Error messages call the style `name`. [`apply_style`](crate::nn::apply_style) runs the layer's forward and
-    /// redistributes activations to the style's input and output placements.
+    /// Error messages call the style `name`. [`apply_style`](crate::nn::apply_style) runs the
+    /// layer's forward and redistributes activations to the style's input and output placements.
     pub const fn custom(
         name: &'static str,
         place: fn(LayerParam<'_>) -> Option<Placement>,
@@ -159,24 +161,25 @@ impl Style {
         }
     }
 
-    /// Redistributes the layer's input to this placement. If a rank's shard would be empty, such as that of one
-    /// token in decoding, the input becomes `Replicate` instead.
+    /// Redistributes the layer's input to this placement. If a rank's shard would be empty, such as
+    /// that of one token in decoding, the input becomes `Replicate` instead.
     pub const fn with_input(mut self, placement: Placement) -> Self {
         self.input = Some(placement);
         self
     }
 
-    /// Redistributes the layer's output to this placement, as [`with_input`](Self::with_input) does.
+    /// Redistributes the layer's output to this placement, as [`with_input`](Self::with_input)
+    /// does.
     pub const fn with_output(mut self, placement: Placement) -> Self {
         self.output = Some(placement);
         self
     }
 
-    /// Declares that the split features form this many attention heads, which are not split further. The number of
-    /// heads must be divisible by the number of ranks.
+    /// Declares that the split features form this many attention heads, which are not split
+    /// further. The number of heads must be divisible by the number of ranks.
     ///
-    /// Use it for the query, key, value and output projections of attention. Key and value may have fewer heads
-    /// than the query (grouped heads): pass each layer its own number.
+    /// Use it for the query, key, value and output projections of attention. Key and value may have
+    /// fewer heads than the query (grouped heads): pass each layer its own number.
     pub const fn with_heads(mut self, heads: usize) -> Self {
         self.heads = Some(heads);
         self
@@ -187,7 +190,8 @@ impl Style {
         self.input
     }
 
-    /// Returns the placement to which the layer redistributes its output; `None` leaves it as it is.
+    /// Returns the placement to which the layer redistributes its output; `None` leaves it as it
+    /// is.
     pub fn output(&self) -> Option<Placement> {
         self.output
     }
@@ -197,8 +201,9 @@ impl Style {
         self.heads
     }
 
-    /// Returns the placement of `param`, or `None` if the style does not support the layer. `layer` is the layer of
-    /// burn that the plan names, itself or by the parameter: a module around a layer has no known columns and rows.
+    /// Returns the placement of `param`, or `None` if the style does not support the layer. `layer`
+    /// is the layer of burn that the plan names, itself or by the parameter: a module around a
+    /// layer has no known columns and rows.
     pub(super) fn placement(
         &self,
         param: LayerParam<'_>,
@@ -216,8 +221,8 @@ impl Style {
     }
 }
 
-/// Record that [`parallelize`](super::parallelize) attaches to each parameter of a layer: the layer's styles, one for
-/// each mesh dimension, and the layouts of the activations around it.
+/// Record that [`parallelize`](super::parallelize) attaches to each parameter of a layer: the
+/// layer's styles, one for each mesh dimension, and the layouts of the activations around it.
 #[derive(Debug)]
 pub(crate) struct LayerStyles {
     styles: Box<[Style]>,
@@ -225,13 +230,14 @@ pub(crate) struct LayerStyles {
     pub(crate) input: Option<Arc<[Option<Placement>]>>,
     /// Placement of the output for each mesh dimension; `None` if no style redistributes it.
     pub(crate) output: Option<Arc<[Option<Placement>]>>,
-    /// Input and output layouts of the modules around the parameter, each with the number of path components from the
-    /// module down to the parameter.
+    /// Input and output layouts of the modules around the parameter, each with the number of path
+    /// components from the module down to the parameter.
     pub(super) modules: Vec<(usize, Arc<ModuleIoLayouts>)>,
 }
 
 impl LayerStyles {
-    /// Combines the styles of a layer, one for each mesh dimension, and the layouts of the modules around it.
+    /// Combines the styles of a layer, one for each mesh dimension, and the layouts of the modules
+    /// around it.
     pub(super) fn new(styles: Vec<Style>, modules: Vec<(usize, Arc<ModuleIoLayouts>)>) -> Self {
         let wanted = |of: fn(&Style) -> Option<Placement>| {
             let wanted: Arc<[_]> = styles.iter().map(of).collect();
@@ -274,7 +280,8 @@ pub(crate) struct Prepared {
 /// Returns the mesh and the layouts that the parameters inside `module` carry.
 pub(crate) fn prepared_of<M: Module>(module: &M) -> Prepared {
     let distributed = walk(module).distributed;
-    // Every parameter carries the layouts of all modules around it, so the first one is as good as any other.
+    // Every parameter carries the layouts of all modules around it, so the first one is as good as
+    // any other.
     let first = distributed
         .iter()
         .find_map(|found| Some((found, LayerStyles::of(&found.param)?)));
@@ -302,8 +309,9 @@ pub(crate) fn prepared_of<M: Module>(module: &M) -> Prepared {
 
 /// The styles of a parameter.
 pub trait ParamStyles {
-    /// Returns the styles with which [`parallelize`](super::parallelize) placed the parameter and its layer's
-    /// activations, one for each dimension of its mesh. Empty for a parameter without tensor-parallel placements.
+    /// Returns the styles with which [`parallelize`](super::parallelize) placed the parameter and
+    /// its layer's activations, one for each dimension of its mesh. Empty for a parameter without
+    /// tensor-parallel placements.
     fn styles(&self) -> &[Style];
 }
 

@@ -22,8 +22,8 @@ pub(crate) struct ShardAssignment {
     pub(crate) param: DistributedParameter,
     /// Present distribution of the parameter. `Some` if its value is gathered before it is sharded.
     pub(crate) gathered: Option<DistributedParameter>,
-    /// Shardings that are applied to the value one after the other. For each, the first rank of its mesh has the
-    /// value. Empty if the value is already this rank's shard.
+    /// Shardings that are applied to the value one after the other. For each, the first rank of its
+    /// mesh has the value. Empty if the value is already this rank's shard.
     pub(crate) data_specs: Vec<Arc<DTensorSpec>>,
     /// Group whose first rank broadcasts its shard to the others.
     pub(crate) copies: Option<Communicator>,
@@ -31,11 +31,13 @@ pub(crate) struct ShardAssignment {
     pub(crate) again: bool,
 }
 
-/// Replaces each of these parameters, given in burn's order, by this rank's shard. The value is that of the first
-/// rank of the mesh, or this rank's own if there are no shardings. All other parameters get new autodiff leaves.
+/// Replaces each of these parameters, given in burn's order, by this rank's shard. The value is
+/// that of the first rank of the mesh, or this rank's own if there are no shardings. All other
+/// parameters get new autodiff leaves.
 ///
-/// If `one_by_one` is true, all ranks complete a parameter before the next one, so that no rank holds two full values
-/// at once. Otherwise each rank proceeds as soon as its own transfers are complete. `label` names the calls.
+/// If `one_by_one` is true, all ranks complete a parameter before the next one, so that no rank
+/// holds two full values at once. Otherwise each rank proceeds as soon as its own transfers are
+/// complete. `label` names the calls.
 ///
 /// # Collective
 /// Every rank of the shardings' meshes. Local without shardings.
@@ -120,11 +122,12 @@ impl Reparameterizer for &mut Attach {
 }
 
 impl Attach {
-    /// Returns the parameter with an autodiff leaf that belongs to this model only. Clones inside the model share it.
+    /// Returns the parameter with an autodiff leaf that belongs to this model only. Clones inside
+    /// the model share it.
     ///
-    /// Clones of a model share their leaves. If all ranks used clones of one model that was made before `launch`,
-    /// their graphs would be connected and would share one lock, which a rank holds while its backward waits for the
-    /// other ranks.
+    /// Clones of a model share their leaves. If all ranks used clones of one model that was made
+    /// before `launch`, their graphs would be connected and would share one lock, which a rank
+    /// holds while its backward waits for the other ranks.
     fn own_leaf<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         if !param.is_initialized() || !param.is_require_grad() {
             return param;
@@ -157,7 +160,8 @@ impl Attach {
             .is_some_and(|copies| copies.group().rank() > 0);
         for data_spec in next.data_specs.iter().filter(|_| !is_copy) {
             let first = vec![0; data_spec.coordinate().len()];
-            // Reading a lazy parameter draws its values, so only the rank that provides the values reads it.
+            // Reading a lazy parameter draws its values, so only the rank that provides the values
+            // reads it.
             let is_first = *data_spec.coordinate() == *first;
             let full = held
                 .take()
@@ -193,8 +197,9 @@ impl Attach {
             shard,
             Tensor::<1>::empty([0], &device).gradient_checkpointing_strategy(),
         );
-        // A parameter that is still lazy must not be initialized only to be replaced: that would draw random numbers.
-        // Loading a value keeps the parameter's id, mappers and training state.
+        // A parameter that is still lazy must not be initialized only to be replaced: that would
+        // draw random numbers. Loading a value keeps the parameter's id, mappers and training
+        // state.
         let param = if param.is_initialized() {
             param
         } else {
@@ -208,7 +213,8 @@ impl Attach {
         Call::new(format!("{} {}", self.label, next.param.info().path))
     }
 
-    /// Returns this rank's local tensor of the value that the rank at coordinate `first` passes in `full`.
+    /// Returns this rank's local tensor of the value that the rank at coordinate `first` passes in
+    /// `full`.
     fn part<const D: usize>(
         &self,
         full: Option<Tensor<D>>,
@@ -227,20 +233,21 @@ impl Attach {
     }
 }
 
-/// [Attaches](attach_shards) the shards of a model of which this rank has `lazy` parameters, or none. If any rank of the
-/// mesh that `mesh` was sliced from has lazy ones, only the first rank of `mesh` draws them, and the next one after every
-/// rank has received its shard of the one before. So no rank ever holds more than one full parameter, and the other ranks
-/// hold only shards:
+/// [Attaches](attach_shards) the shards of a model of which this rank has `lazy` parameters, or
+/// none. If any rank of the mesh that `mesh` was sliced from has lazy ones, only the first rank of
+/// `mesh` draws them, and the next one after every rank has received its shard of the one before.
+/// So no rank ever holds more than one full parameter, and the other ranks hold only shards:
 ///
 /// ```text
 ///   first rank    draw a │ send    │ drop a │ draw b │ send ...
 ///   other ranks          │ receive │ shard  │        │ receive ...
 /// ```
 ///
-/// Each slice of a mesh has a first rank. The slices draw one after the other, in the order of their indices. burn's
-/// random state may be shared by all of them, so concurrent draws would give values that depend on timing. A run on
-/// one device draws the values that the first slice draws. Along mesh dimensions that do not shard a parameter, the
-/// ranks receive copies of the shards of the ranks with index 0.
+/// Each slice of a mesh has a first rank. The slices draw one after the other, in the order of
+/// their indices. burn's random state may be shared by all of them, so concurrent draws would give
+/// values that depend on timing. A run on one device draws the values that the first slice draws.
+/// Along mesh dimensions that do not shard a parameter, the ranks receive copies of the shards of
+/// the ranks with index 0.
 ///
 /// # Collective
 /// Every rank of the mesh that `mesh` was sliced from.

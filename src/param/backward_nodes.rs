@@ -44,8 +44,8 @@ impl Like {
 
 /// Autodiff node that runs at the end of backward (rule 6). Its parent is a leaf.
 ///
-/// It keeps its passes alive until then, because their gradients may still be held: one pass, or all passes of a
-/// checkpointed block.
+/// It keeps its passes alive until then, because their gradients may still be held: one pass, or
+/// all passes of a checkpointed block.
 #[derive(Debug)]
 pub(super) struct RootPostBackward(pub(super) SmallVec<[Arc<UnitPass>; 1]>);
 
@@ -71,8 +71,8 @@ impl GraphOp for RootPostBackward {
     }
 }
 
-/// Issues the reductions of `due` one after the other. Completed gradients of earlier reductions are registered on
-/// the shards' leaves.
+/// Issues the reductions of `due` one after the other. Completed gradients of earlier reductions
+/// are registered on the shards' leaves.
 pub(super) fn reduce(pass: &UnitPass, due: Vec<Weak<UnitPass>>, step: &mut BackwardStep<'_>) {
     give(
         pass.passes.reduce(due, context::backward(step.backward())),
@@ -80,15 +80,16 @@ pub(super) fn reduce(pass: &UnitPass, due: Vec<Weak<UnitPass>>, step: &mut Backw
     );
 }
 
-/// Registers gradients on their leaves. While a checkpointed block is recomputed, they are kept for the graph around
-/// the block instead.
+/// Registers gradients on their leaves. While a checkpointed block is recomputed, they are kept for
+/// the graph around the block instead.
 pub(super) fn give(reduced: Reduced, step: &mut BackwardStep<'_>) {
     let own = context::keep(reduced).into_iter().flatten();
     own.for_each(|(leaf, grad)| step.give_to(leaf, grad));
 }
 
-/// Records, for the debug checks, that a node that depends on the pass's token runs. In the graph of a checkpointed
-/// block, nodes of passes around the block are skipped, because they have other depths there.
+/// Records, for the debug checks, that a node that depends on the pass's token runs. In the graph
+/// of a checkpointed block, nodes of passes around the block are skipped, because they have other
+/// depths there.
 fn progress(pass: &Arc<UnitPass>, step: &BackwardStep<'_>) {
     if cfg!(debug_assertions) && !context::is_outside(pass) {
         pass.progress.node(step.depth());
@@ -117,9 +118,9 @@ pub(super) fn nothing(like: &DispatchTensor) -> DispatchTensor {
 /// A tracked input of a unit: true once backward has passed its gradient on.
 pub(super) type TrackedInput = Arc<AtomicBool>;
 
-/// Autodiff node that makes a unit's parameters depend on what precedes the unit (rules 2 to 4 and 7): the unit's
-/// token, or a link of it. Its parents are the [`RootPostBackward`] of a shard or the previous link, and the tensor
-/// to which it ties the unit.
+/// Autodiff node that makes a unit's parameters depend on what precedes the unit (rules 2 to 4 and
+/// 7): the unit's token, or a link of it. Its parents are the [`RootPostBackward`] of a shard or
+/// the previous link, and the tensor to which it ties the unit.
 #[derive(Debug)]
 pub(super) struct PostBackward {
     pass: Arc<UnitPass>,
@@ -130,8 +131,8 @@ pub(super) struct PostBackward {
 }
 
 impl PostBackward {
-    /// Creates a link to this tracked input, or to an earlier token or nothing if `input` is `None`. `last` makes the
-    /// link the unit's token.
+    /// Creates a link to this tracked input, or to an earlier token or nothing if `input` is
+    /// `None`. `last` makes the link the unit's token.
     pub(super) fn new(
         pass: &Arc<UnitPass>,
         input: Option<(&DispatchTensor, &TrackedInput)>,
@@ -162,7 +163,8 @@ impl GraphOp for PostBackward {
             self.pass.progress.token(step.depth());
             reduce(&self.pass, self.pass.finish(), step);
         }
-        // The operation that produced the input expects a gradient, even if the unit never used the input.
+        // The operation that produced the input expects a gradient, even if the unit never used the
+        // input.
         if let Some((input, like)) = &self.input
             && !input.load(Relaxed)
         {
@@ -186,7 +188,8 @@ pub(super) struct UnshardedParamNode {
     retain: Retain,
     /// Gathered value, until the node is created.
     value: Mutex<Option<DispatchTensor>>,
-    /// Mesh dimensions over which the gradient is summed, if it differs between the tensor-parallel ranks.
+    /// Mesh dimensions over which the gradient is summed, if it differs between the tensor-parallel
+    /// ranks.
     partial: Option<MeshDims>,
 }
 
@@ -236,8 +239,8 @@ impl GraphOp for UnshardedParamNode {
     }
 }
 
-/// Autodiff node of a tracked input, cast to the dtype of the unit's inputs (rule 2). Its parents are the input and
-/// the token.
+/// Autodiff node of a tracked input, cast to the dtype of the unit's inputs (rule 2). Its parents
+/// are the input and the token.
 #[derive(Debug)]
 pub(super) struct UnitInput {
     pub(super) pass: Arc<UnitPass>,
@@ -263,8 +266,8 @@ impl GraphOp for UnitInput {
     }
 }
 
-/// Autodiff node of an output, cast to the dtype of the unit's outputs (rule 8). Its parents are the output and the
-/// last token.
+/// Autodiff node of an output, cast to the dtype of the unit's outputs (rule 8). Its parents are
+/// the output and the last token.
 #[derive(Debug)]
 pub(super) struct PreBackward {
     /// The pass of the unit; `None` for a module that only encloses units.
@@ -312,24 +315,28 @@ pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
     autodiff::leaf(&Device::new(like.device()).inner(), like, true)
 }
 
-/// Number of forwards through a unit that may wait for a backward before they are swept. Forwards that never have one
-/// count for good; then each entry looks for passes that are due.
+/// Number of forwards through a unit that may wait for a backward before they are swept. Forwards
+/// that never have one count for good; then each entry looks for passes that are due.
 const FEW_PASSES: u64 = 2;
 
-/// Frees this thread's passes on which no tensor depends, if several forwards through one of these units wait for a
-/// backward. Call it only while no unit is open. It does nothing in a checkpointed block, or while a backward runs.
+/// Frees this thread's passes on which no tensor depends, if several forwards through one of these
+/// units wait for a backward. Call it only while no unit is open. It does nothing in a checkpointed
+/// block, or while a backward runs.
 ///
-/// A pass is swept when one more forward through its unit has ended. If it is still needed then, such as those of several
-/// micro-batches in a pipeline, it is swept next when [`LATER`] times as many have. All numbers are the program's: when
-/// a pass is swept does not depend on which passes burn has dropped on this rank.
+/// A pass is swept when one more forward through its unit has ended. If it is still needed then,
+/// such as those of several micro-batches in a pipeline, it is swept next when [`LATER`] times as
+/// many have. All numbers are the program's: when a pass is swept does not depend on which passes
+/// burn has dropped on this rank.
 ///
-/// burn frees the saved tensors of a graph that the program has dropped in the next backward that reaches the
-/// graph. So forwards in training mode without a backward, such as an evaluation without `valid()`, would keep the
-/// memory of gathered units until then, one forward after another.
+/// burn frees the saved tensors of a graph that the program has dropped in the next backward that
+/// reaches the graph. So forwards in training mode without a backward, such as an evaluation
+/// without `valid()`, would keep the memory of gathered units until then, one forward after
+/// another.
 ///
-/// To prevent this, every pass depends on a separate leaf, which its thread holds. When a unit is entered while
-/// earlier passes through it have had no backward, a backward of a single node runs on the leaf of each pass of the
-/// thread that is due. It computes nothing, and burn then frees the pass unless a tensor of the program depends on it.
+/// To prevent this, every pass depends on a separate leaf, which its thread holds. When a unit is
+/// entered while earlier passes through it have had no backward, a backward of a single node runs
+/// on the leaf of each pass of the thread that is due. It computes nothing, and burn then frees the
+/// pass unless a tensor of the program depends on it.
 ///
 /// ```text
 ///   shard's leaf ──┐
@@ -366,8 +373,9 @@ pub(super) fn sweep<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
     }
 }
 
-/// A pass that was needed when it was swept is swept once more when this many times as many forwards have ended after it.
-/// So a program that holds the outputs of some such forwards for a while keeps at most this many times as many passes.
+/// A pass that was needed when it was swept is swept once more when this many times as many
+/// forwards have ended after it. So a program that holds the outputs of some such forwards for a
+/// while keeps at most this many times as many passes.
 pub(super) const LATER: u64 = 8;
 
 /// State of a pass in backward. Debug builds use it to check the rules of

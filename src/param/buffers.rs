@@ -1,12 +1,14 @@
-//! Buffers: state of a model other than its float parameters, such as a batch norm's running statistics.
+//! Buffers: state of a model other than its float parameters, such as a batch norm's running
+//! statistics.
 //!
-//! burn passes a `RunningState` to visitors and mappers as a float tensor, and writes it in place. Clones of a
-//! model share it, and a forward writes to it. So when the model is distributed, each rank gets a private copy with
-//! the first rank's value ([`own_buffers`]). Afterwards each rank has the statistics of its own batches, until
-//! [`sync_buffers`] makes them equal. Int and bool parameters also get the first rank's values. No operation
-//! changes them in place.
+//! burn passes a `RunningState` to visitors and mappers as a float tensor, and writes it in place.
+//! Clones of a model share it, and a forward writes to it. So when the model is distributed, each
+//! rank gets a private copy with the first rank's value ([`own_buffers`]). Afterwards each rank has
+//! the statistics of its own batches, until [`sync_buffers`] makes them equal. Int and bool
+//! parameters also get the first rank's values. No operation changes them in place.
 //!
-//! A buffer belongs to the nearest parameter, and uses the groups over which that parameter is distributed.
+//! A buffer belongs to the nearest parameter, and uses the groups over which that parameter is
+//! distributed.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -32,11 +34,13 @@ pub(super) struct BufferOwner {
     pub(super) param: DistributedParameter,
 }
 
-/// Returns the buffers of a distributed model that belong to a distributed parameter, in burn's order.
+/// Returns the buffers of a distributed model that belong to a distributed parameter, in burn's
+/// order.
 ///
-/// A buffer belongs to the parameter with the longest common path prefix: the statistics of a batch norm belong to
-/// its scale. If several parameters share that prefix, it is the first that is distributed. If none of them is
-/// distributed, the buffer is not returned, and stays local like those parameters.
+/// A buffer belongs to the parameter with the longest common path prefix: the statistics of a batch
+/// norm belong to its scale. If several parameters share that prefix, it is the first that is
+/// distributed. If none of them is distributed, the buffer is not returned, and stays local like
+/// those parameters.
 ///
 /// ```text
 ///   stem.norm.gamma             stem.norm.running_mean      belongs to stem.norm.gamma
@@ -47,7 +51,8 @@ pub(super) fn homes<M: Module>(model: &M) -> Vec<BufferOwner> {
     let ModelScan {
         params, buffers, ..
     } = ModelScan::of(model);
-    // For each module path that contains parameters at any depth: the first of them that is distributed, if any.
+    // For each module path that contains parameters at any depth: the first of them that is
+    // distributed, if any.
     let mut first: HashMap<&[String], Option<&DistributedParameter>> = HashMap::new();
     for ScannedParam {
         path, distributed, ..
@@ -74,37 +79,39 @@ pub(super) fn homes<M: Module>(model: &M) -> Vec<BufferOwner> {
     buffers.into_iter().filter_map(home).collect()
 }
 
-/// Policy by which [`sync_buffers`](super::sync_buffers) and [`full_model`](crate::fsdp::full_model) make running
-/// statistics equal on all ranks.
+/// Policy by which [`sync_buffers`](super::sync_buffers) and
+/// [`full_model`](crate::fsdp::full_model) make running statistics equal on all ranks.
 ///
-/// In training, every rank normalizes by its own batch, and its running statistics follow that batch.
+/// In training, every rank normalizes by its own batch, and its running statistics follow that
+/// batch.
 ///
-/// This policy does not provide synchronized batch normalization, in which statistics are those of one batch over
-/// all ranks. burn's `BatchNorm` computes the mean and variance of a batch inside its forward, where this crate
-/// cannot intervene. For a batch that is a [`DTensor`](crate::dtensor::DTensor), its second forward
-/// `forward_dtensor` computes statistics that are the same on all ranks of the batch. The documentation of the
-/// layer in `nn` describes how to shard a batch.
+/// This policy does not provide synchronized batch normalization, in which statistics are those of
+/// one batch over all ranks. burn's `BatchNorm` computes the mean and variance of a batch inside
+/// its forward, where this crate cannot intervene. For a batch that is a
+/// [`DTensor`](crate::dtensor::DTensor), its second forward `forward_dtensor` computes statistics
+/// that are the same on all ranks of the batch. The documentation of the layer in `nn` describes
+/// how to shard a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BufferSync {
     /// The statistics of the mesh's first rank, which has seen only its own batches.
     #[default]
     FirstRank,
-    /// The mean of the statistics over all ranks. For a batch norm's mean, this is the mean of all batches. For its
-    /// variance, it is the mean of the variances within each rank's batch, without the variance between the ranks'
-    /// means.
+    /// The mean of the statistics over all ranks. For a batch norm's mean, this is the mean of all
+    /// batches. For its variance, it is the mean of the variances within each rank's batch, without
+    /// the variance between the ranks' means.
     Average,
 }
 
-/// Makes a sharded model's running statistics equal on all ranks over which it was sharded, according to its
-/// [`BufferSync`].
+/// Makes a sharded model's running statistics equal on all ranks over which it was sharded,
+/// according to its [`BufferSync`].
 ///
-/// Call it before [`valid`](Module::valid), before you make a record of the model, and before other code reads
-/// running statistics. [`full_model`](crate::fsdp::full_model) calls it. It does nothing for a model that was not
-/// sharded or has no buffers. Ranks that differ only along a tensor-parallel dimension compute on the same batch,
-/// so their statistics are equal anyway.
+/// Call it before [`valid`](Module::valid), before you make a record of the model, and before other
+/// code reads running statistics. [`full_model`](crate::fsdp::full_model) calls it. It does nothing
+/// for a model that was not sharded or has no buffers. Ranks that differ only along a
+/// tensor-parallel dimension compute on the same batch, so their statistics are equal anyway.
 ///
-/// The statistics are written in place. The model's clones see them, but models that `valid`, `train` or
-/// `full_model` made from it before do not.
+/// The statistics are written in place. The model's clones see them, but models that `valid`,
+/// `train` or `full_model` made from it before do not.
 ///
 /// ```
 /// use burn::module::Module;
@@ -128,8 +135,8 @@ pub enum BufferSync {
 /// ```
 ///
 /// # Collective
-/// Every rank over which the model was sharded must call it. It runs one broadcast, or one all-reduce, of all
-/// statistics.
+/// Every rank over which the model was sharded must call it. It runs one broadcast, or one
+/// all-reduce, of all statistics.
 ///
 /// # Errors
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
@@ -186,8 +193,8 @@ fn together(homes: Vec<BufferOwner>) -> Vec<Together> {
     all
 }
 
-/// Returns a model that has just been distributed, with buffers that no clone of it shares. Buffers that belong to
-/// a parameter of `units` have the values of the group's first rank.
+/// Returns a model that has just been distributed, with buffers that no clone of it shares. Buffers
+/// that belong to a parameter of `units` have the values of the group's first rank.
 ///
 /// `label` names the call.
 ///
@@ -195,9 +202,9 @@ fn together(homes: Vec<BufferOwner>) -> Vec<Together> {
 /// On every rank of the group. A model without buffers needs no communication.
 ///
 /// # Errors
-/// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited) if `map` of a module does not visit
-/// the same parameters as its `visit`, and [`Error::Comm`](crate::Error::Comm) if ranks have different buffers or
-/// another rank fails.
+/// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited) if `map` of a module
+/// does not visit the same parameters as its `visit`, and [`Error::Comm`](crate::Error::Comm) if
+/// ranks have different buffers or another rank fails.
 pub(crate) fn own_buffers<M: Module>(
     model: M,
     units: &[Arc<Unit>],
@@ -225,11 +232,12 @@ pub(crate) fn own_buffers<M: Module>(
     Ok(write(model, paths, values))
 }
 
-/// Returns the model with private buffers. Everything else is unchanged, including lazy parameters, except that plain
-/// tensors in fields are no longer on an autodiff device.
+/// Returns the model with private buffers. Everything else is unchanged, including lazy parameters,
+/// except that plain tensors in fields are no longer on an autodiff device.
 ///
 /// # Errors
-/// [`ParamError::ParamNotVisited`] for a parameter that the model's `map` does not visit as its `visit` does.
+/// [`ParamError::ParamNotVisited`] for a parameter that the model's `map` does not visit as its
+/// `visit` does.
 pub(crate) fn unshared<M: Module>(model: M) -> Result<M> {
     if !ModelScan::of(&model).has_running() {
         return Ok(model);
@@ -238,8 +246,8 @@ pub(crate) fn unshared<M: Module>(model: M) -> Result<M> {
         .map_err(|param| ParamError::ParamNotVisited { param }.into())
 }
 
-/// Returns the model in validation, with private buffers. Lazy parameters are replaced by empty tensors, so nothing
-/// is initialized.
+/// Returns the model in validation, with private buffers. Lazy parameters are replaced by empty
+/// tensors, so nothing is initialized.
 ///
 /// Updates of statistics that a thread has postponed are applied now, in `model` too.
 pub(crate) fn settled<M: Module>(model: &M) -> M {
@@ -257,8 +265,8 @@ pub(super) fn read<M: Module>(model: &M, paths: &[String], draw: bool) -> Vec<Di
         .collect()
 }
 
-/// Returns the model with these plain values at these paths. Running statistics are written in place, so all clones
-/// of the model see them.
+/// Returns the model with these plain values at these paths. Running statistics are written in
+/// place, so all clones of the model see them.
 pub(super) fn write<M: Module>(model: M, paths: Vec<String>, values: Vec<DispatchTensor>) -> M {
     let values = paths
         .into_iter()

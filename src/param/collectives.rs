@@ -1,4 +1,5 @@
-//! The collectives of a unit, executed by plans that the unit keeps, and the [`PendingAllGather`] of its parameters.
+//! The collectives of a unit, executed by plans that the unit keeps, and the [`PendingAllGather`]
+//! of its parameters.
 
 use std::mem;
 use std::ops::Range;
@@ -19,8 +20,8 @@ use crate::dtensor::own;
 use crate::placement::ShardSizes;
 
 impl Unit {
-    /// Starts a collective of the unit. `members` are indices of parameters. `tensors` are those of the members that
-    /// this kind of collective transfers, followed by the flags for a reduction.
+    /// Starts a collective of the unit. `members` are indices of parameters. `tensors` are those of
+    /// the members that this kind of collective transfers, followed by the flags for a reduction.
     ///
     /// # Collective
     /// Every rank of the [group](Self::group).
@@ -59,8 +60,8 @@ impl Unit {
         }
     }
 
-    /// Returns the ranks that participate in a collective of this kind, and the number of the unit's model among
-    /// theirs. The all-gathers of backward are a separate sequence.
+    /// Returns the ranks that participate in a collective of this kind, and the number of the
+    /// unit's model among theirs. The all-gathers of backward are a separate sequence.
     fn group(&self, kind: UnitCollectiveKind, phase: Phase) -> (&Communicator, u64) {
         let data = self.data();
         match kind {
@@ -148,8 +149,8 @@ impl Unit {
         Ok(known)
     }
 
-    /// Starts an all-gather of the parameters at `members` from this rank's shards. The result is copied to the device
-    /// as `offloaded` says, if the shards are in host memory.
+    /// Starts an all-gather of the parameters at `members` from this rank's shards. The result is
+    /// copied to the device as `offloaded` says, if the shards are in host memory.
     ///
     /// The result is in the order of `members`, without those that every rank replicates.
     pub(crate) fn all_gather(
@@ -195,8 +196,8 @@ impl Unit {
     }
 }
 
-/// Returns the metadata of the full tensors of which these are the metadata of shards, with their shardings. Full
-/// tensors, whose metadata does not change, are accepted too.
+/// Returns the metadata of the full tensors of which these are the metadata of shards, with their
+/// shardings. Full tensors, whose metadata does not change, are accepted too.
 fn full_metas(
     metas: impl Iterator<Item = TensorMeta>,
     shardings: impl Iterator<Item = (usize, ShardSizes)>,
@@ -209,8 +210,8 @@ fn full_metas(
 }
 
 /// Returns the shard sizes of a parameter over the ranks of
-/// [`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks). They are even, also if the shards from which
-/// the parameter was gathered are uneven.
+/// [`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks). They are even, also if the
+/// shards from which the parameter was gathered are uneven.
 pub(crate) fn post_forward_sizes(sharding: &ShardSizes) -> ShardSizes {
     ShardSizes::Chunked(sharding.total())
 }
@@ -231,14 +232,16 @@ fn copy_range(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> Dispa
 pub(crate) enum UnitCollectiveKind {
     /// All-gather of the shards of the sharded parameters.
     Shards,
-    /// All-gather of the shards that the ranks of a post-forward group keep after forward: those that [`Unit::split`]
-    /// made, on the device on which the ranks compute.
+    /// All-gather of the shards that the ranks of a post-forward group keep after forward: those
+    /// that [`Unit::split`] made, on the device on which the ranks compute.
     Parts,
-    /// Reduce-scatter of the gradients of the sharded parameters, with a row of flags for each rank.
+    /// Reduce-scatter of the gradients of the sharded parameters, with a row of flags for each
+    /// rank.
     Gradients,
     /// All-reduce of the gradients of replicated parameters, with flags.
     ReplicatedGradients,
-    /// All-reduce of this rank's reduced gradients of all parameters over the replicas (HSDP), with flags.
+    /// All-reduce of this rank's reduced gradients of all parameters over the replicas (HSDP), with
+    /// flags.
     All,
 }
 
@@ -252,14 +255,15 @@ pub(crate) struct CachedPlan {
     plan: Arc<CollectivePlan>,
 }
 
-/// Maximum number of plans in the cache of a unit. A step needs at most five for one set of parameters.
+/// Maximum number of plans in the cache of a unit. A step needs at most five for one set of
+/// parameters.
 const MAX_PLANS: usize = 16;
 
 /// The result of an all-gather: complete, or in flight.
 #[derive(Debug)]
 pub(crate) enum PendingAllGather {
-    /// The all-gather is in flight. If the shards are in host memory, the second field describes how the result is
-    /// copied to the device.
+    /// The all-gather is in flight. If the shards are in host memory, the second field describes
+    /// how the result is copied to the device.
     InFlight(
         Work<Vec<DispatchTensor>>,
         Option<Box<(CpuOffload, Arc<str>)>>,
@@ -269,8 +273,8 @@ pub(crate) enum PendingAllGather {
     Shared(Arc<Mutex<PendingAllGather>>),
 }
 
-/// Gathered parameters, with the timing of their all-gather if the caller's request is the one that transferred
-/// them.
+/// Gathered parameters, with the timing of their all-gather if the caller's request is the one that
+/// transferred them.
 pub(crate) type GatheredTensors = (Vec<DispatchTensor>, Option<OpTiming>);
 
 impl PendingAllGather {
@@ -302,7 +306,8 @@ impl PendingAllGather {
         Self::Shared(Arc::new(Mutex::new(gathering)))
     }
 
-    /// Returns another handle of a [shared](Self::shared) all-gather. The last handle that waits takes the result.
+    /// Returns another handle of a [shared](Self::shared) all-gather. The last handle that waits
+    /// takes the result.
     pub(crate) fn share(&self) -> Self {
         match self {
             Self::Shared(shared) => Self::Shared(shared.clone()),

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Numbers of a unit's forwards and backwards.
 ///
-/// They count what the program does, which is the same on all ranks: a forward counts when it leaves the unit, and a
-/// backward when the gradients of the unit are complete. They do not count the passes that exist. How long a pass
-/// exists after its forward is decided by burn's graph on each rank, so no count that `Drop` changes is among them.
+/// They count what the program does, which is the same on all ranks: a forward counts when it
+/// leaves the unit, and a backward when the gradients of the unit are complete. They do not count
+/// the passes that exist. How long a pass exists after its forward is decided by burn's graph on
+/// each rank, so no count that `Drop` changes is among them.
 #[derive(Debug, Default)]
 pub(crate) struct ProgramCounts {
     left: AtomicU64,
@@ -16,7 +17,8 @@ pub(crate) struct ProgramCounts {
 }
 
 impl ProgramCounts {
-    /// Counts a forward that has left the unit, and that a backward may follow. Returns its number, from 1.
+    /// Counts a forward that has left the unit, and that a backward may follow. Returns its number,
+    /// from 1.
     pub(super) fn leave(&self) -> u64 {
         self.left.fetch_add(1, Relaxed) + 1
     }
@@ -36,7 +38,8 @@ impl ProgramCounts {
         self.ended.store(self.left(), Relaxed);
     }
 
-    /// Returns the number of forwards that have left the unit, and that a backward may have followed.
+    /// Returns the number of forwards that have left the unit, and that a backward may have
+    /// followed.
     pub(super) fn left(&self) -> u64 {
         self.left.load(Relaxed)
     }

@@ -13,15 +13,16 @@ use super::shards::plain;
 use crate::Result;
 use crate::comm::{Call, CollectivePlan, Communicator, Work};
 
-/// User-defined replacements for the collectives of units: to count or delay them, to compress data, or to use
-/// another network. See [`FsdpModule::set_collectives`](crate::fsdp::FsdpModule::set_collectives).
+/// User-defined replacements for the collectives of units: to count or delay them, to compress
+/// data, or to use another network. See
+/// [`FsdpModule::set_collectives`](crate::fsdp::FsdpModule::set_collectives).
 ///
-/// Each method has the arguments and the result of [`Communicator::execute_plan`], which the default implementation
-/// calls. Its result must have the shapes and dtypes that `plan` describes. All ranks of `group` must issue the same
-/// calls in the same order.
+/// Each method has the arguments and the result of [`Communicator::execute_plan`], which the
+/// default implementation calls. Its result must have the shapes and dtypes that `plan` describes.
+/// All ranks of `group` must issue the same calls in the same order.
 pub trait UnitCollectives: Send + Sync {
-    /// Gathers parameters, for forward or for backward, from this rank's shards in the memory in which they are
-    /// stored.
+    /// Gathers parameters, for forward or for backward, from this rank's shards in the memory in
+    /// which they are stored.
     fn all_gather(
         &self,
         group: &Communicator,
@@ -32,9 +33,9 @@ pub trait UnitCollectives: Send + Sync {
         group.execute_plan(call, plan, shards)
     }
 
-    /// Reduces full gradients to this rank's shards. The last tensor is not a gradient: it flags the parameters that
-    /// this rank used. A flag above 0 must remain above 0 in the result. The dtype of the flags may differ from that
-    /// of the gradients.
+    /// Reduces full gradients to this rank's shards. The last tensor is not a gradient: it flags
+    /// the parameters that this rank used. A flag above 0 must remain above 0 in the result. The
+    /// dtype of the flags may differ from that of the gradients.
     fn reduce_scatter(
         &self,
         group: &Communicator,
@@ -45,8 +46,8 @@ pub trait UnitCollectives: Send + Sync {
         group.execute_plan(call, plan, full_tensors)
     }
 
-    /// Reduces shards over the replicas (HSDP), and gradients of parameters that are replicated on every rank. The
-    /// last tensor contains flags, as in [`reduce_scatter`](Self::reduce_scatter).
+    /// Reduces shards over the replicas (HSDP), and gradients of parameters that are replicated on
+    /// every rank. The last tensor contains flags, as in [`reduce_scatter`](Self::reduce_scatter).
     fn all_reduce(
         &self,
         group: &Communicator,
@@ -72,7 +73,8 @@ pub struct ReducedGradients {
     pub unit: Arc<str>,
     /// Paths of the parameters.
     pub params: Vec<Arc<str>>,
-    /// Flattened shard of each parameter's gradient; the full gradient of a parameter that every rank replicates.
+    /// Flattened shard of each parameter's gradient; the full gradient of a parameter that every
+    /// rank replicates.
     pub shards: Vec<Tensor<1>>,
 }
 
@@ -89,8 +91,8 @@ impl AllReduceHook {
         Self(Arc::new(hook))
     }
 
-    /// Calls the hook with these gradients of these parameters, and returns its checked result in the original
-    /// shapes.
+    /// Calls the hook with these gradients of these parameters, and returns its checked result in
+    /// the original shapes.
     ///
     /// # Errors
     /// Errors of the hook; [`ParamError::HookResult`].

@@ -9,8 +9,8 @@ use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, ShardSizes};
 
-/// A mesh with one dimension that shards, and optionally a second one that replicates (HSDP). Each may consist of
-/// several flattened dimensions of the program's mesh.
+/// A mesh with one dimension that shards, and optionally a second one that replicates (HSDP). Each
+/// may consist of several flattened dimensions of the program's mesh.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct FsdpMeshInfo {
     pub(crate) mesh: DeviceMesh,
@@ -29,7 +29,8 @@ impl FsdpMeshInfo {
         &self.mesh.names()[self.shard]
     }
 
-    /// Returns the dimension of the spec's mesh that shards the tensor over these ranks, if there is one.
+    /// Returns the dimension of the spec's mesh that shards the tensor over these ranks, if there
+    /// is one.
     pub(crate) fn sharding_dim(&self, spec: &DTensorSpec) -> Option<usize> {
         let dim = spec.mesh().dim(self.shard_name()).ok()?;
         matches!(spec.placements()[dim], Placement::Shard(_)).then_some(dim)
@@ -54,9 +55,9 @@ impl FsdpMeshInfo {
     }
 }
 
-/// Returns the spec of a tensor of this shape that data parallelism shards on the mesh `data`. The tensor is a
-/// parameter, or this rank's tensor-parallel shard of one. `sharding` is the sharded dimension with its shard sizes,
-/// or `None` if the tensor is replicated.
+/// Returns the spec of a tensor of this shape that data parallelism shards on the mesh `data`. The
+/// tensor is a parameter, or this rank's tensor-parallel shard of one. `sharding` is the sharded
+/// dimension with its shard sizes, or `None` if the tensor is replicated.
 pub(crate) fn data_spec(
     data: &FsdpMeshInfo,
     sharding: Option<&(usize, ShardSizes)>,
@@ -86,9 +87,9 @@ fn with_sizes(
     }
 }
 
-/// Returns the spec of a parameter that is first sharded by tensor parallelism, as `tensor` describes, and then by
-/// data parallelism. The tensor-parallel shard is split further, as `sharding` describes, over the dimension of
-/// `data` that shards.
+/// Returns the spec of a parameter that is first sharded by tensor parallelism, as `tensor`
+/// describes, and then by data parallelism. The tensor-parallel shard is split further, as
+/// `sharding` describes, over the dimension of `data` that shards.
 ///
 /// ```text
 /// parallelize   on tp                  [S(0)]

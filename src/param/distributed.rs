@@ -21,16 +21,18 @@ use crate::burn_compat::{
 use crate::dtensor::DTensorSpec;
 
 /// The reparameterization that [`fully_shard`](crate::fsdp::fully_shard) and
-/// [`parallelize`](crate::parallel::parallelize) attach to a parameter. It refers to the parameter's unit.
+/// [`parallelize`](crate::parallel::parallelize) attach to a parameter. It refers to the
+/// parameter's unit.
 ///
-/// The parameter's base is this rank's shard, an ordinary leaf, and the only tensor that burn's optimizers, records
-/// and visitors see. Its value is the full parameter. The unit gathers it over the data-parallel ranks; a parameter
-/// that is also sharded over tensor-parallel ranks is gathered over them separately.
+/// The parameter's base is this rank's shard, an ordinary leaf, and the only tensor that burn's
+/// optimizers, records and visitors see. Its value is the full parameter. The unit gathers it over
+/// the data-parallel ranks; a parameter that is also sharded over tensor-parallel ranks is gathered
+/// over them separately.
 ///
 /// # Collective
-/// Outside its unit's scope, `param.val()` is an all-gather, so every rank must call it. Inside the scope it is
-/// local, except for a parameter that is sharded over tensor-parallel ranks, which is gathered over them.
-/// `param.base()` is always local.
+/// Outside its unit's scope, `param.val()` is an all-gather, so every rank must call it. Inside the
+/// scope it is local, except for a parameter that is sharded over tensor-parallel ranks, which is
+/// gathered over them. `param.base()` is always local.
 #[derive(Debug, Clone)]
 pub struct DistributedParameter {
     pub(crate) unit: Arc<Unit>,
@@ -41,12 +43,14 @@ pub struct DistributedParameter {
     pub(super) adapter: Option<Box<LoraAdapter>>,
 }
 
-/// Groups parameters into units, and returns each as a distributed parameter, in the same order. The key of a
-/// parameter is the name of its unit, and a value `K` that identifies its distribution. Parameters of the same module
-/// that are distributed differently are put into separate units. `data` returns the data-parallel groups of a unit.
+/// Groups parameters into units, and returns each as a distributed parameter, in the same order.
+/// The key of a parameter is the name of its unit, and a value `K` that identifies its
+/// distribution. Parameters of the same module that are distributed differently are put into
+/// separate units. `data` returns the data-parallel groups of a unit.
 ///
 /// # Errors
-/// [`TensorMeshes`](super::ParamError::TensorMeshes) for parameters of one unit parallelized over different meshes.
+/// [`TensorMeshes`](super::ParamError::TensorMeshes) for parameters of one unit parallelized over
+/// different meshes.
 pub(crate) fn make_units<K: Clone + Eq + Hash>(
     params: Vec<((UnitName, K), UnitParam)>,
     data: impl Fn(&UnitName, &K) -> Option<DataParallelGroups>,
@@ -103,13 +107,14 @@ impl DistributedParameter {
         self.unit.data.is_some()
     }
 
-    /// Returns the spec of the parameter over all mesh dimensions that place it, of which the base is the local
-    /// tensor.
+    /// Returns the spec of the parameter over all mesh dimensions that place it, of which the base
+    /// is the local tensor.
     pub(crate) fn spec(&self, dtype: DType) -> Arc<DTensorSpec> {
         self.info().spec.in_dtype(dtype)
     }
 
-    /// Returns the parameter's spec on the tensor-parallel mesh, or `None` if it was not parallelized.
+    /// Returns the parameter's spec on the tensor-parallel mesh, or `None` if it was not
+    /// parallelized.
     pub(super) fn tensor_spec(&self, dtype: DType) -> Option<Arc<DTensorSpec>> {
         self.info()
             .parallel
@@ -118,17 +123,19 @@ impl DistributedParameter {
     }
 }
 
-/// State of the traversal of a module on a thread, which burn's visitors and mappers cannot pass on.
+/// State of the traversal of a module on a thread, which burn's visitors and mappers cannot pass
+/// on.
 #[derive(Default)]
 struct ModuleTraversal {
-    /// Record of the distributed parameter that was visited last, because burn passes only its base to visitors.
-    /// Every visitor causes such a record, even one that does not use it. Therefore the record does not keep the unit
-    /// alive.
+    /// Record of the distributed parameter that was visited last, because burn passes only its base
+    /// to visitors. Every visitor causes such a record, even one that does not use it. Therefore
+    /// the record does not keep the unit alive.
     visited: RefCell<Option<(Weak<Unit>, usize, WeakState)>>,
-    /// Replacement for the parameter whose base was mapped last. burn gives the parameter its previous
-    /// reparameterization again after mapping that too.
+    /// Replacement for the parameter whose base was mapped last. burn gives the parameter its
+    /// previous reparameterization again after mapping that too.
     next: RefCell<Option<DistributedParameter>>,
-    /// Destination of the adapters of mapped parameters while [`take_adapters`] runs; `None` otherwise.
+    /// Destination of the adapters of mapped parameters while [`take_adapters`] runs; `None`
+    /// otherwise.
     adapters: RefCell<Option<Vec<LoraAdapter>>>,
     /// True while mapped parameters keep their state.
     is_copying: Cell<bool>,
@@ -138,8 +145,8 @@ thread_local! {
     static TRAVERSAL: ModuleTraversal = ModuleTraversal::default();
 }
 
-/// Runs `copy`, which maps modules without changing the values of their shards, perhaps on one rank only. Mapped
-/// parameters keep their state.
+/// Runs `copy`, which maps modules without changing the values of their shards, perhaps on one rank
+/// only. Mapped parameters keep their state.
 pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
     struct RestoreGuard(bool);
     impl Drop for RestoreGuard {
@@ -151,7 +158,8 @@ pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
     copy()
 }
 
-/// Returns the parameter whose base was visited last. Call it after its reparameterization was visited, too.
+/// Returns the parameter whose base was visited last. Call it after its reparameterization was
+/// visited, too.
 pub(super) fn take_visited() -> Option<DistributedParameter> {
     let (unit, index, state) = TRAVERSAL.with(|traversal| traversal.visited.take())?;
     Some(DistributedParameter::new(
@@ -244,9 +252,9 @@ impl ModuleDisplay for DistributedParameter {}
 /// Removes the adapters from the distributed parameters of `model`, and returns them.
 ///
 /// A burn parameter can have only one reparameterization, and that is
-/// [`DistributedParameter`](super::DistributedParameter). It therefore contains the adapter, and presents the
-/// adapter's factors to visitors and mappers at the paths where burn does, `weight.lora.a` and `weight.lora.b`. The
-/// factors are ordinary parameters of the unit.
+/// [`DistributedParameter`](super::DistributedParameter). It therefore contains the adapter, and
+/// presents the adapter's factors to visitors and mappers at the paths where burn does,
+/// `weight.lora.a` and `weight.lora.b`. The factors are ordinary parameters of the unit.
 ///
 /// ```text
 /// burn's model       weight ── LoraAdapter { a, b, scale }
@@ -266,8 +274,8 @@ pub(super) fn take_adapters<M: Module>(model: M) -> (M, Adapters) {
     (model, paths.adapted.into_iter().zip(taken).collect())
 }
 
-/// Returns the adapter of a parameter that is being mapped, or moves it away and returns `None` while
-/// [`take_adapters`] runs.
+/// Returns the adapter of a parameter that is being mapped, or moves it away and returns `None`
+/// while [`take_adapters`] runs.
 fn left(adapter: LoraAdapter) -> Option<LoraAdapter> {
     TRAVERSAL.with(|traversal| match traversal.adapters.borrow_mut().as_mut() {
         Some(taken) => {
@@ -278,8 +286,8 @@ fn left(adapter: LoraAdapter) -> Option<LoraAdapter> {
     })
 }
 
-/// Presents the adapter's factors to `visitor` as burn does: next to the parameter, instead of inside the
-/// reparameterization that contains them.
+/// Presents the adapter's factors to `visitor` as burn does: next to the parameter, instead of
+/// inside the reparameterization that contains them.
 fn visit_adapter<V: ModuleVisitor>(adapter: &LoraAdapter, visitor: &mut V) {
     visitor.exit_module(DistributedParameter::NAME, REPARAMETERIZATION);
     visitor.enter_module(ADAPTER, REPARAMETERIZATION);
@@ -288,7 +296,8 @@ fn visit_adapter<V: ModuleVisitor>(adapter: &LoraAdapter, visitor: &mut V) {
     visitor.enter_module(DistributedParameter::NAME, REPARAMETERIZATION);
 }
 
-/// Does the same as [`visit_adapter`] for a mapper. Returns the mapped adapter, or `None` if [`take_adapters`] removed it.
+/// Does the same as [`visit_adapter`] for a mapper. Returns the mapped adapter, or `None` if
+/// [`take_adapters`] removed it.
 fn map_adapter<M: ModuleMapper>(adapter: LoraAdapter, mapper: &mut M) -> Option<LoraAdapter> {
     mapper.exit_module(DistributedParameter::NAME, REPARAMETERIZATION);
     mapper.enter_module(ADAPTER, REPARAMETERIZATION);
@@ -298,8 +307,8 @@ fn map_adapter<M: ModuleMapper>(adapter: LoraAdapter, mapper: &mut M) -> Option<
     adapter
 }
 
-/// A mapper that collects the paths of the distributed parameters whose adapters are removed. burn's own adapters
-/// stay.
+/// A mapper that collects the paths of the distributed parameters whose adapters are removed.
+/// burn's own adapters stay.
 struct Paths {
     /// Path of the parameter that was mapped last.
     last: String,

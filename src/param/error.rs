@@ -41,9 +41,9 @@ pub enum ParamError {
         /// Name of its reparameterization.
         name: String,
     },
-    /// A parameter with an adapter (LoRA) must be distributed, while another parameter has a different
-    /// reparameterization. Adapters are removed from all parameters of a model at once, which would also remove the
-    /// other reparameterization.
+    /// A parameter with an adapter (LoRA) must be distributed, while another parameter has a
+    /// different reparameterization. Adapters are removed from all parameters of a model at once,
+    /// which would also remove the other reparameterization.
     #[error(
         "parameter `{param}` has an adapter, which cannot be distributed while `{other}` has the reparameterization \
          `{name}`. Shard all parameters of a model with adapters in one call, and merge other reparameterizations with \
@@ -118,7 +118,8 @@ pub enum ParamError {
         /// Path of the second clone.
         other: String,
     },
-    /// A method of the model that maps its parameters did not visit a parameter that its `visit` did.
+    /// A method of the model that maps its parameters did not visit a parameter that its `visit`
+    /// did.
     #[error(
         "the model's `visit` visited parameter `{param}`, but its `map` did not. Make both methods visit the same \
          parameters"
@@ -166,8 +167,8 @@ pub enum ParamError {
         /// The unit.
         unit: String,
     },
-    /// The requested [`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks) has a number of ranks for
-    /// which `fully_shard` created no groups.
+    /// The requested [`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks) has a number
+    /// of ranks for which `fully_shard` created no groups.
     #[error(
         "unit `{unit}` cannot keep its parameters sharded over {ranks} ranks after forward: `fully_shard` creates the \
          groups, and was not given ReshardAfterForward::Ranks({ranks}). Pass that to `fully_shard`; other policies can \
@@ -188,8 +189,8 @@ pub enum ParamError {
         /// The requested factor.
         factor: f64,
     },
-    /// A checkpointed block computes with a tracked tensor that is not one of its inputs or parameters. That tensor
-    /// would get no gradient.
+    /// A checkpointed block computes with a tracked tensor that is not one of its inputs or
+    /// parameters. That tensor would get no gradient.
     #[error(
         "checkpointed block `{block}` computes with a tracked tensor that is neither an input of the block nor a \
          parameter of its module, and would get no gradient. Pass it in `input`, pass a module that contains the \
@@ -326,7 +327,8 @@ pub enum ParamError {
         /// Mesh of the first parameter.
         mesh: String,
     },
-    /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel mesh.
+    /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel
+    /// mesh.
     #[error(
         "the parameter {param} was not parallelized, so it has no tensor-parallel mesh. Call parallelize on the model \
          (an empty plan replicates all parameters), compute on one device (`DeviceMesh::single_device`) with \

@@ -28,23 +28,23 @@ pub struct Event {
     pub state: ShardedState,
     /// Time of the event.
     pub at: Instant,
-    /// Timing of the collective, for [`Done`](EventKind::Done) events. The data may have been transferred by another
-    /// thread than the rank's.
+    /// Timing of the collective, for [`Done`](EventKind::Done) events. The data may have been
+    /// transferred by another thread than the rank's.
     pub timing: Option<OpTiming>,
 }
 
 /// Kind of an [`Event`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EventKind {
-    /// The forward of the unit begins. Its parameters are gathered, and the all-gathers of prefetched units are in
-    /// flight.
+    /// The forward of the unit begins. Its parameters are gathered, and the all-gathers of
+    /// prefetched units are in flight.
     PreForward,
     /// The forward of the unit has ended.
     PostForward,
     /// Backward has reached the unit: the gradient of one of its outputs is available.
     PreBackward,
-    /// The backward of the unit has ended. The reduction of its gradients has been issued, or they are accumulated in
-    /// the unit.
+    /// The backward of the unit has ended. The reduction of its gradients has been issued, or they
+    /// are accumulated in the unit.
     PostBackward,
     /// The unit begins to gather its parameters.
     Unshard,
@@ -76,7 +76,8 @@ pub enum ShardedState {
     /// The rank has only its shard.
     #[default]
     Sharded,
-    /// The rank has a shard over fewer ranks: [`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks).
+    /// The rank has a shard over fewer ranks:
+    /// [`ReshardAfterForward::Ranks`](super::ReshardAfterForward::Ranks).
     ShardedPostForward,
     /// The rank has the full parameters, or their all-gather is in flight.
     Unsharded,
@@ -108,11 +109,11 @@ thread_local! {
     static OBSERVERS: Observers = Observers::default();
 }
 
-/// Runs `program` and returns the events of units on this thread, that is on this rank, in the order in which they
-/// happened.
+/// Runs `program` and returns the events of units on this thread, that is on this rank, in the
+/// order in which they happened.
 ///
-/// The events are also emitted through [`tracing`] at level `TRACE`, target `burn_dtensor::fsdp`. If calls are
-/// nested, only the innermost one records an event.
+/// The events are also emitted through [`tracing`] at level `TRACE`, target `burn_dtensor::fsdp`.
+/// If calls are nested, only the innermost one records an event.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -193,8 +194,8 @@ const TARGET: &str = "burn_dtensor::fsdp";
 /// Record of a program that ran with a [`probe`].
 #[derive(Debug, Default)]
 pub(crate) struct Probe {
-    /// The float tensors that each call of [`unit`](super::unit()) returned, with the unit's label. A unit inside
-    /// another one returns first.
+    /// The float tensors that each call of [`unit`](super::unit()) returned, with the unit's label.
+    /// A unit inside another one returns first.
     pub(crate) outputs: Vec<(Arc<str>, Vec<HostTensor>)>,
     /// Label of the innermost unit in which the program panicked.
     pub(crate) panicked_in: Option<Arc<str>>,
@@ -207,8 +208,8 @@ pub(crate) struct HostTensor {
     data: TensorData,
 }
 
-/// Runs `program` on this thread and returns its result, or the payload of its panic, with a record of the units that
-/// it entered by [`unit`](super::unit()).
+/// Runs `program` on this thread and returns its result, or the payload of its panic, with a record
+/// of the units that it entered by [`unit`](super::unit()).
 pub(crate) fn probe<T>(program: impl FnOnce() -> T) -> (thread::Result<T>, Probe) {
     let around = OBSERVERS.with(|observers| observers.probe.replace(Some(Probe::default())));
     let result = catch_unwind(AssertUnwindSafe(program));

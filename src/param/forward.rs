@@ -24,11 +24,13 @@ use crate::error::OrUnwind;
 use crate::tensor_tree::{TensorTree, visit_plain};
 use crate::{Result, burn_compat, watch};
 
-/// Runs `forward` as the forward of an FSDP unit. One all-gather runs before it, and one reduce-scatter in backward.
-/// The gathered parameters are freed after `forward` unless the unit keeps them.
+/// Runs `forward` as the forward of an FSDP unit. One all-gather runs before it, and one
+/// reduce-scatter in backward. The gathered parameters are freed after `forward` unless the unit
+/// keeps them.
 ///
-/// Call it around each block of a model, and around the model's own forward for the parameters outside the blocks. If
-/// `module` is not a unit, only `forward` runs; units inside `module` are then enclosed by this call.
+/// Call it around each block of a model, and around the model's own forward for the parameters
+/// outside the blocks. If `module` is not a unit, only `forward` runs; units inside `module` are
+/// then enclosed by this call.
 ///
 /// ```
 /// # use burn::{nn::Linear, module::Module, tensor::Tensor};
@@ -47,11 +49,12 @@ use crate::{Result, burn_compat, watch};
 /// }
 /// ```
 ///
-/// **Implicit units.** A unit inside `module` that `forward` does not enter with `unit`, for example because the loop
-/// over its layers is inside burn, is entered by the first read of one of its parameters. It is left when a unit that
-/// is not inside it is entered, or together with `module`. So patterns and one call of `unit` are enough for a model
-/// of burn's own layers. The collectives are those of explicitly entered units, and so is the memory on the CPU (on a
-/// GPU gathered parameters may stay in memory until backward):
+/// **Implicit units.** A unit inside `module` that `forward` does not enter with `unit`, for
+/// example because the loop over its layers is inside burn, is entered by the first read of one of
+/// its parameters. It is left when a unit that is not inside it is entered, or together with
+/// `module`. So patterns and one call of `unit` are enough for a model of burn's own layers. The
+/// collectives are those of explicitly entered units, and so is the memory on the CPU (on a GPU
+/// gathered parameters may stay in memory until backward):
 ///
 /// ```
 /// # use burn::{nn::transformer::*, module::Module, tensor::Tensor};
@@ -62,44 +65,47 @@ use crate::{Result, burn_compat, watch};
 /// }
 /// ```
 ///
-/// Every rank must read such units in the same order. A unit that is read a second time after it was left is
-/// gathered, and its gradients are reduced, a second time. With burn's gradient checkpointing such units are gathered
-/// earlier in backward than needed, so more of them are in memory at once.
+/// Every rank must read such units in the same order. A unit that is read a second time after it
+/// was left is gathered, and its gradients are reduced, a second time. With burn's gradient
+/// checkpointing such units are gathered earlier in backward than needed, so more of them are in
+/// memory at once.
 ///
-/// **Reads outside a unit.** A parameter that is read while neither its unit nor a module around the unit is entered
-/// is gathered and reduced separately, so the read is collective. It causes a warning, or an error if
-/// [`with_implicit_unshard(false)`](crate::fsdp::FullyShard::with_implicit_unshard) was set. Inside its unit the same
-/// happens without a warning to a parameter whose shard is not the one that was gathered (a stepped or frozen clone
-/// of the module). Reading a parameter that was kept after its unit was left may be collective too: it waits for the
-/// unit's all-gather for backward.
+/// **Reads outside a unit.** A parameter that is read while neither its unit nor a module around
+/// the unit is entered is gathered and reduced separately, so the read is collective. It causes a
+/// warning, or an error if
+/// [`with_implicit_unshard(false)`](crate::fsdp::FullyShard::with_implicit_unshard) was set. Inside
+/// its unit the same happens without a warning to a parameter whose shard is not the one that was
+/// gathered (a stepped or frozen clone of the module). Reading a parameter that was kept after its
+/// unit was left may be collective too: it waits for the unit's all-gather for backward.
 ///
-/// **One backward.** All outputs of a call share one backward. Two outputs, or two losses computed inside, cannot be
-/// differentiated separately, even if they share only leaves ([`ParamError::SecondBackward`]). Add the losses up, or
-/// use one unit per head: units over a detached input have separate backwards.
+/// **One backward.** All outputs of a call share one backward. Two outputs, or two losses computed
+/// inside, cannot be differentiated separately, even if they share only leaves
+/// ([`ParamError::SecondBackward`]). Add the losses up, or use one unit per head: units over a
+/// detached input have separate backwards.
 ///
-/// **Explicit inputs.** Pass tracked tensors in `input`. Captured ones get correct gradients, but keep parameters
-/// unsharded longer.
+/// **Explicit inputs.** Pass tracked tensors in `input`. Captured ones get correct gradients, but
+/// keep parameters unsharded longer.
 ///
-/// **Tracked outputs.** All outputs of a unit that trains a parameter are tracked, even if none of them depends on a
-/// parameter. Call `detach()` outside to get a constant.
+/// **Tracked outputs.** All outputs of a unit that trains a parameter are tracked, even if none of
+/// them depends on a parameter. Call `detach()` outside to get a constant.
 ///
 /// # Collective
-/// Every rank of the unit's mesh must enter its units in the same order. Ranks may compute different things inside,
-/// on different batches. Backward follows the order of forward, whatever the autodiff graph: the outermost unit last,
-/// the others in reverse. It is an error if the output of a unit is used in the loss of only some ranks, unless
-/// another unit encloses it.
+/// Every rank of the unit's mesh must enter its units in the same order. Ranks may compute
+/// different things inside, on different batches. Backward follows the order of forward, whatever
+/// the autodiff graph: the outermost unit last, the others in reverse. It is an error if the output
+/// of a unit is used in the loss of only some ranks, unless another unit encloses it.
 ///
 /// # Panics
-/// Unwinds with [`ParamError::EmptyInput`] if a tensor in `input` is an empty batch, such as `[0, seq, d_model]`, or token
-/// ids or a mask `[0, seq]` without floats that have elements or are rows: burn's layers read foreign memory with it. Rows
-/// of features, `[0, d_model]`, are accepted, except by a module with running statistics. DTensors may have empty local
-/// tensors.
+/// Unwinds with [`ParamError::EmptyInput`] if a tensor in `input` is an empty batch, such as `[0,
+/// seq, d_model]`, or token ids or a mask `[0, seq]` without floats that have elements or are rows:
+/// burn's layers read foreign memory with it. Rows of features, `[0, d_model]`, are accepted,
+/// except by a module with running statistics. DTensors may have empty local tensors.
 ///
-/// If `forward` panics, the report of [`launch`](crate::comm::launch) names the innermost open unit. Unwinds with the
-/// typed [`Error`](crate::Error) if a collective fails, and with [`ParamError::Replaced`] if a
-/// parameter of the module was replaced after it was distributed; [`launch`](crate::comm::launch) returns the error.
-/// If a second backward reaches a graph that the first consumed, burn panics, and `launch` returns
-/// [`ParamError::SecondBackward`].
+/// If `forward` panics, the report of [`launch`](crate::comm::launch) names the innermost open
+/// unit. Unwinds with the typed [`Error`](crate::Error) if a collective fails, and with
+/// [`ParamError::Replaced`] if a parameter of the module was replaced after it was distributed;
+/// [`launch`](crate::comm::launch) returns the error. If a second backward reaches a graph that the
+/// first consumed, burn panics, and `launch` returns [`ParamError::SecondBackward`].
 #[track_caller]
 pub fn unit<M, I, O>(module: &M, input: I, forward: impl FnOnce(&M, I) -> O) -> O
 where
@@ -138,7 +144,8 @@ where
     let probed = ProbedUnit::begin(&label);
     let _inside = watch::entered(|| Some(label));
     let (mut input, mut inside) = (input, inside);
-    // The units inside are prefetched together with the module's other units, which are entered next.
+    // The units inside are prefetched together with the module's other units, which are entered
+    // next.
     inside.extend(
         own.iter()
             .skip(1)
@@ -150,8 +157,8 @@ where
     let group =
         |(unit, shards): (Arc<Unit>, _)| (unit_stack::group_of(&unit, &shards), unit, shards);
     let mut own: SmallVec<[_; 1]> = own.into_iter().map(group).collect();
-    // The module's units are entered one inside the other. A group unit stays entered when this module is left, so
-    // group units come first, and all guards are above them on the stack.
+    // The module's units are entered one inside the other. A group unit stays entered when this
+    // module is left, so group units come first, and all guards are above them on the stack.
     own.sort_by_key(|(group, ..)| group.is_none());
     let mut member_of: SmallVec<[(usize, LocalShards); 1]> = SmallVec::new();
     let mut open: SmallVec<[UnitGuard; 1]> = SmallVec::new();
@@ -194,8 +201,8 @@ where
     }
 }
 
-/// Checks that no plain tensor of the input is an empty batch with which burn's layers would read foreign memory, or with
-/// which they would make running statistics NaN.
+/// Checks that no plain tensor of the input is an empty batch with which burn's layers would read
+/// foreign memory, or with which they would make running statistics NaN.
 ///
 /// # Errors
 /// [`ParamError::EmptyInput`].
@@ -254,7 +261,8 @@ pub(super) fn pre_forward<I: TensorTree, T>(
 ) -> (T, I) {
     unit_stack::close_read(unit);
     let (scope, input) = ForwardScope::open(unit, shards, access, input).or_unwind();
-    // Not when the first parameter is read: a rank that reads none must participate in the all-gather too.
+    // Not when the first parameter is read: a rank that reads none must participate in the
+    // all-gather too.
     scope.pass.buffer.gather().or_unwind();
     let pass = (!scope.again).then(|| scope.pass.clone());
     let pushed = push(scope);
@@ -270,7 +278,8 @@ pub(crate) type OwnUnits = SmallVec<[(Arc<Unit>, LocalShards); 1]>;
 
 /// The units in which a module's distributed parameters are.
 pub(crate) struct ModuleUnits {
-    /// Units of exactly this module, with their shards. There is one, unless parameters are on different meshes.
+    /// Units of exactly this module, with their shards. There is one, unless parameters are on
+    /// different meshes.
     pub(crate) own: OwnUnits,
     /// The data-parallel units of modules inside, with their shards.
     pub(crate) inside: Vec<(Arc<Unit>, LocalShards)>,
@@ -289,7 +298,8 @@ impl ModuleUnits {
         check_not_replaced(module, &walk)?;
         let visited = walk.distributed;
         let is_own = |visited: &&Visited| visited.depth == visited.param.info().depth;
-        // If `fully_shard` ignored the parameters, they are still in the unit that `parallelize` made.
+        // If `fully_shard` ignored the parameters, they are still in the unit that `parallelize`
+        // made.
         let mut own: SmallVec<[Arc<Unit>; 1]> = SmallVec::new();
         for found in visited.iter().filter(is_own) {
             let is_known = own.iter().any(|unit| Arc::ptr_eq(unit, &found.param.unit));
@@ -314,7 +324,8 @@ impl ModuleUnits {
             if !is_in_own && !is_inside {
                 continue;
             }
-            // A clone of a parameter inside the same module, for example a frozen one, has separate shards.
+            // A clone of a parameter inside the same module, for example a frozen one, has separate
+            // shards.
             let index = visited.param.index;
             let lacks = |members: &[Visited]| {
                 members.last().is_none_or(|last| last.param.index < index)

@@ -16,28 +16,30 @@ use crate::burn_compat::put_adapters;
 
 /// Gathers all parameters and returns an ordinary burn module that is no longer sharded.
 ///
-/// [`sync_buffers`] runs first, and makes running statistics equal on all ranks, including those of `model`. Then
-/// each unit runs one all-gather. If a unit is only partially in `model`, only its parameters in `model` are
-/// gathered. One more all-gather runs for each parameter that is sharded over tensor-parallel ranks.
+/// [`sync_buffers`] runs first, and makes running statistics equal on all ranks, including those of
+/// `model`. Then each unit runs one all-gather. If a unit is only partially in `model`, only its
+/// parameters in `model` are gathered. One more all-gather runs for each parameter that is sharded
+/// over tensor-parallel ranks.
 ///
-/// The result contains the full model on every rank. It shares no tensor that a forward writes. If only one rank has
-/// enough memory for the model, use [`full_model_on`]. Parameters with adapters (LoRA) get burn's own adapters;
-/// adapters of ignored parameters are merged into them. Ids, mappers, devices and training state are kept, so the
-/// result saves, loads and trains as if it had never been sharded. [Offloaded](crate::fsdp::FullyShard::with_offload)
-/// parameters are on the CPU.
+/// The result contains the full model on every rank. It shares no tensor that a forward writes. If
+/// only one rank has enough memory for the model, use [`full_model_on`]. Parameters with adapters
+/// (LoRA) get burn's own adapters; adapters of ignored parameters are merged into them. Ids,
+/// mappers, devices and training state are kept, so the result saves, loads and trains as if it had
+/// never been sharded. [Offloaded](crate::fsdp::FullyShard::with_offload) parameters are on the
+/// CPU.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it.
 ///
 /// # Errors
-/// [`ParamError::Replaced`](super::ParamError::Replaced) if a parameter was replaced after it was distributed;
-/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
+/// [`ParamError::Replaced`](super::ParamError::Replaced) if a parameter was replaced after it was
+/// distributed; [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn full_model<M: Module>(model: &M) -> Result<M> {
     Ok(full_model_if(model, true)?.expect("the model is returned if `stay` is true"))
 }
 
-/// Like [`full_model`], but returns the model only on one rank, for example to save it there. It returns `None` on
-/// the other ranks, each of which holds at most one unit at a time.
+/// Like [`full_model`], but returns the model only on one rank, for example to save it there. It
+/// returns `None` on the other ranks, each of which holds at most one unit at a time.
 ///
 /// The collectives are those of [`full_model`].
 ///
@@ -64,9 +66,10 @@ pub fn full_model<M: Module>(model: &M) -> Result<M> {
 /// Every rank of the model's meshes must call it.
 ///
 /// # Errors
-/// [`ParamError::NotSharded`] for a model without distributed parameters, which every rank has in full;
-/// [`ParamError::Replaced`] as in [`full_model`]; [`ParamError::NotOfMesh`] if the global rank `rank` is not in the
-/// mesh of the parameters; [`Error::Comm`](crate::Error::Comm) if another rank fails.
+/// [`ParamError::NotSharded`] for a model without distributed parameters, which every rank has in
+/// full; [`ParamError::Replaced`] as in [`full_model`]; [`ParamError::NotOfMesh`] if the global
+/// rank `rank` is not in the mesh of the parameters; [`Error::Comm`](crate::Error::Comm) if another
+/// rank fails.
 pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
     let walk = walk(model);
     check_not_replaced(model, &walk)?;
@@ -89,8 +92,8 @@ pub fn full_model_on<M: Module>(model: &M, rank: usize) -> Result<Option<M>> {
     gathered(model, walk, first.rank() == rank)
 }
 
-/// Like [`full_model`], but returns the model only on ranks with `stay`. A model without distributed parameters is
-/// returned as it is.
+/// Like [`full_model`], but returns the model only on ranks with `stay`. A model without
+/// distributed parameters is returned as it is.
 ///
 /// # Collective
 /// Every rank of the model's meshes must call it.
@@ -103,8 +106,8 @@ pub(crate) fn full_model_if<M: Module>(model: &M, stay: bool) -> Result<Option<M
     gathered(model, walk, stay)
 }
 
-/// Synchronizes the buffers, and gathers the parameters unit by unit. Returns the ordinary module if `stay` is true;
-/// otherwise frees each unit at once.
+/// Synchronizes the buffers, and gathers the parameters unit by unit. Returns the ordinary module
+/// if `stay` is true; otherwise frees each unit at once.
 ///
 /// # Errors
 /// The error of a collective.

@@ -1,8 +1,9 @@
 //! Distributed parameters, and the units in which they are gathered and reduced.
 //!
-//! [`fully_shard`](crate::fsdp::fully_shard) and [`parallelize`](crate::parallel::parallelize) both turn a parameter
-//! into a [`DistributedParameter`]; they differ only in the ranks over which it is sharded. This module stores the
-//! shards, runs the collectives of the units, and connects both to burn's autodiff graph.
+//! [`fully_shard`](crate::fsdp::fully_shard) and [`parallelize`](crate::parallel::parallelize) both
+//! turn a parameter into a [`DistributedParameter`]; they differ only in the ranks over which it is
+//! sharded. This module stores the shards, runs the collectives of the units, and connects both to
+//! burn's autodiff graph.
 //!
 //! ```text
 //!   model   Param<Tensor>: base = this rank's shard, value = the full parameter
@@ -16,24 +17,28 @@
 //! ```
 //!
 //! # Invariants
-//! 1. The base of a distributed parameter is this rank's shard. Optimizers, records and visitors see only the base.
-//! 2. All ranks enter the units of a model in the same order. The order of all collectives, also of those in
-//!    backward, follows from the order of forward, never from the depth of a rank's autodiff graph.
-//! 3. The all-gathers of forward, the all-gathers of backward and the reductions each have their own sequence, so
-//!    that none of them waits for another.
-//! 4. A gradient reduction is waited for before the next one is issued, so at most the gradients of the units in
-//!    reduction and in computation are unsharded at once.
-//! 5. **Nothing local decides a collective.** Whether a rank posts a collective, and in which order, follows from what
-//!    the program did: entries of units, backwards, steps, calls such as `reshard`. These are the same on all ranks. It
-//!    never reads what `Drop`, burn's graph, a cache or a clock changes, such as the number of passes that exist. What
-//!    decides is in `storage::copies` and `counts`. A pass that burn has dropped on one rank still takes part in the
-//!    collectives of the others. In debug builds each all-gather carries a description of what decided it
-//!    ([`Call::decision`](crate::comm::Call::decision)), so that ranks that decide by different inputs fail there.
+//! 1. The base of a distributed parameter is this rank's shard. Optimizers, records and visitors
+//!    see only the base.
+//! 2. All ranks enter the units of a model in the same order. The order of all collectives, also of
+//!    those in backward, follows from the order of forward, never from the depth of a rank's
+//!    autodiff graph.
+//! 3. The all-gathers of forward, the all-gathers of backward and the reductions each have their
+//!    own sequence, so that none of them waits for another.
+//! 4. A gradient reduction is waited for before the next one is issued, so at most the gradients of
+//!    the units in reduction and in computation are unsharded at once.
+//! 5. **Nothing local decides a collective.** Whether a rank posts a collective, and in which
+//!    order, follows from what the program did: entries of units, backwards, steps, calls such as
+//!    `reshard`. These are the same on all ranks. It never reads what `Drop`, burn's graph, a cache
+//!    or a clock changes, such as the number of passes that exist. What decides is in
+//!    `storage::copies` and `counts`. A pass that burn has dropped on one rank still takes part in
+//!    the collectives of the others. In debug builds each all-gather carries a description of what
+//!    decided it ([`Call::decision`](crate::comm::Call::decision)), so that ranks that decide by
+//!    different inputs fail there.
 //! 6. A `UnitPass` holds plain tensors only. The graph's nodes own it, so a tensor of the
 //!    graph inside it would be a reference cycle.
 //!
-//! The order of the graph's nodes in backward has rules of its own, in `backward.md`: the module page of
-//! `backward_nodes`.
+//! The order of the graph's nodes in backward has rules of its own, in `backward.md`: the module
+//! page of `backward_nodes`.
 //!
 //! # Contents
 //!

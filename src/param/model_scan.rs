@@ -24,7 +24,8 @@ use crate::{autodiff, memory};
 /// Float parameters and buffers of a model, in burn's order.
 #[derive(Default)]
 pub(crate) struct ModelScan {
-    /// Tensor visited last. It is a parameter if a reparameterization follows, and a buffer otherwise.
+    /// Tensor visited last. It is a parameter if a reparameterization follows, and a buffer
+    /// otherwise.
     last: Option<ScannedParam>,
     pub(crate) params: Vec<ScannedParam>,
     pub(crate) buffers: Vec<Buffer>,
@@ -37,8 +38,8 @@ pub(crate) struct ModelScan {
 /// A tensor of a model that is not a float parameter.
 pub(crate) struct Buffer {
     pub(crate) path: Vec<String>,
-    /// True for a `RunningState`, which forward writes in place and which clones share; false for an int or bool
-    /// parameter.
+    /// True for a `RunningState`, which forward writes in place and which clones share; false for
+    /// an int or bool parameter.
     pub(crate) running: bool,
 }
 
@@ -94,8 +95,8 @@ impl ModelScan {
         self.buffers.iter().any(|buffer| buffer.running)
     }
 
-    /// Replaces the tensor visited last by `next`. The previous one is recorded as a buffer, because no
-    /// reparameterization followed it.
+    /// Replaces the tensor visited last by `next`. The previous one is recorded as a buffer,
+    /// because no reparameterization followed it.
     fn replace_last(&mut self, next: Option<ScannedParam>) {
         let before = std::mem::replace(&mut self.last, next);
         self.buffers
@@ -154,12 +155,14 @@ impl ModelScan {
         }
     }
 
-    /// Checks that adapters can be distributed with their parameters, except those of `ignored` parameters. Returns
-    /// the paths of all parameters with burn's adapters, or nothing if all of these are ignored.
+    /// Checks that adapters can be distributed with their parameters, except those of `ignored`
+    /// parameters. Returns the paths of all parameters with burn's adapters, or nothing if all of
+    /// these are ignored.
     ///
     /// # Errors
-    /// [`ParamError::Reparameterized`] for an adapter of a quantized parameter; [`ParamError::AdapterConflict`] if
-    /// any parameter has a reparameterization other than burn's adapters.
+    /// [`ParamError::Reparameterized`] for an adapter of a quantized parameter;
+    /// [`ParamError::AdapterConflict`] if any parameter has a reparameterization other than burn's
+    /// adapters.
     pub(crate) fn adapted(
         &self,
         ignored: impl Fn(&str) -> bool,
@@ -242,21 +245,22 @@ impl ScannedParam {
         (1..self.path.len()).map(|above| self.ancestor(above))
     }
 
-    /// Returns the type of a module that contains the parameter: with `above` = 0 its layer, with 1 the module that
-    /// contains the layer.
+    /// Returns the type of a module that contains the parameter: with `above` = 0 its layer, with 1
+    /// the module that contains the layer.
     pub(crate) fn container(&self, above: usize) -> Option<&Container> {
         self.containers.iter().nth_back(above)
     }
 
-    /// Returns the path of its unit's module if it is distributed as `param`. Returns `None` if that module is
-    /// outside the scanned model.
+    /// Returns the path of its unit's module if it is distributed as `param`. Returns `None` if
+    /// that module is outside the scanned model.
     pub(crate) fn module(&self, param: &DistributedParameter) -> Option<String> {
         let module = self.path.len().checked_sub(param.info().depth)?;
         Some(self.path[..module].join("."))
     }
 
-    /// Returns the unit of the innermost module around the parameter that is in one, and the number of path
-    /// components from that module down to the parameter. The default is the unit of the model itself.
+    /// Returns the unit of the innermost module around the parameter that is in one, and the number
+    /// of path components from that module down to the parameter. The default is the unit of the
+    /// model itself.
     pub(crate) fn unit(&self, unit_of: impl Fn(&str) -> Option<UnitName>) -> (UnitName, usize) {
         let taken = self
             .modules()
@@ -380,8 +384,9 @@ impl TensorVisitor for ModelScan {
 }
 
 impl ModelScan {
-    /// Checks that all parameters except those `ignored` are on the rank's device, and that gradients can be recorded
-    /// there. A parameter that is `offloaded` already, or will be, may also be in host memory.
+    /// Checks that all parameters except those `ignored` are on the rank's device, and that
+    /// gradients can be recorded there. A parameter that is `offloaded` already, or will be, may
+    /// also be in host memory.
     ///
     /// # Errors
     /// [`ParamError::Backend`], [`ParamError::Device`].

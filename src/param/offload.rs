@@ -1,5 +1,5 @@
-//! CPU offload: [`OffloadPolicy`] selects the memory of a unit's shards, and [`CpuOffload`] makes the copies between
-//! host memory and the device.
+//! CPU offload: [`OffloadPolicy`] selects the memory of a unit's shards, and [`CpuOffload`] makes
+//! the copies between host memory and the device.
 //!
 //! ```text
 //!   host    shard ── all-gather ──> full           gradient of the shard ──> optimizer
@@ -7,9 +7,9 @@
 //!   device                         weight ─> .. ─> gradient ── reduce-scatter
 //! ```
 //!
-//! Shards are gathered in host memory. Processes send from and to host memory in any case, threads read each other's
-//! shards directly, and a prefetched unit takes no device memory. Gradients are reduced on the device, so that a rank
-//! copies only its own shards of them.
+//! Shards are gathered in host memory. Processes send from and to host memory in any case, threads
+//! read each other's shards directly, and a prefetched unit takes no device memory. Gradients are
+//! reduced on the device, so that a rank copies only its own shards of them.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ pub enum OffloadPolicy {
     /// The shards are on the rank's device.
     #[default]
     Never,
-    /// The shards are in host memory, as tensors of burn's CPU backend Flex. Optimizers step there, on the rank's CPU
-    /// threads.
+    /// The shards are in host memory, as tensors of burn's CPU backend Flex. Optimizers step there,
+    /// on the rank's CPU threads.
     Cpu,
 }
 
@@ -56,7 +56,8 @@ impl CpuOffload {
         &self.device
     }
 
-    /// Copies parameters of a unit to the rank's device: gathered ones, and ones that need no gathering.
+    /// Copies parameters of a unit to the rank's device: gathered ones, and ones that need no
+    /// gathering.
     pub(super) fn copy_in(
         &self,
         unit: &Arc<str>,
@@ -83,12 +84,12 @@ impl CpuOffload {
     }
 }
 
-/// Moves everything except the float parameters of `model` to `device`: running statistics, integer and boolean
-/// parameters, and tensors in fields that are not parameters, such as that of a positional encoding. Used for models
-/// whose parameters are offloaded to the CPU.
+/// Moves everything except the float parameters of `model` to `device`: running statistics, integer
+/// and boolean parameters, and tensors in fields that are not parameters, such as that of a
+/// positional encoding. Used for models whose parameters are offloaded to the CPU.
 ///
-/// burn can move fields that it does not show to mappers only together with the module. Therefore the parameters are
-/// taken out of the model while it moves.
+/// burn can move fields that it does not show to mappers only together with the module. Therefore
+/// the parameters are taken out of the model while it moves.
 pub(crate) fn move_other_params<M: Module>(model: M, device: &Device) -> M {
     let paths = ModelScan::of(&model).paths().into_iter().collect();
     let mut parameters = Parameters {
@@ -99,7 +100,8 @@ pub(crate) fn move_other_params<M: Module>(model: M, device: &Device) -> M {
     copying(|| map_tensors(model, &mut parameters))
 }
 
-/// A mapper that takes the parameters at `paths` out of a model on its first run, and puts them back on its second.
+/// A mapper that takes the parameters at `paths` out of a model on its first run, and puts them
+/// back on its second.
 struct Parameters {
     paths: HashSet<String>,
     taken: HashMap<String, DispatchTensor>,

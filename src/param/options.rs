@@ -9,7 +9,8 @@ use burn::tensor::DType;
 use super::custom::{AllReduceHook, UnitCollectives};
 use crate::comm::ReduceOp;
 
-/// Options that [`FsdpModule`](crate::fsdp::FsdpModule) sets. Each pass reads an option when it needs it.
+/// Options that [`FsdpModule`](crate::fsdp::FsdpModule) sets. Each pass reads an option when it
+/// needs it.
 #[derive(Debug, Clone)]
 pub(crate) struct RuntimeOptions {
     /// Read when a pass begins.
@@ -30,8 +31,8 @@ pub(crate) struct RuntimeOptions {
     pub(crate) collectives: Option<Arc<dyn UnitCollectives>>,
 }
 
-/// Divisors of a unit's gradients: the reduce operations and the final factor that turn sums into averages, or into
-/// what the program configured.
+/// Divisors of a unit's gradients: the reduce operations and the final factor that turn sums into
+/// averages, or into what the program configured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct GradientDivideFactors {
     /// Operation over the ranks that shard.
@@ -59,10 +60,10 @@ impl RuntimeOptions {
         }
     }
 
-    /// Returns the divisors of a unit's gradients. `sharding` ranks shard the unit, `ranks` participate in its
-    /// reduction, and `averaged` have distinct data. With expert parallelism `averaged` is larger than `ranks`: the
-    /// backward of the token all-to-all has already summed the contributions of the other ranks, so the divisor is
-    /// `averaged`.
+    /// Returns the divisors of a unit's gradients. `sharding` ranks shard the unit, `ranks`
+    /// participate in its reduction, and `averaged` have distinct data. With expert parallelism
+    /// `averaged` is larger than `ranks`: the backward of the token all-to-all has already summed
+    /// the contributions of the other ranks, so the divisor is `averaged`.
     pub(crate) fn averaging(
         &self,
         sharding: usize,
@@ -107,18 +108,19 @@ impl RuntimeOptions {
 /// Time at which a unit's gathered parameters are freed between forward and backward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ReshardAfterForward {
-    /// Frees the parameters after forward and gathers them a second time in backward. Needs the least memory.
+    /// Frees the parameters after forward and gathers them a second time in backward. Needs the
+    /// least memory.
     Always,
-    /// Keeps the parameters until backward, which then needs no all-gather. After a forward without a backward, as
-    /// in evaluation, they are kept for the next forward with the same shards.
+    /// Keeps the parameters until backward, which then needs no all-gather. After a forward without
+    /// a backward, as in evaluation, they are kept for the next forward with the same shards.
     Never,
-    /// [`Never`](Self::Never) for the root unit, whose backward follows at once, and [`Always`](Self::Always) for
-    /// all others.
+    /// [`Never`](Self::Never) for the root unit, whose backward follows at once, and
+    /// [`Always`](Self::Always) for all others.
     #[default]
     Auto,
-    /// Keeps a shard over this many neighbouring ranks after forward, and gathers over these in backward. The
-    /// number must divide the shard dimension of the mesh; 1 is [`Never`](Self::Never), the size of the dimension
-    /// is [`Always`](Self::Always).
+    /// Keeps a shard over this many neighbouring ranks after forward, and gathers over these in
+    /// backward. The number must divide the shard dimension of the mesh; 1 is
+    /// [`Never`](Self::Never), the size of the dimension is [`Always`](Self::Always).
     Ranks(usize),
 }
 
@@ -129,13 +131,13 @@ pub(crate) struct Precision {
     pub(crate) inputs: Option<DType>,
     /// Element type of the float outputs of its forward.
     pub(crate) outputs: Option<DType>,
-    /// Element type in which gradients are summed, over the tensor-parallel and over the data-parallel ranks.
-    /// `None` uses the type in which each parameter is stored.
+    /// Element type in which gradients are summed, over the tensor-parallel and over the
+    /// data-parallel ranks. `None` uses the type in which each parameter is stored.
     pub(crate) reduce: Option<DType>,
 }
 
-/// Casts `tensor` to `dtype`. Returns it unchanged if it already has that type, or if it is not a float tensor
-/// (quantized tensors, for example).
+/// Casts `tensor` to `dtype`. Returns it unchanged if it already has that type, or if it is not a
+/// float tensor (quantized tensors, for example).
 pub(crate) fn cast(tensor: DispatchTensor, dtype: Option<DType>) -> DispatchTensor {
     match dtype {
         Some(dtype) if tensor.dtype() != dtype && tensor.dtype().is_float() => {

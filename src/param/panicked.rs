@@ -18,8 +18,8 @@ use crate::Error;
 use crate::burn_compat::{consumed_node, is_about_dtypes};
 use crate::comm::{forget_panic, note_panic};
 
-/// Runs `forward`, the forward of the module entered last. If it panics, notes the innermost open unit. The payload
-/// is not changed.
+/// Runs `forward`, the forward of the module entered last. If it panics, notes the innermost open
+/// unit. The payload is not changed.
 pub(super) fn noting_panics<O>(forward: impl FnOnce() -> O) -> O {
     forget_panic();
     match catch_unwind(AssertUnwindSafe(forward)) {
@@ -45,16 +45,17 @@ pub(super) fn noting_panics<O>(forward: impl FnOnce() -> O) -> O {
     }
 }
 
-/// Maximum number of recorded passes. The first of two backwards is of the same step, so the units of a step
-/// suffice.
+/// Maximum number of recorded passes. The first of two backwards is of the same step, so the units
+/// of a step suffice.
 const REMEMBERED: usize = 1024;
 
 /// The most recent passes of a thread whose graphs are gone.
 ///
-/// burn consumes a graph's nodes as backward runs them, and drops all nodes that depend on them. A later backward
-/// panics at the first missing node, before any of its own nodes has run: no gradient is wrong, and no rank waits.
-/// The panic contains only the node's number. Numbers ascend in the order in which forward makes nodes. So a unit's
-/// nodes have numbers between one that is drawn when the unit is opened and one that is drawn when it is closed:
+/// burn consumes a graph's nodes as backward runs them, and drops all nodes that depend on them. A
+/// later backward panics at the first missing node, before any of its own nodes has run: no
+/// gradient is wrong, and no rank waits. The panic contains only the node's number. Numbers ascend
+/// in the order in which forward makes nodes. So a unit's nodes have numbers between one that is
+/// drawn when the unit is opened and one that is drawn when it is closed:
 ///
 /// ```text
 ///   trunk           left            loss  right           loss
@@ -73,8 +74,8 @@ struct Gone {
     consumed: bool,
 }
 
-/// Numbers of the nodes of one forward through a unit. Nodes that other threads make during that time have numbers
-/// in the same range.
+/// Numbers of the nodes of one forward through a unit. Nodes that other threads make during that
+/// time have numbers in the same range.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Nodes {
     opened: u64,
@@ -107,7 +108,8 @@ impl Nodes {
 }
 
 impl Through {
-    /// Records that the graph of a pass through `unit` is gone: `consumed` by a backward, or dropped.
+    /// Records that the graph of a pass through `unit` is gone: `consumed` by a backward, or
+    /// dropped.
     pub(super) fn add(&mut self, nodes: Nodes, unit: Arc<str>, consumed: bool) {
         if self.0.len() == REMEMBERED {
             self.0.pop_front();
@@ -119,8 +121,8 @@ impl Through {
         });
     }
 
-    /// Returns the error that explains a panic of burn with this `text`, if the text names a node that depends on a
-    /// consumed unit.
+    /// Returns the error that explains a panic of burn with this `text`, if the text names a node
+    /// that depends on a consumed unit.
     pub(super) fn explain(&self, text: &str) -> Option<Error> {
         let node = consumed_node(text)?;
         let unit = self
@@ -170,8 +172,8 @@ impl Through {
     }
 }
 
-/// Logs a warning, or prints it to the standard error if the program has no logger, because what it is about would
-/// otherwise go unnoticed.
+/// Logs a warning, or prints it to the standard error if the program has no logger, because what it
+/// is about would otherwise go unnoticed.
 pub(crate) fn warn(text: &str) {
     if log_enabled!(log::Level::Warn) {
         log::warn!("{text}");
@@ -180,7 +182,8 @@ pub(crate) fn warn(text: &str) {
     }
 }
 
-/// Returns the unit's label and model for messages, such as ``unit `blocks.0` of Net, sharded at src/main.rs:17``.
+/// Returns the unit's label and model for messages, such as ``unit `blocks.0` of Net, sharded at
+/// src/main.rs:17``.
 pub(super) fn full_name(unit: &Unit) -> String {
     let model = unit
         .model_root()
@@ -189,8 +192,9 @@ pub(super) fn full_name(unit: &Unit) -> String {
     format!("unit `{}`{model}", unit.label())
 }
 
-/// Returns a clause about the element type that the unit's policy sets, if it sets one, with the remedy for a panic
-/// whose `text` is about element types. `inside` are units inside this one, whose outputs it may have computed with.
+/// Returns a clause about the element type that the unit's policy sets, if it sets one, with the
+/// remedy for a panic whose `text` is about element types. `inside` are units inside this one,
+/// whose outputs it may have computed with.
 pub(super) fn precision_note(
     unit: &Unit,
     text: &str,
@@ -223,8 +227,8 @@ pub(super) fn precision_note(
     note + inner.as_deref().unwrap_or(constants)
 }
 
-/// Called before the parameter at `index` is read outside its unit. Logs a warning when a second parameter of the
-/// unit is read so, once per unit and only on the first rank of the mesh.
+/// Called before the parameter at `index` is read outside its unit. Logs a warning when a second
+/// parameter of the unit is read so, once per unit and only on the first rank of the mesh.
 ///
 /// # Panics
 /// Unwinds with [`ParamError::ReadOutsideUnit`] if implicit unshard is disabled for the unit.

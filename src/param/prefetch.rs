@@ -17,14 +17,16 @@ use crate::comm::{Call, Phase};
 /// | forward | the units that the program named, or those that followed in the previous forward | an all-gather that is posted here |
 /// | backward ([`UnitPass::start_again`](super::unit_pass::UnitPass::start_again)) | the units that the program named, or the one that forward left before | the all-gather that forward posted |
 ///
-/// Only the prefetch in forward posts collectives, so it must be the same on all ranks, as forward is. If the
-/// backend can overlap transfers of a unit with computation, the unit is gathered when the one before it in the previous
-/// forward is entered, while the rank computes. If it cannot, as between threads, the first unit of a forward posts the
-/// all-gather. The parameters are not in memory before their unit is entered. A rank then waits for a slow rank only if
-/// that rank has not posted its all-gathers yet.
+/// Only the prefetch in forward posts collectives, so it must be the same on all ranks, as forward
+/// is. If the backend can overlap transfers of a unit with computation, the unit is gathered when
+/// the one before it in the previous forward is entered, while the rank computes. If it cannot, as
+/// between threads, the first unit of a forward posts the all-gather. The parameters are not in
+/// memory before their unit is entered. A rank then waits for a slow rank only if that rank has not
+/// posted its all-gathers yet.
 ///
-/// Which of the two it is depends on the ranks of the unit that is gathered alone, not on those of units before it: these
-/// may be sharded within a process on some ranks, and over processes on others.
+/// Which of the two it is depends on the ranks of the unit that is gathered alone, not on those of
+/// units before it: these may be sharded within a process on some ranks, and over processes on
+/// others.
 pub(super) fn prefetch(unit: &Arc<Unit>) {
     let named = unit.prefetch.lock().forward.clone();
     let next: Vec<_> = match named {
@@ -52,9 +54,9 @@ fn follower_of(unit: &Unit) -> Option<Arc<Unit>> {
     unit.follower.lock().as_ref().and_then(Weak::upgrade)
 }
 
-/// Posts the all-gathers of the units that followed `unit`, except those that are gathered while the rank computes.
-/// Stops at the first unit that needs none or has one already, because units that run twice may follow each other in a
-/// cycle.
+/// Posts the all-gathers of the units that followed `unit`, except those that are gathered while
+/// the rank computes. Stops at the first unit that needs none or has one already, because units
+/// that run twice may follow each other in a cycle.
 fn post_followers(unit: &Arc<Unit>) {
     let mut passed = vec![unit.clone()];
     while let Some(next) = follower_of(&passed[passed.len() - 1])

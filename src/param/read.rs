@@ -1,5 +1,5 @@
-//! The distributed views of a parameter ([`ParamExt`]), and reading it: in the open scope of its unit, or in a scope
-//! opened for this parameter alone.
+//! The distributed views of a parameter ([`ParamExt`]), and reading it: in the open scope of its
+//! unit, or in a scope opened for this parameter alone.
 
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ use crate::{Error, Result};
 /// | [`dtensor`](Self::dtensor) | a DTensor on the tensor-parallel mesh, for layers on DTensor | data-parallel ranks |
 /// | [`shard`](Self::shard) | this rank's shard, which the optimizer steps | nothing |
 ///
-/// burn keeps gradients for the tensor that a parameter stores, which is the shard: `param.val().grad(..)` is
-/// `None` for a distributed parameter. Its gradient has two views:
+/// burn keeps gradients for the tensor that a parameter stores, which is the shard:
+/// `param.val().grad(..)` is `None` for a distributed parameter. Its gradient has two views:
 ///
 /// | view | what it is | communicates over |
 /// |---|---|---|
@@ -43,40 +43,46 @@ use crate::{Error, Result};
 /// | [`full_grad`](Self::full_grad) | the full gradient | data-parallel and tensor-parallel ranks |
 pub trait ParamExt<const D: usize> {
     /// Returns the parameter for layers that compute with [`DTensor`]: on the mesh on which
-    /// [`parallelize`](crate::parallel::parallelize) placed it, gathered over the data-parallel ranks.
+    /// [`parallelize`](crate::parallel::parallelize) placed it, gathered over the data-parallel
+    /// ranks.
     ///
-    /// Read it in every forward. Its gradient is averaged over the data-parallel ranks together with its unit. If
-    /// tensor-parallel ranks compute different things with a replicated parameter, they read it through
-    /// [`vary`](DTensor::vary), as operators do automatically. The partial gradients that result are summed with
-    /// all others of the unit in one all-reduce. Partial gradients of a tensor made from it, such as a transpose,
-    /// are summed in a separate all-reduce.
+    /// Read it in every forward. Its gradient is averaged over the data-parallel ranks together
+    /// with its unit. If tensor-parallel ranks compute different things with a replicated
+    /// parameter, they read it through [`vary`](DTensor::vary), as operators do automatically. The
+    /// partial gradients that result are summed with all others of the unit in one all-reduce.
+    /// Partial gradients of a tensor made from it, such as a transpose, are summed in a separate
+    /// all-reduce.
     ///
-    /// An ordinary parameter is on the [mesh of its device](crate::mesh::DeviceMesh::single_device), also inside a
-    /// launch, so that a model that is not distributed computes there as it does outside. It does not combine with
-    /// tensors on a mesh of ranks ([`DTensorError::OneDevice`](crate::dtensor::DTensorError::OneDevice)).
+    /// An ordinary parameter is on the [mesh of its
+    /// device](crate::mesh::DeviceMesh::single_device), also inside a launch, so that a model that
+    /// is not distributed computes there as it does outside. It does not combine with tensors on a
+    /// mesh of ranks ([`DTensorError::OneDevice`](crate::dtensor::DTensorError::OneDevice)).
     ///
     /// # Collective
     /// Outside its unit's scope: an all-gather over the data-parallel ranks. Inside it: local.
     ///
     /// # Errors
-    /// [`ParamError::NotParallelized`] for a parameter that `fully_shard` distributed and `parallelize` did not.
+    /// [`ParamError::NotParallelized`] for a parameter that `fully_shard` distributed and
+    /// `parallelize` did not.
     ///
     /// # Panics
     /// Like [`unit`](fn@super::unit).
     fn dtensor(&self) -> Result<DTensor<D>>;
 
-    /// Returns this rank's shard, which the optimizer steps, as a [`DTensor`] on the mesh of all data-parallel and
-    /// tensor-parallel dimensions that place it. Returns `None` for an ordinary parameter.
+    /// Returns this rank's shard, which the optimizer steps, as a [`DTensor`] on the mesh of all
+    /// data-parallel and tensor-parallel dimensions that place it. Returns `None` for an ordinary
+    /// parameter.
     ///
-    /// If both kinds of dimensions shard one tensor dimension, tensor parallelism shards it first. Local: no
-    /// communication.
+    /// If both kinds of dimensions shard one tensor dimension, tensor parallelism shards it first.
+    /// Local: no communication.
     fn shard(&self) -> Option<DTensor<D>>;
 
-    /// Returns this rank's shard of the gradient, averaged over the data-parallel ranks and laid out as
-    /// [`shard`](Self::shard). Returns `None` for a frozen parameter, for one that no rank has used, and for an
-    /// ordinary one, whose gradient is [`full_grad`](Self::full_grad).
+    /// Returns this rank's shard of the gradient, averaged over the data-parallel ranks and laid
+    /// out as [`shard`](Self::shard). Returns `None` for a frozen parameter, for one that no rank
+    /// has used, and for an ordinary one, whose gradient is [`full_grad`](Self::full_grad).
     ///
-    /// `grads` is the result of `backward`, or the `GradientsParams` made of it. Local: no communication.
+    /// `grads` is the result of `backward`, or the `GradientsParams` made of it. Local: no
+    /// communication.
     ///
     /// ```
     /// # use burn::nn::LinearConfig;
@@ -98,8 +104,9 @@ pub trait ParamExt<const D: usize> {
     /// ```
     fn shard_grad(&self, grads: &impl Grads) -> Option<DTensor<D>>;
 
-    /// Returns the full gradient, averaged over the data-parallel ranks, on every rank. Returns `None` for a frozen
-    /// parameter and for one that no rank has used. For an ordinary parameter it is burn's gradient on this rank.
+    /// Returns the full gradient, averaged over the data-parallel ranks, on every rank. Returns
+    /// `None` for a frozen parameter and for one that no rank has used. For an ordinary parameter
+    /// it is burn's gradient on this rank.
     ///
     /// # Collective
     /// For a distributed parameter: on every rank of its mesh.
@@ -143,7 +150,8 @@ pub(crate) fn placed<const D: usize>(param: &Param<Tensor<D>>) -> Result<DTensor
     view.ok_or_else(|| ParamError::NotParallelized { param: path(param) }.into())
 }
 
-/// Returns `local`, laid out as the stored shard of `param`, as a DTensor; `None` for an ordinary parameter.
+/// Returns `local`, laid out as the stored shard of `param`, as a DTensor; `None` for an ordinary
+/// parameter.
 fn as_shard<const D: usize>(param: &Param<Tensor<D>>, local: Tensor<D>) -> Option<DTensor<D>> {
     let spec = param
         .reparameterization::<DistributedParameter>()?
@@ -151,7 +159,8 @@ fn as_shard<const D: usize>(param: &Param<Tensor<D>>, local: Tensor<D>) -> Optio
     Some(DTensor::from_parts(local, spec))
 }
 
-/// Returns the path of the module that has the parameter as a field, in the model that was distributed.
+/// Returns the path of the module that has the parameter as a field, in the model that was
+/// distributed.
 pub(crate) fn module_path<const D: usize>(param: &Param<Tensor<D>>) -> Option<Arc<str>> {
     let path = &param
         .reparameterization::<DistributedParameter>()?
@@ -211,8 +220,8 @@ impl Reparameterization for DistributedParameter {
     }
 }
 
-/// Returns the full weight, without its adapter. It is gathered over the data-parallel ranks, in its unit's open
-/// scope or else by itself, and then over the tensor-parallel ranks.
+/// Returns the full weight, without its adapter. It is gathered over the data-parallel ranks, in
+/// its unit's open scope or else by itself, and then over the tensor-parallel ranks.
 ///
 /// # Errors
 /// The error of the collective over the tensor-parallel ranks.
@@ -249,8 +258,8 @@ pub(super) fn value<const D: usize>(
     Ok(Tensor::from_dispatch(full))
 }
 
-/// Gathers a weight over its tensor-parallel mesh. Ranks along `data_dims` have distinct data, so that their
-/// gradients of the weight are partial sums.
+/// Gathers a weight over its tensor-parallel mesh. Ranks along `data_dims` have distinct data, so
+/// that their gradients of the weight are partial sums.
 fn unshard_placed<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Result<Tensor<D>> {
     if data_dims.is_empty() {
         return placed.full_tensor();
@@ -265,8 +274,8 @@ fn unshard_placed<const D: usize>(placed: DTensor<D>, data_dims: &[usize]) -> Re
     DTensor::from_parts(placed.all_gather_varying(data_dims)?, spec.shared()).full_tensor()
 }
 
-/// Returns the weight on its tensor-parallel mesh, gathered over the data-parallel ranks, or `None` if it was not
-/// parallelized.
+/// Returns the weight on its tensor-parallel mesh, gathered over the data-parallel ranks, or `None`
+/// if it was not parallelized.
 fn dtensor_of<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> Option<DTensor<D>> {
     let placed = &param.info().parallel.as_ref()?.spec;
     let replicated: Vec<usize> = (0..placed.mesh().ndim())
@@ -289,8 +298,8 @@ fn dtensor_of<const D: usize>(param: &DistributedParameter, base: Tensor<D>) -> 
     })
 }
 
-/// Reads a parameter with `f`: in its unit's open scope, or in a scope opened for this read. `f` receives the scope
-/// and the parameter's position in it.
+/// Reads a parameter with `f`: in its unit's open scope, or in a scope opened for this read. `f`
+/// receives the scope and the parameter's position in it.
 fn read<T>(
     param: &DistributedParameter,
     base: DispatchTensor,
@@ -320,8 +329,8 @@ fn read<T>(
             position(&scope.shards).expect("the scope was opened for these shards"),
         );
     }
-    // On backends other than Flex, an untracked shard cannot be matched with the open unit. So a read while the
-    // unit is open is never reported.
+    // On backends other than Flex, an untracked shard cannot be matched with the open unit. So a
+    // read while the unit is open is never reported.
     if unit_stack::find(|scope| scope.is_of(&param.unit).then_some(())).is_none() {
         note_read_outside(&param.unit, param.index);
     }
@@ -359,8 +368,8 @@ pub(super) fn stored<const D: usize>(
     value(param, base)
 }
 
-/// Gathers parameters of a unit in the element types in which they are stored, and opens the unit until the
-/// returned guard is dropped. No backward follows.
+/// Gathers parameters of a unit in the element types in which they are stored, and opens the unit
+/// until the returned guard is dropped. No backward follows.
 ///
 /// # Errors
 /// Those of [`ForwardScope::open`], and of the all-gather.
@@ -371,12 +380,13 @@ pub(super) fn open_gathered(unit: &Arc<Unit>, shards: LocalShards) -> Result<Uni
     Ok(UnitGuard::new(Some(scope), Vec::new()))
 }
 
-/// The value of a parameter that is replicated along some tensor-parallel mesh dimensions, for computations that
-/// differ along them. Each set of such dimensions has its own node in the graph, made on first use. The gradients
-/// that arrive at this node are partial sums. The unit sums all its partial gradients over the same ranks in one
-/// collective.
+/// The value of a parameter that is replicated along some tensor-parallel mesh dimensions, for
+/// computations that differ along them. Each set of such dimensions has its own node in the graph,
+/// made on first use. The gradients that arrive at this node are partial sums. The unit sums all
+/// its partial gradients over the same ranks in one collective.
 ///
-/// Ranks of a tensor-parallel mesh run one program, so either all of them use such a node or none does.
+/// Ranks of a tensor-parallel mesh run one program, so either all of them use such a node or none
+/// does.
 #[derive(Debug)]
 pub(super) struct Varying {
     pub(super) pass: Arc<UnitPass>,
@@ -404,7 +414,8 @@ impl Varying {
     }
 
     fn make(&self, dims: &[usize]) -> DispatchTensor {
-        // The gradient of a frozen parameter is not needed, so no partial gradients have to be summed.
+        // The gradient of a frozen parameter is not needed, so no partial gradients have to be
+        // summed.
         let Some(parent) = &self.parent else {
             return self.value.clone();
         };

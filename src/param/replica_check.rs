@@ -1,5 +1,5 @@
-//! Replica check: compares values that must be identical on several ranks, every few passes, to detect silent data
-//! corruption.
+//! Replica check: compares values that must be identical on several ranks, every few passes, to
+//! detect silent data corruption.
 //!
 //! | values of a pass | identical on the ranks that | digests are computed |
 //! |---|---|---|
@@ -9,12 +9,13 @@
 //! | on request, stored shards, and parameters placed `Replicate` | replicate | when its gradients are reduced |
 //! | on request, parameters placed `Replicate` | shard | when its gradients are reduced |
 //!
-//! This crate computes the first three kinds: in one order, or by copies. Stored values are the optimizer's work. They may
-//! differ in their last bits on processors of different kinds, so they are compared on request only.
+//! This crate computes the first three kinds: in one order, or by copies. Stored values are the
+//! optimizer's work. They may differ in their last bits on processors of different kinds, so they
+//! are compared on request only.
 //!
-//! Digests are sent with the first reduction over these ranks: those of weights with the pass's own reduction,
-//! those of gradients with the next reduction of any unit. So most of them are compared in the same backward. A
-//! pass of a single parameter, read outside its unit, has its own counter.
+//! Digests are sent with the first reduction over these ranks: those of weights with the pass's own
+//! reduction, those of gradients with the next reduction of any unit. So most of them are compared
+//! in the same backward. A pass of a single parameter, read outside its unit, has its own counter.
 
 use std::mem;
 use std::sync::OnceLock;
@@ -38,8 +39,8 @@ fn sharding(data: &DataParallelGroups) -> Option<&Communicator> {
 }
 
 impl Unit {
-    /// Counts a pass that trains a parameter. `alone` is the parameter if the pass is of a single one, read outside
-    /// its unit. Returns the state of the check if this pass is checked.
+    /// Counts a pass that trains a parameter. `alone` is the parameter if the pass is of a single
+    /// one, read outside its unit. Returns the state of the check if this pass is checked.
     pub(super) fn begin_pass(&self, alone: Option<usize>) -> Option<CheckedPass> {
         let data = self
             .data
@@ -71,8 +72,8 @@ impl Unit {
         }
     }
 
-    /// Returns the digests that the reductions of a pass compare: those of earlier gradients, and, if this pass is
-    /// checked, those of its weights. `shards` are this rank's shards of `members`.
+    /// Returns the digests that the reductions of a pass compare: those of earlier gradients, and,
+    /// if this pass is checked, those of its weights. `shards` are this rank's shards of `members`.
     pub(super) fn carried(
         &self,
         due: Option<&CheckedPass>,
@@ -97,7 +98,8 @@ impl Unit {
         carried
     }
 
-    /// Computes digests of the `gradients` of the checked pass `step`, once they are averaged over these ranks.
+    /// Computes digests of the `gradients` of the checked pass `step`, once they are averaged over
+    /// these ranks.
     pub(super) fn compare_gradients(
         &self,
         ranks: ComparedRanks,
@@ -115,8 +117,8 @@ impl Unit {
         }
     }
 
-    /// Returns the digests of those of `tensors`, one for each of `members`, that must be identical on several of these
-    /// ranks.
+    /// Returns the digests of those of `tensors`, one for each of `members`, that must be identical
+    /// on several of these ranks.
     fn same_on(
         &self,
         ranks: ComparedRanks,
@@ -142,7 +144,8 @@ impl Unit {
         digests(of, step, same.map(|(param, _)| param), values)
     }
 
-    /// Returns the digests of the gathered weights. They are unknown if forward has not left the unit on this rank.
+    /// Returns the digests of the gathered weights. They are unknown if forward has not left the
+    /// unit on this rank.
     fn gathered(&self, due: &CheckedPass, members: &[usize]) -> Option<Digests> {
         sharding(self.data.as_ref()?)?;
         let sharded = members

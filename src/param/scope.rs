@@ -30,21 +30,23 @@ use crate::comm::Call;
 use crate::memory::is_host;
 use crate::tensor_tree::TensorTree;
 
-/// An open unit on this rank. Unlike [`UnitPass`] it holds tensors of the graph, so it is dropped when the unit is
-/// left.
+/// An open unit on this rank. Unlike [`UnitPass`] it holds tensors of the graph, so it is dropped
+/// when the unit is left.
 pub(super) struct ForwardScope {
     pub(super) pass: Arc<UnitPass>,
     pub(super) shards: LocalShards,
-    /// Output of the pass's [`PostBackward`] nodes, on which the unit's weights and inputs depend in the graph.
+    /// Output of the pass's [`PostBackward`] nodes, on which the unit's weights and inputs depend
+    /// in the graph.
     pub(super) token: Option<DispatchTensor>,
-    /// Leaf that replaces the shards in the graph, if they are not leaves of it: shards on another device, or a
-    /// checkpointed block that is being recomputed.
+    /// Leaf that replaces the shards in the graph, if they are not leaves of it: shards on another
+    /// device, or a checkpointed block that is being recomputed.
     stands_for_shards: Option<DispatchTensor>,
     /// The pass's [own leaf](super::backward_nodes::own_leaf) in the graph.
     own_leaf: Option<DispatchTensor>,
     /// True if a backward may need the pass, on this rank or another.
     backward: bool,
-    /// True if this rank's weights depend on the token: the rank trains one of them, or an input is tracked.
+    /// True if this rank's weights depend on the token: the rank trains one of them, or an input is
+    /// tracked.
     is_tracked: bool,
     /// True if forward entered the pass before, and a checkpointed block reads it now.
     pub(super) again: bool,
@@ -66,13 +68,14 @@ pub(super) struct ReadValue {
 pub(super) enum UnitAccess {
     /// The forward of a module of the unit.
     Forward,
-    /// The read of a parameter inside an open module. Then no `PreBackward` node runs before the operations that saved
-    /// the unit's weights.
+    /// The read of a parameter inside an open module. Then no `PreBackward` node runs before the
+    /// operations that saved the unit's weights.
     Read,
-    /// The read of one parameter outside its unit; the field is the label of its collectives. The end of its use is
-    /// unknown, so its value cannot be in evictable storage.
+    /// The read of one parameter outside its unit; the field is the label of its collectives. The
+    /// end of its use is unknown, so its value cannot be in evictable storage.
     LoneRead(Arc<str>),
-    /// Reads in the element types in which weights are stored, not in those of the computation. No backward follows.
+    /// Reads in the element types in which weights are stored, not in those of the computation. No
+    /// backward follows.
     Stored,
 }
 
@@ -127,9 +130,10 @@ impl ForwardScope {
         let tracked = first.is_some() || !inputs.is_empty();
         // In forward, a checkpointed block computes without a graph.
         let without_graph = context::is_first();
-        // Inside a unit whose weights a rank need not use, ranks may differ in having a tracked input. There
-        // neither the order nor the issued collectives may depend on it (rules 5 and 9).
-        // A pass that a checkpointed block has recorded ends where the block is computed a second time (rule 13).
+        // Inside a unit whose weights a rank need not use, ranks may differ in having a tracked
+        // input. There neither the order nor the issued collectives may depend on it (rules 5 and
+        // 9). A pass that a checkpointed block has recorded ends where the block is computed a
+        // second time (rule 13).
         let again = pass.is_some();
         let backward =
             tracked || without_graph || again || !access.is_stored() && around.last.is_some();
@@ -152,12 +156,13 @@ impl ForwardScope {
         } else if context::is_untracked_block() {
             pass.buffer.will_be_recomputed();
         }
-        // Other ranks may have a tracked input where this one has none. The pass must then end here too, at the
-        // same point of backward (rule 7).
+        // Other ranks may have a tracked input where this one has none. The pass must then end here
+        // too, at the same point of backward (rule 7).
         let parent = first
             .or(bases.first())
             .filter(|_| backward && !without_graph);
-        // Shards are not leaves of the graph of a block that is being recomputed, nor of a graph on another device.
+        // Shards are not leaves of the graph of a block that is being recomputed, nor of a graph on
+        // another device.
         let offloaded = unit.offloaded().filter(|_| !access.is_stored());
         let leaf = |parent| Some(autodiff::leaf(offloaded?.device(), parent, first.is_some()));
         let stands_for_shards =
@@ -170,8 +175,8 @@ impl ForwardScope {
         } else {
             0
         };
-        // The graph of a block that is being recomputed is dropped when the recomputation ends, and needs no such
-        // leaf.
+        // The graph of a block that is being recomputed is dropped when the recomputation ends, and
+        // needs no such leaf.
         let own_leaf = parent.filter(|_| context::anchor().is_none()).map(own_leaf);
         let token = parent.map(|parent| {
             token(
@@ -229,9 +234,9 @@ impl ForwardScope {
         }
     }
 
-    /// Creates the scope through which a checkpointed block reads the unit of `pass`, which is open around the
-    /// block. `copies` are copies of the unit's shards: without a graph, or tied to the `anchor` of the block's
-    /// graph.
+    /// Creates the scope through which a checkpointed block reads the unit of `pass`, which is open
+    /// around the block. `copies` are copies of the unit's shards: without a graph, or tied to the
+    /// `anchor` of the block's graph.
     pub(super) fn around_block(
         pass: &Arc<UnitPass>,
         copies: LocalShards,
@@ -259,8 +264,8 @@ impl ForwardScope {
     fn make_value(&self, position: usize) -> DispatchTensor {
         let base = &self.shards.bases[position];
         let pass = self.pass.clone();
-        // A frozen weight that the graph can keep at no cost gets no node. Its layer then saves no activation for a
-        // gradient that is not needed.
+        // A frozen weight that the graph can keep at no cost gets no node. Its layer then saves no
+        // activation for a gradient that is not needed.
         let frozen =
             !pass.trains(position) && (self.again || pass.buffer.costs_nothing_kept(position));
         let view = pass.buffer.view(position);
@@ -286,8 +291,8 @@ impl ForwardScope {
             .clone()
     }
 
-    /// Returns what the graph keeps of a gathered weight. The graph of a recomputed block is dropped before the
-    /// weight is freed, so it may keep the weight.
+    /// Returns what the graph keeps of a gathered weight. The graph of a recomputed block is
+    /// dropped before the weight is freed, so it may keep the weight.
     fn retain(&self) -> Retain {
         match self.pass.buffer.options.kept {
             _ if self.again => Retain::Output,
@@ -296,8 +301,8 @@ impl ForwardScope {
         }
     }
 
-    /// Returns the parameter at `position` for computations that differ between tensor-parallel ranks, or `None` if
-    /// no backward follows.
+    /// Returns the parameter at `position` for computations that differ between tensor-parallel
+    /// ranks, or `None` if no backward follows.
     pub(super) fn varying(&self, position: usize) -> Option<Arc<Varying>> {
         let token = self.token.clone().filter(|_| self.is_tracked)?;
         let is_trained = self.pass.trains(position);
@@ -315,7 +320,8 @@ impl ForwardScope {
         Some(self.read[position].varying.get_or_init(make).clone())
     }
 
-    /// Ends the unit's forward. Issues the all-gather that backward will need, if there is a backward.
+    /// Ends the unit's forward. Issues the all-gather that backward will need, if there is a
+    /// backward.
     pub(super) fn close(&self, backward: bool) {
         if self.again {
             return;
@@ -353,12 +359,13 @@ fn begin_pass(
     };
     // Without a backward there is no reason to keep anything.
     let kept = if backward { keeps } else { Kept::Shard };
-    // A unit may be opened by a read, or be one of several modules that the program does not run itself. Then
-    // backward may need a saved view of a weight before any node of the unit runs.
+    // A unit may be opened by a read, or be one of several modules that the program does not run
+    // itself. Then backward may need a saved view of a weight before any node of the unit runs.
     let may_be_late = matches!(access, UnitAccess::Read) || unit.is_group();
     let is_filled = || !may_be_late || bases.iter().all(|base| fills_when_read(unit, base));
     let in_slots = !access.is_lone() && backward && unit.is_gathered() && is_filled();
-    // Of a unit of several modules, each may have a pass of its own, in which the others' parameters are not.
+    // Of a unit of several modules, each may have a pass of its own, in which the others'
+    // parameters are not.
     let is_current = |member, leaf| {
         let at = members.iter().position(|own| *own == member);
         access.is_lone() || at.is_none_or(|at| leaves[at] == Some(leaf))
@@ -411,8 +418,8 @@ fn begin_pass(
     Ok(pass)
 }
 
-/// Returns true if an empty slot of this shard's weight can be refilled when it is read, which is possible in host
-/// memory only.
+/// Returns true if an empty slot of this shard's weight can be refilled when it is read, which is
+/// possible in host memory only.
 fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
     match unit.offloaded() {
         Some(offloaded) => is_host(offloaded.device()),
@@ -420,7 +427,8 @@ fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
     }
 }
 
-/// Returns true if the last pass through `unit` is gathered in advance of its backward, and the gather is complete.
+/// Returns true if the last pass through `unit` is gathered in advance of its backward, and the
+/// gather is complete.
 pub(crate) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
     thread(|thread| thread.passes.is_gathered_again(unit))
 }
@@ -430,8 +438,8 @@ pub(crate) fn give_up_backward() {
     thread(|thread| thread.passes.reducer.abandon());
 }
 
-/// Builds the token of a unit from these tracked inputs and the `earlier` token, with one link for each. Rules 3,
-/// 4, 6 and 7 of [`backward_nodes`](super::backward_nodes).
+/// Builds the token of a unit from these tracked inputs and the `earlier` token, with one link for
+/// each. Rules 3, 4, 6 and 7 of [`backward_nodes`](super::backward_nodes).
 fn token(
     pass: &Arc<UnitPass>,
     parent: DispatchTensor,
@@ -442,7 +450,8 @@ fn token(
 ) -> DispatchTensor {
     let link = |earlier, _| autodiff::unary(earlier, PostBackward::new(pass, None, false));
     let earlier = earlier.map(|earlier| (0..deeper).fold(earlier, link));
-    // A checkpointed block has one `RootPostBackward` for all passes inside, in the graph around it.
+    // A checkpointed block has one `RootPostBackward` for all passes inside, in the graph around
+    // it.
     let flush = match own_leaf {
         Some(own) if pass.is_reduced() => autodiff::binary(
             parent,

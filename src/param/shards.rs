@@ -15,8 +15,8 @@ use crate::burn_compat::ModulePath;
 use crate::dtensor::DTensorSpec;
 use crate::{autodiff, memory};
 
-/// Some parameters of a unit, as sorted indices into it, and this rank's shard of each as the model stores it: a
-/// leaf of the graph, or a tensor without autodiff.
+/// Some parameters of a unit, as sorted indices into it, and this rank's shard of each as the model
+/// stores it: a leaf of the graph, or a tensor without autodiff.
 #[derive(Debug, Clone)]
 pub(crate) struct LocalShards {
     pub(crate) members: Vec<usize>,
@@ -41,9 +41,11 @@ impl LocalShards {
         }
     }
 
-    /// Returns the position of parameter `member` if these shards contain it with this same shard `base`.
+    /// Returns the position of parameter `member` if these shards contain it with this same shard
+    /// `base`.
     ///
-    /// Clones of a module share its unit. A clone that was stepped, frozen or averaged has other shards.
+    /// Clones of a module share its unit. A clone that was stepped, frozen or averaged has other
+    /// shards.
     pub(crate) fn position(&self, member: usize, base: &DispatchTensor) -> Option<usize> {
         let position = self.members.binary_search(&member).ok()?;
         same_value(&self.bases[position], base).then_some(position)
@@ -55,8 +57,8 @@ impl LocalShards {
     }
 }
 
-/// Identity of [`LocalShards`]: two are equal if they are of the same shards of the same parameters. It does not keep
-/// their graph alive.
+/// Identity of [`LocalShards`]: two are equal if they are of the same shards of the same
+/// parameters. It does not keep their graph alive.
 #[derive(Debug, PartialEq)]
 pub(crate) struct LocalShardsId {
     members: Vec<usize>,
@@ -127,17 +129,18 @@ static WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Empty tensor that a record holds next to a shard, under a path that describes the shard.
 ///
-/// Shards of equal shard sizes have equal shapes, so a record of one rank would fit the model of any other. Next to
-/// each shard that is smaller than its parameter, visitors and mappers therefore see a tensor without elements. Its
-/// path describes the shard:
+/// Shards of equal shard sizes have equal shapes, so a record of one rank would fit the model of
+/// any other. Next to each shard that is smaller than its parameter, visitors and mappers therefore
+/// see a tensor without elements. Its path describes the shard:
 ///
 /// ```text
 ///   blocks.0.weight                                               [2, 4]
 ///   blocks.0.weight.distributed.part [2:4, 0:4] of [4, 4]         [0]
 /// ```
 ///
-/// burn loads a record by paths. In the record of another shard this path is missing, and burn's error names it. Only
-/// what is saved reads the tensor itself: the first time, a warning tells that shards are saved.
+/// burn loads a record by paths. In the record of another shard this path is missing, and burn's
+/// error names it. Only what is saved reads the tensor itself: the first time, a warning tells that
+/// shards are saved.
 #[derive(Debug)]
 pub(crate) struct ShardMarker {
     /// Last component of the path.
@@ -150,7 +153,8 @@ impl ShardMarker {
     /// Type name that visitors receive for the marker's module.
     const OWNER: &'static str = "Part";
 
-    /// Creates the marker of the calling rank's shard. Returns `None` if the rank holds the full tensor.
+    /// Creates the marker of the calling rank's shard. Returns `None` if the rank holds the full
+    /// tensor.
     pub(crate) fn of(spec: &DTensorSpec) -> Option<Self> {
         let shape = spec.shape();
         if spec.local_shape() == *shape {
@@ -195,7 +199,8 @@ impl ShardMarker {
         visitor.exit_module(&self.name, Self::OWNER);
     }
 
-    /// Shows `mapper` the marker. The tensor that it returns, for instance a loaded one, is dropped.
+    /// Shows `mapper` the marker. The tensor that it returns, for instance a loaded one, is
+    /// dropped.
     pub(crate) fn map<M: ModuleMapper>(&self, mapper: &mut M) {
         mapper.enter_module(&self.name, Self::OWNER);
         mapper.map_int(self.marker.clone());

@@ -11,12 +11,13 @@ use crate::Result;
 use crate::comm::{Call, Communicator};
 use crate::dtensor::DTensorSpec;
 
-/// Checks that each of these parameters has the same path, layout, global shape and dtype on all ranks of its own mesh.
-/// `label` names the call.
+/// Checks that each of these parameters has the same path, layout, global shape and dtype on all
+/// ranks of its own mesh. `label` names the call.
 ///
-/// Every rank computes the layouts for itself, from the model, the configuration and its own shard of tensor
-/// parallelism. If two ranks disagree, later collectives of the parameter would fail, or return wrong values where shapes
-/// agree by chance. Ranks of different meshes, such as stages or experts, may differ.
+/// Every rank computes the layouts for itself, from the model, the configuration and its own shard
+/// of tensor parallelism. If two ranks disagree, later collectives of the parameter would fail, or
+/// return wrong values where shapes agree by chance. Ranks of different meshes, such as stages or
+/// experts, may differ.
 ///
 /// # Collective
 /// Every rank of the parameters' meshes: one all-gather of a number for each mesh.

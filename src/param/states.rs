@@ -1,9 +1,10 @@
 //! [`ParamStateHandle`]: identity of a parameter's values, by which ranks distinguish clones of a model.
 //!
-//! Clones of a model share its units. Once an optimizer has stepped one clone, ranks that run the clones in
-//! different orders would gather shards of both into one parameter. So the shard of a parameter has a state, which
-//! its clones share. Each operation that maps the module (a step, loading a record, a moving average) gives the
-//! result a new state. The name of the new state contains that of the old state and the number of the derivation:
+//! Clones of a model share its units. Once an optimizer has stepped one clone, ranks that run the
+//! clones in different orders would gather shards of both into one parameter. So the shard of a
+//! parameter has a state, which its clones share. Each operation that maps the module (a step,
+//! loading a record, a moving average) gives the result a new state. The name of the new state
+//! contains that of the old state and the number of the derivation:
 //!
 //! ```text
 //!   model, of `fully_shard`            name 0
@@ -11,12 +12,14 @@
 //!     └── teacher = average(clone)     name (0, 2)
 //! ```
 //!
-//! Names must be equal on all ranks that run the same states. They must not depend on additional clones, visits or
-//! maps on one rank, such as those that write a record:
+//! Names must be equal on all ranks that run the same states. They must not depend on additional
+//! clones, visits or maps on one rank, such as those that write a record:
 //!
-//! * A state has no name until a unit runs with it or another state is derived from it. Then it is numbered among
-//!   the states derived earlier from the same state: those that have a name, or that still exist and may get one.
-//! * Mapping a parameter that has not run since the last map, and that has no clone, does not change its state.
+//! * A state has no name until a unit runs with it or another state is derived from it. Then it is
+//!   numbered among the states derived earlier from the same state: those that have a name, or that
+//!   still exist and may get one.
+//! * Mapping a parameter that has not run since the last map, and that has no clone, does not
+//!   change its state.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, OnceLock, Weak};
@@ -35,8 +38,8 @@ pub(super) type WeakState = Weak<NamedState>;
 #[derive(Debug, Default)]
 pub(super) struct NamedState {
     name: OnceLock<u64>,
-    /// The state from which this one was derived, and its number there. Cleared once this state has a name; `None`
-    /// for a parameter as `fully_shard` made it.
+    /// The state from which this one was derived, and its number there. Cleared once this state has
+    /// a name; `None` for a parameter as `fully_shard` made it.
     from: Mutex<Option<(ParamStateHandle, u64)>>,
     made: Mutex<RestoredState>,
 }
@@ -84,7 +87,8 @@ impl ParamStateHandle {
         })
     }
 
-    /// Returns the names of the states of several parameters that run together: a single name if all are equal.
+    /// Returns the names of the states of several parameters that run together: a single name if
+    /// all are equal.
     pub(super) fn names(states: &[Self]) -> Arc<[u64]> {
         let mut names = states.iter().map(Self::name);
         let first = names.next().unwrap_or_default();

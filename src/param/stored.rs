@@ -1,4 +1,5 @@
-//! Tensors that a model stores, by path: [`stored_tensors`], [`release_shards`] and [`replace_tensors`].
+//! Tensors that a model stores, by path: [`stored_tensors`], [`release_shards`] and
+//! [`replace_tensors`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -27,8 +28,8 @@ pub(crate) struct StoredTensor {
     pub(crate) spec: Option<Arc<DTensorSpec>>,
 }
 
-/// Returns all tensors of `model`, in burn's order. They share the memory of the model. Updates of running statistics
-/// that a thread has postponed are applied first, in `model` too.
+/// Returns all tensors of `model`, in burn's order. They share the memory of the model. Updates of
+/// running statistics that a thread has postponed are applied first, in `model` too.
 ///
 /// Reading a lazy parameter draws its values. If `draw` is false, it is read as zeros instead.
 ///
@@ -65,8 +66,8 @@ pub(super) fn visit_stored<M: Module>(
 struct StoredVisitor<F> {
     wanted: F,
     draw: bool,
-    /// True if the last tensor of `found` is the one that was visited last. It is distributed if its reparameterization
-    /// follows.
+    /// True if the last tensor of `found` is the one that was visited last. It is distributed if
+    /// its reparameterization follows.
     last: bool,
     found: Vec<StoredTensor>,
 }
@@ -107,11 +108,13 @@ impl<F: FnMut(&str) -> bool> TensorVisitor for StoredVisitor<F> {
     }
 }
 
-/// Returns the model with zeros, which take no memory, in place of this rank's shards of the distributed parameters whose
-/// paths are `wanted`. The rest of the parameters stays as it is, and so do all clones of the model: their shards are freed
-/// with the last of them. [`replace_tensors`] then gives the parameters new values.
+/// Returns the model with zeros, which take no memory, in place of this rank's shards of the
+/// distributed parameters whose paths are `wanted`. The rest of the parameters stays as it is, and
+/// so do all clones of the model: their shards are freed with the last of them. [`replace_tensors`]
+/// then gives the parameters new values.
 ///
-/// Local: no communication. Every rank of the model must call it, because clones of a parameter are then told apart.
+/// Local: no communication. Every rank of the model must call it, because clones of a parameter are
+/// then told apart.
 pub(crate) fn release_shards<M: Module>(model: M, wanted: impl FnMut(&str) -> bool) -> M {
     let stored = visit_stored(&model, false, wanted).into_iter();
     let paths = stored
@@ -145,7 +148,8 @@ impl TensorMapper for Release {
     }
 }
 
-/// Returns a tensor without autodiff as the model stores it in place of `old`: with its autodiff settings.
+/// Returns a tensor without autodiff as the model stores it in place of `old`: with its autodiff
+/// settings.
 pub(crate) fn stored_like<const D: usize, K: Kind>(
     old: &Tensor<D, K>,
     plain: Tensor<D, K>,
@@ -162,20 +166,21 @@ where
 pub(crate) enum NewValue {
     /// Elements in host memory.
     Data(TensorData),
-    /// A tensor without autodiff, whose memory the model will share if it is on the right device and has the right
-    /// dtype.
+    /// A tensor without autodiff, whose memory the model will share if it is on the right device
+    /// and has the right dtype.
     Tensor(Box<DispatchTensor>),
 }
 
-/// Returns the model with these values in place of the stored tensors at their paths. All other tensors stay as they
-/// are, and lazy ones stay lazy. Ids, devices, dtypes, mappers, training state and distribution are kept.
+/// Returns the model with these values in place of the stored tensors at their paths. All other
+/// tensors stay as they are, and lazy ones stay lazy. Ids, devices, dtypes, mappers, training state
+/// and distribution are kept.
 ///
-/// Parameters with one id that get the same value (tied weights) share one tensor. Running statistics are written in
-/// place, so all clones of the model see them.
+/// Parameters with one id that get the same value (tied weights) share one tensor. Running
+/// statistics are written in place, so all clones of the model see them.
 ///
-/// Local: no communication. Every rank of the model must call it, because clones of a parameter are then told apart. Call
-/// [`stored_tensors`] before: an update of running statistics that is still postponed would take the place of the new
-/// value.
+/// Local: no communication. Every rank of the model must call it, because clones of a parameter are
+/// then told apart. Call [`stored_tensors`] before: an update of running statistics that is still
+/// postponed would take the place of the new value.
 ///
 /// # Errors
 /// [`ParamError::ParamNotVisited`] for a path that the model's `map` does not visit.
@@ -194,7 +199,8 @@ pub(crate) fn replace_tensors<M: Module>(
 /// Mapper that replaces the tensors at the paths of `values`.
 pub(super) struct Replace {
     values: BTreeMap<String, NewValue>,
-    /// New tensors by their parameters' ids and training state: without autodiff, and as the model stores them.
+    /// New tensors by their parameters' ids and training state: without autodiff, and as the model
+    /// stores them.
     known: HashMap<(ParamId, bool), [DispatchTensor; 2]>,
 }
 
@@ -259,7 +265,8 @@ impl NewValue {
                 let tensor = Tensor::<D, K>::from_dispatch(*tensor);
                 let tensor = match tensor.device() == *device {
                     true => tensor,
-                    // Data of a GPU that is moved to the host is read later, and keeps its memory there.
+                    // Data of a GPU that is moved to the host is read later, and keeps its memory
+                    // there.
                     false => Tensor::from_dispatch(own(tensor.to_device(device).into_dispatch())),
                 };
                 match tensor.dtype() == dtype {

@@ -16,8 +16,8 @@ pub(super) struct ThreadState {
     pub(super) stack: RefCell<UnitStack>,
     /// The innermost checkpointed block that runs.
     pub(super) block: RefCell<Option<Rc<RecomputeContext>>>,
-    /// Number of blocks that run as if they were not checkpointed, because nothing is tracked on this rank, while other
-    /// ranks may checkpoint them.
+    /// Number of blocks that run as if they were not checkpointed, because nothing is tracked on
+    /// this rank, while other ranks may checkpoint them.
     pub(super) untracked_blocks: Cell<usize>,
     /// The passes that the thread enters.
     pub(super) passes: Arc<BackwardScheduler>,
@@ -26,8 +26,8 @@ pub(super) struct ThreadState {
 }
 
 impl Drop for ThreadState {
-    /// Gives up the passes that had no backward. They own the scheduler, which holds their leaves, so burn would keep
-    /// their graphs.
+    /// Gives up the passes that had no backward. They own the scheduler, which holds their leaves,
+    /// so burn would keep their graphs.
     fn drop(&mut self) {
         self.passes.release_leaves();
     }

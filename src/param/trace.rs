@@ -28,8 +28,8 @@ pub(super) struct Trace {
     ran: Vec<RanNode>,
 }
 
-/// Runs `program`, a forward and its backward on this thread. Returns its result and the nodes of units whose
-/// backward ran, in order.
+/// Runs `program`, a forward and its backward on this thread. Returns its result and the nodes of
+/// units whose backward ran, in order.
 pub fn trace_backward<T>(program: impl FnOnce() -> T) -> (T, Vec<RanNode>) {
     thread(|thread| thread.trace.replace(Some(Trace::default())));
     let result = program();

@@ -31,8 +31,8 @@ use crate::{Error, Result};
 
 /// One parameter of a unit.
 ///
-/// For a unit, the *full* parameter is the one that its data-parallel ranks hold together: the parameter, or this
-/// rank's tensor-parallel shard of it.
+/// For a unit, the *full* parameter is the one that its data-parallel ranks hold together: the
+/// parameter, or this rank's tensor-parallel shard of it.
 #[derive(Debug, Clone)]
 pub(crate) struct UnitParam {
     /// Path in the model with which it was distributed.
@@ -41,11 +41,13 @@ pub(crate) struct UnitParam {
     pub(crate) depth: usize,
     /// Placement of the stored shard on the mesh of all dimensions that place it.
     pub(crate) spec: Arc<DTensorSpec>,
-    /// Dimension of the spec's mesh that shards it over the data-parallel ranks; `None` for a replicated parameter.
+    /// Dimension of the spec's mesh that shards it over the data-parallel ranks; `None` for a
+    /// replicated parameter.
     pub(crate) sharding_dim: Option<usize>,
     /// Tensor-parallel placement by `parallelize`, if any.
     pub(crate) parallel: Option<TpPlacement>,
-    /// Element type in which it is gathered and used in computations. `None`: the type in which it is stored.
+    /// Element type in which it is gathered and used in computations. `None`: the type in which it
+    /// is stored.
     pub(crate) compute: Option<DType>,
 }
 
@@ -84,13 +86,13 @@ pub(crate) struct TpPlacement {
     pub(crate) spec: Arc<DTensorSpec>,
     /// Record of the parameter's layer. This module only carries it.
     pub(crate) layer: Arc<dyn Any + Send + Sync>,
-    /// Dimensions of the tensor-parallel mesh that are data-parallel for other parameters: ranks along them have
-    /// distinct data.
+    /// Dimensions of the tensor-parallel mesh that are data-parallel for other parameters: ranks
+    /// along them have distinct data.
     pub(crate) data_dims: MeshDims,
 }
 
-/// The data-parallel ranks of a unit, over which it is gathered and reduced, and the options of its `fully_shard`
-/// call.
+/// The data-parallel ranks of a unit, over which it is gathered and reduced, and the options of its
+/// `fully_shard` call.
 #[derive(Debug, Clone)]
 pub(crate) struct DataParallelGroups {
     /// Patterns of the parameters that the call ignored.
@@ -106,9 +108,9 @@ pub(crate) struct DataParallelGroups {
     pub(crate) model: ModelNumbers,
     /// The mesh that shards and replicates its parameters.
     pub(crate) mesh: FsdpMeshInfo,
-    /// All ranks that have distinct data. Buffers are synchronized over them, and gradients are divided by their
-    /// number. They include more ranks than `mesh` if these parameters are already placed over some data-parallel
-    /// dimensions (expert parallelism).
+    /// All ranks that have distinct data. Buffers are synchronized over them, and gradients are
+    /// divided by their number. They include more ranks than `mesh` if these parameters are already
+    /// placed over some data-parallel dimensions (expert parallelism).
     pub(crate) all: Communicator,
     /// Group of the mesh dimension that shards.
     pub(crate) shard: Communicator,
@@ -122,8 +124,8 @@ pub(crate) struct DataParallelGroups {
     pub(crate) post_forward_group: Option<Communicator>,
 }
 
-/// Numbers of a model in each of its units' groups, by which ranks distinguish models that were sharded over the
-/// same ranks.
+/// Numbers of a model in each of its units' groups, by which ranks distinguish models that were
+/// sharded over the same ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelNumbers {
     pub(crate) shard: u64,
@@ -174,8 +176,8 @@ impl ModelNumbers {
 }
 
 impl DataParallelGroups {
-    /// Returns the signature that ranks of `group` must agree on for a collective of the model as opposed to a
-    /// unit. Returns `None` if `group` is not the one that shards.
+    /// Returns the signature that ranks of `group` must agree on for a collective of the model as
+    /// opposed to a unit. Returns `None` if `group` is not the one that shards.
     fn model_over(&self, group: &Communicator) -> Option<ShardedModel> {
         (self.shard.group() == group.group()).then(|| self.model.of(self.model.shard))
     }
@@ -206,7 +208,8 @@ pub(crate) enum Kept {
     Shard,
 }
 
-/// An FSDP unit: the parameters that one all-gather and one reduce-scatter transfer, their groups, and their state.
+/// An FSDP unit: the parameters that one all-gather and one reduce-scatter transfer, their groups,
+/// and their state.
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub(crate) params: Vec<UnitParam>,
@@ -218,16 +221,17 @@ pub(crate) struct Unit {
     pub(crate) tensor: Option<PartialGradGroups>,
     /// Paths of its modules, with the unit's label in the ledger, in signatures and in errors.
     path: RwLock<UnitName>,
-    /// The model that the unit belongs to: the origin of the most recent `fully_shard` call whose model contains
-    /// it.
+    /// The model that the unit belongs to: the origin of the most recent `fully_shard` call whose
+    /// model contains it.
     root: RwLock<Option<Arc<str>>>,
-    /// Modules that have already passed `check_not_replaced`, each as (depth of its first distributed parameter, that
-    /// parameter's index, number of distributed parameters, number of other float tensors).
+    /// Modules that have already passed `check_not_replaced`, each as (depth of its first
+    /// distributed parameter, that parameter's index, number of distributed parameters, number of
+    /// other float tensors).
     checked_modules: Mutex<SmallVec<[[usize; 4]; 2]>>,
     /// Plans of its collectives.
     pub(crate) plans: Mutex<SmallVec<[CachedPlan; 3]>>,
-    /// Numbers of passes that trained a parameter: one count for the unit, then one for each parameter that was read
-    /// outside the unit.
+    /// Numbers of passes that trained a parameter: one count for the unit, then one for each
+    /// parameter that was read outside the unit.
     pub(crate) passed: Box<[AtomicU64]>,
     /// Options that the program changes at run time.
     pub(crate) control: Mutex<RuntimeOptions>,
@@ -257,8 +261,9 @@ pub(crate) struct Prefetches {
 /// Maximum number of modules that a unit remembers to have passed `check_not_replaced`.
 const MAX_CHECKED_MODULES: usize = 16;
 
-/// Name of the duplicated communicators on which backward's all-gathers are issued. These calls are ordered
-/// independently of backward's [reductions](super::reduction::REDUCE) and of forward's collectives.
+/// Name of the duplicated communicators on which backward's all-gathers are issued. These calls are
+/// ordered independently of backward's [reductions](super::reduction::REDUCE) and of forward's
+/// collectives.
 pub(crate) const AGAIN: &str = "burn_dtensor::gathered again";
 
 impl Unit {
@@ -334,8 +339,8 @@ impl Unit {
         Ok(())
     }
 
-    /// Returns true if its weights must be gathered: if several ranks shard it, or if its shards are in host memory
-    /// and must be copied to the device.
+    /// Returns true if its weights must be gathered: if several ranks shard it, or if its shards
+    /// are in host memory and must be copied to the device.
     pub(crate) fn is_gathered(&self) -> bool {
         self.is_of_several() || self.offloaded().is_some()
     }
@@ -365,7 +370,8 @@ impl Unit {
             .map_or_else(Precision::default, |data| data.precision)
     }
 
-    /// Returns the element type in which the parameter `member`, with this shard, is used in computations.
+    /// Returns the element type in which the parameter `member`, with this shard, is used in
+    /// computations.
     pub(crate) fn computed_dtype(&self, member: usize, shard: &DispatchTensor) -> DType {
         self.params[member]
             .compute
@@ -373,8 +379,9 @@ impl Unit {
             .unwrap_or_else(|| shard.dtype())
     }
 
-    /// Casts shards of `members` to the element types of the computation: those of sharded parameters if `sharded`
-    /// is true, otherwise those of replicated ones. The others are returned unchanged.
+    /// Casts shards of `members` to the element types of the computation: those of sharded
+    /// parameters if `sharded` is true, otherwise those of replicated ones. The others are returned
+    /// unchanged.
     pub(crate) fn computed(
         &self,
         sharded: bool,
@@ -402,14 +409,15 @@ impl Unit {
         *self.root.write() = other.model_root();
     }
 
-    /// Returns the model that the unit belongs to, identified by its address. Returns `None` if `fully_shard` did
-    /// not make the unit.
+    /// Returns the model that the unit belongs to, identified by its address. Returns `None` if
+    /// `fully_shard` did not make the unit.
     pub(crate) fn model_root(&self) -> Option<Arc<str>> {
         self.root.read().clone()
     }
 
-    /// Records that an optimizer step, or another operation, replaces the unit's parameters. If the unit's
-    /// backwards reduce gradients, accumulated gradients that are not reduced yet have missed the step.
+    /// Records that an optimizer step, or another operation, replaces the unit's parameters. If the
+    /// unit's backwards reduce gradients, accumulated gradients that are not reduced yet have
+    /// missed the step.
     pub(crate) fn note_step(&self) {
         if self.accumulated.is_any() && !self.puts_off() {
             self.accumulated.miss_step();
@@ -432,7 +440,8 @@ impl Unit {
         self.path.read().is_group()
     }
 
-    /// Returns true if one of its modules contains one of `other`'s. Both must be of the same model.
+    /// Returns true if one of its modules contains one of `other`'s. Both must be of the same
+    /// model.
     pub(crate) fn encloses(&self, other: &Self) -> bool {
         let other = other.path.read().clone();
         self.path.read().encloses(&other)
@@ -467,7 +476,8 @@ impl Unit {
         }
     }
 
-    /// Returns the signature that the ranks that shard the unit must agree on when they run it with these shards.
+    /// Returns the signature that the ranks that shard the unit must agree on when they run it with
+    /// these shards.
     pub(crate) fn model(&self, shards: &LocalShards) -> Option<ShardedModel> {
         let model = &self.data.as_ref()?.model;
         Some(ShardedModel {
@@ -476,16 +486,16 @@ impl Unit {
         })
     }
 
-    /// Returns the signature that ranks of `group` must agree on for a collective of the model of these units.
-    /// Returns `None` if they are not the ranks that shard one of them.
+    /// Returns the signature that ranks of `group` must agree on for a collective of the model of
+    /// these units. Returns `None` if they are not the ranks that shard one of them.
     pub(crate) fn model_over(units: &[Arc<Self>], group: &Communicator) -> Option<ShardedModel> {
         units
             .iter()
             .find_map(|unit| unit.data.as_ref()?.model_over(group))
     }
 
-    /// Describes what decides the next all-gather of these shards. In debug builds it is part of the call, so that ranks
-    /// that decide by different inputs fail at the decision.
+    /// Describes what decides the next all-gather of these shards. In debug builds it is part of
+    /// the call, so that ranks that decide by different inputs fail at the decision.
     pub(crate) fn decision(&self, shards: &LocalShards) -> Option<Arc<str>> {
         cfg!(debug_assertions).then(|| {
             let (waiting, swept) = (self.counts.waiting(), self.counts.swept());
@@ -494,7 +504,8 @@ impl Unit {
         })
     }
 
-    /// Returns the next index in forward order, drawn from the group over which the unit is reduced.
+    /// Returns the next index in forward order, drawn from the group over which the unit is
+    /// reduced.
     pub(crate) fn draw(&self) -> u64 {
         let group = self
             .data
@@ -543,7 +554,8 @@ impl Unit {
                 .is_some_and(|data| data.shard.moves_meanwhile())
     }
 
-    /// Selects the tensors of the sharded parameters if `sharded` is true, otherwise those of the replicated ones.
+    /// Selects the tensors of the sharded parameters if `sharded` is true, otherwise those of the
+    /// replicated ones.
     pub(crate) fn select(
         &self,
         sharded: bool,

@@ -7,7 +7,8 @@ use smallvec::SmallVec;
 
 use crate::pattern::PathPattern;
 
-/// Paths of a unit's modules in a model, usually a single one. The path of the model itself is empty.
+/// Paths of a unit's modules in a model, usually a single one. The path of the model itself is
+/// empty.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct UnitName {
     modules: SmallVec<[Arc<str>; 1]>,
@@ -33,8 +34,8 @@ impl UnitName {
         Self { modules, label }
     }
 
-    /// Names the units of parameters that were in one unit before and are now in these modules. If `was_group`, all
-    /// of them form one unit; otherwise each is in the unit of its module.
+    /// Names the units of parameters that were in one unit before and are now in these modules. If
+    /// `was_group`, all of them form one unit; otherwise each is in the unit of its module.
     pub(crate) fn again(was_group: bool, modules: &[String]) -> Vec<Self> {
         match was_group {
             true => vec![Self::of_modules(modules.iter().map(String::as_str)); modules.len()],
@@ -61,7 +62,8 @@ impl UnitName {
         self.modules.len() > 1
     }
 
-    /// Returns true if the pattern matches one of the modules. The model itself has the name `root`.
+    /// Returns true if the pattern matches one of the modules. The model itself has the name
+    /// `root`.
     pub(crate) fn is_taken_by(&self, pattern: &PathPattern) -> bool {
         match self.is_root() {
             true => pattern.matches(&self.label),
@@ -69,7 +71,8 @@ impl UnitName {
         }
     }
 
-    /// Returns true if one of its modules contains one of `other`'s. Both must be of the same model.
+    /// Returns true if one of its modules contains one of `other`'s. Both must be of the same
+    /// model.
     pub(crate) fn encloses(&self, other: &Self) -> bool {
         let holds = |around: &str, path: &str| {
             path.strip_prefix(around)

@@ -24,11 +24,11 @@ use crate::autodiff::{self, BackwardId};
 use crate::comm::note_interrupted;
 use crate::error::OrUnwind;
 
-/// One forward through a unit and its backward: its gathered parameters, the leaves that receive its gradients, and
-/// its position in the order of reductions.
+/// One forward through a unit and its backward: its gathered parameters, the leaves that receive
+/// its gradients, and its position in the order of reductions.
 ///
-/// It holds plain tensors only. The graph's nodes own it, so a tensor of the graph in it would be a reference
-/// cycle, and an abandoned graph would never be freed.
+/// It holds plain tensors only. The graph's nodes own it, so a tensor of the graph in it would be a
+/// reference cycle, and an abandoned graph would never be freed.
 #[derive(Debug)]
 pub(super) struct UnitPass {
     pub(super) buffer: UnshardedParams,
@@ -96,8 +96,8 @@ impl UnitPass {
         self.place.map(OrderKey::number)
     }
 
-    /// Collects the gradient of an unsharded parameter until the unit is reduced. It is this rank's part if the mesh
-    /// dimensions are given over which ranks sum it.
+    /// Collects the gradient of an unsharded parameter until the unit is reduced. It is this rank's
+    /// part if the mesh dimensions are given over which ranks sum it.
     ///
     /// The gradient of a frozen parameter is dropped.
     pub(super) fn collect(&self, position: usize, partial: Option<&[usize]>, grad: DispatchTensor) {
@@ -119,8 +119,9 @@ impl UnitPass {
         self.nodes.lock().iter_mut().for_each(Nodes::close);
     }
 
-    /// Starts the pass's backward when backward first reaches one of its outputs. Starts the all-gather of its
-    /// weights, and then prefetches the units that the program named, or the one that forward left before this one.
+    /// Starts the pass's backward when backward first reaches one of its outputs. Starts the
+    /// all-gather of its weights, and then prefetches the units that the program named, or the one
+    /// that forward left before this one.
     pub(super) fn start_again(self: &Arc<Self>) {
         if self.is_started.swap(true, Relaxed) {
             return;
@@ -140,9 +141,9 @@ impl UnitPass {
         }
     }
 
-    /// Waits until the weights of the enclosing units are gathered. If zeros replace a missing gradient, they pass
-    /// through the operations of these units, perhaps before backward reaches an output of theirs, and even if it
-    /// never does.
+    /// Waits until the weights of the enclosing units are gathered. If zeros replace a missing
+    /// gradient, they pass through the operations of these units, perhaps before backward reaches
+    /// an output of theirs, and even if it never does.
     pub(super) fn gather_around(&self) {
         let around = std::iter::successors(self.around.as_ref(), |pass| pass.around.as_ref());
         around.for_each(|pass| pass.buffer.gather_again());
@@ -155,8 +156,8 @@ impl UnitPass {
         }
     }
 
-    /// Ends the pass when all its gradients are complete: nodes of this backward no longer read its weights.
-    /// Returns the passes to reduce now, in order.
+    /// Ends the pass when all its gradients are complete: nodes of this backward no longer read its
+    /// weights. Returns the passes to reduce now, in order.
     pub(super) fn finish(self: &Arc<Self>) -> Vec<Weak<Self>> {
         self.gone(true);
         self.is_ended.store(true, Relaxed);
@@ -218,7 +219,8 @@ impl Drop for UnitPass {
     }
 }
 
-/// The passes that a thread enters, in the order of their reductions, and the reductions of its backwards.
+/// The passes that a thread enters, in the order of their reductions, and the reductions of its
+/// backwards.
 #[derive(Debug, Default)]
 pub(super) struct BackwardScheduler {
     pub(super) order: ReductionOrder<Weak<UnitPass>>,
@@ -244,16 +246,17 @@ struct FinishedForward {
 }
 
 impl BackwardScheduler {
-    /// Starts the reductions of the passes in `due`, and returns the gradients of earlier ones. A parameter that this
-    /// rank did not use counts as zeros.
+    /// Starts the reductions of the passes in `due`, and returns the gradients of earlier ones. A
+    /// parameter that this rank did not use counts as zeros.
     ///
     /// # Panics
     /// Unwinds with the typed error of a collective that fails.
     pub(super) fn reduce(&self, due: Vec<Weak<UnitPass>>, backward: BackwardId) -> Reduced {
         let mut reduced = Reduced::new();
         for pass in due.iter().filter_map(Weak::upgrade) {
-            // The earlier reduction completes first. A peer that meets this rank in the next reduction can rely on
-            // that: this rank has received its shard of the earlier one, whose gradients the peer then frees.
+            // The earlier reduction completes first. A peer that meets this rank in the next
+            // reduction can rely on that: this rank has received its shard of the earlier one,
+            // whose gradients the peer then frees.
             reduced.extend(self.reducer.advance(backward));
             let source = &pass.buffer.source;
             let grads = pass.grads.lock().take(source).or_unwind();
@@ -273,8 +276,8 @@ impl BackwardScheduler {
         self.order.next_key(tied)
     }
 
-    /// Records that forward has left the pass, and that a backward may follow. `leaf` is the pass's own leaf in the
-    /// graph, if it has one already.
+    /// Records that forward has left the pass, and that a backward may follow. `leaf` is the pass's
+    /// own leaf in the graph, if it has one already.
     pub(super) fn left(&self, pass: &Arc<UnitPass>, leaf: Option<DispatchTensor>) {
         let counts = pass.buffer.unit().counts.clone();
         // A backward inside the unit's own forward has run already, and none follows.
@@ -335,7 +338,8 @@ impl BackwardScheduler {
         before.iter().for_each(|before| before.buffer.start_again());
     }
 
-    /// Starts the backward all-gather of the last pass that satisfies `of` and whose all-gather has not started.
+    /// Starts the backward all-gather of the last pass that satisfies `of` and whose all-gather has
+    /// not started.
     pub(super) fn start_last(&self, of: impl Fn(&UnitPass) -> bool) {
         let passes: Vec<_> = self
             .left
@@ -352,8 +356,8 @@ impl BackwardScheduler {
         }
     }
 
-    /// Returns true if the parameters that backward needs of the last pass through `unit` are gathered in advance,
-    /// and complete.
+    /// Returns true if the parameters that backward needs of the last pass through `unit` are
+    /// gathered in advance, and complete.
     pub(super) fn is_gathered_again(&self, unit: &Arc<Unit>) -> bool {
         let left = self.left.lock();
         let passes = left.iter().rev().filter_map(|left| left.pass.upgrade());
@@ -363,8 +367,8 @@ impl BackwardScheduler {
             .is_some_and(|pass| pass.buffer.is_gathered_again())
     }
 
-    /// Returns the error behind a panic with this `text`, if the text says that a backward reached a consumed
-    /// graph.
+    /// Returns the error behind a panic with this `text`, if the text says that a backward reached
+    /// a consumed graph.
     pub(super) fn explain(&self, text: &str) -> Option<Error> {
         self.through.lock().explain(text)
     }

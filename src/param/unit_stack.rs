@@ -1,9 +1,9 @@
 //! [`UnitGuard`]: the units that are open on this rank.
 //!
-//! The program opens a unit with [`unit`](super::unit()). Units of inner modules may lack such a call, because
-//! their forward is not the program's code. Such a unit is opened by the first read of one of its parameters. It is
-//! closed when a unit that is not inside it is opened. So units of layers that run one after another are gathered
-//! once each, as if the program had opened them.
+//! The program opens a unit with [`unit`](super::unit()). Units of inner modules may lack such a
+//! call, because their forward is not the program's code. Such a unit is opened by the first read
+//! of one of its parameters. It is closed when a unit that is not inside it is opened. So units of
+//! layers that run one after another are gathered once each, as if the program had opened them.
 
 use std::mem;
 use std::rc::Rc;
@@ -36,8 +36,8 @@ struct ActiveUnit {
 enum OpenedBy {
     Program,
     Read,
-    /// A module of a group unit opened it. The field holds positions among the scope's parameters: those of modules
-    /// that have not run yet.
+    /// A module of a group unit opened it. The field holds positions among the scope's parameters:
+    /// those of modules that have not run yet.
     Member(Vec<usize>),
 }
 
@@ -54,8 +54,8 @@ pub(super) struct UnitStack {
     entered: Option<Weak<Unit>>,
     /// True if that unit is the first entered since the stack was empty.
     is_first: bool,
-    /// Scopes through which a running checkpointed block reads units around it. They replace the outermost entries
-    /// of the stack.
+    /// Scopes through which a running checkpointed block reads units around it. They replace the
+    /// outermost entries of the stack.
     around_block: Option<AroundBlock>,
 }
 
@@ -73,7 +73,8 @@ impl UnitStack {
     fn note_entered(&mut self, scope: &ForwardScope) {
         self.last = scope.token.clone().or(self.last.take());
         self.reduced += u64::from(scope.pass.is_reduced());
-        // A read of stored values is no forward: the ranks that keep the model stay in the unit, and the others do not.
+        // A read of stored values is no forward: the ranks that keep the model stay in the unit,
+        // and the others do not.
         if scope.again || scope.pass.buffer.source.stored {
             return;
         }
@@ -85,8 +86,8 @@ impl UnitStack {
         }
     }
 
-    /// Returns the shards of `unit` for which `holds` returns true, if it belongs to a module inside an open one.
-    /// Searches the innermost module first.
+    /// Returns the shards of `unit` for which `holds` returns true, if it belongs to a module
+    /// inside an open one. Searches the innermost module first.
     fn inside(
         &self,
         unit: &Arc<Unit>,
@@ -123,7 +124,8 @@ fn stack_mut<T>(f: impl FnOnce(&mut UnitStack) -> T) -> T {
     thread(|thread| f(&mut thread.stack.borrow_mut()))
 }
 
-/// Returns the shards of `unit`, if it belongs to a module inside an open one, and is not open itself.
+/// Returns the shards of `unit`, if it belongs to a module inside an open one, and is not open
+/// itself.
 pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<LocalShards> {
     stack(|open| {
         let is_open =
@@ -146,8 +148,8 @@ pub(super) fn is_first() -> bool {
     stack(|open| open.is_first)
 }
 
-/// Calls `f` with the innermost open unit. Its second argument is true if a read opened the unit, so that its forward
-/// may be over. The third are the units of modules inside it.
+/// Calls `f` with the innermost open unit. Its second argument is true if a read opened the unit,
+/// so that its forward may be over. The third are the units of modules inside it.
 pub(super) fn with_innermost_unit<T>(
     f: impl FnOnce(&Unit, bool, &[(Arc<Unit>, LocalShards)]) -> T,
 ) -> Option<T> {
@@ -208,7 +210,8 @@ enum Restored {
 }
 
 impl InBlock {
-    /// Begins the first computation of a block, in forward. The block reads open units through `scopes`.
+    /// Begins the first computation of a block, in forward. The block reads open units through
+    /// `scopes`.
     pub(super) fn first(scopes: Vec<Rc<ForwardScope>>) -> Self {
         stack_mut(|open| {
             let depth = open.stack.len();
@@ -218,8 +221,8 @@ impl InBlock {
         })
     }
 
-    /// Begins the recomputation of a block, in backward, where none of the units around it is open. The block reads
-    /// them through `scopes`.
+    /// Begins the recomputation of a block, in backward, where none of the units around it is open.
+    /// The block reads them through `scopes`.
     pub(super) fn again(scopes: Vec<Rc<ForwardScope>>) -> Self {
         let around_block = Some(AroundBlock { depth: 0, scopes });
         let inside = UnitStack {
@@ -273,7 +276,8 @@ pub(super) fn enclosing() -> Enclosing {
     })
 }
 
-/// Returns those shards of `unit` for which `holds` returns true, if it belongs to a module inside an open one.
+/// Returns those shards of `unit` for which `holds` returns true, if it belongs to a module inside
+/// an open one.
 pub(super) fn inside(
     unit: &Arc<Unit>,
     holds: impl Fn(&LocalShards) -> bool,
@@ -281,12 +285,14 @@ pub(super) fn inside(
     stack(|open| open.inside(unit, holds))
 }
 
-/// Opens a unit of which a parameter is read, until another unit is read, or a module around the unit is left.
+/// Opens a unit of which a parameter is read, until another unit is read, or a module around the
+/// unit is left.
 pub(super) fn open_by_read(scope: ForwardScope) -> Rc<ForwardScope> {
     stack_mut(|open| open.push(scope, OpenedBy::Read))
 }
 
-/// Closes the innermost units that were opened by reads, except those that enclose `unit` or have the same modules.
+/// Closes the innermost units that were opened by reads, except those that enclose `unit` or have
+/// the same modules.
 pub(super) fn close_read(unit: &Unit) {
     let done = |opened: &mut ActiveUnit| {
         let scope = opened
@@ -309,8 +315,8 @@ pub(super) enum GroupUnit {
     Closed(LocalShards),
 }
 
-/// Returns the group unit that `unit` is for a module with these shards, unless the program runs that module outside
-/// the modules that enclose the group.
+/// Returns the group unit that `unit` is for a module with these shards, unless the program runs
+/// that module outside the modules that enclose the group.
 pub(super) fn group_of(unit: &Arc<Unit>, shards: &LocalShards) -> Option<GroupUnit> {
     if !unit.is_group() {
         return None;
@@ -333,8 +339,8 @@ pub(super) fn group_of(unit: &Arc<Unit>, shards: &LocalShards) -> Option<GroupUn
     })
 }
 
-/// Opens a group unit until each of its modules has run, or the enclosing unit is left. Returns its index on the
-/// stack.
+/// Opens a group unit until each of its modules has run, or the enclosing unit is left. Returns its
+/// index on the stack.
 pub(super) fn open_group(scope: ForwardScope) -> usize {
     stack_mut(|open| {
         let all = (0..scope.shards.members.len()).collect();
@@ -356,7 +362,8 @@ pub(super) struct UnitGuard {
 }
 
 impl UnitGuard {
-    /// Opens a unit with the units inside it, or, without `scope`, a module that only encloses units.
+    /// Opens a unit with the units inside it, or, without `scope`, a module that only encloses
+    /// units.
     pub(super) fn new(scope: Option<ForwardScope>, inside: Vec<(Arc<Unit>, LocalShards)>) -> Self {
         stack_mut(|open| {
             let (depth, reduced) = (open.stack.len(), open.reduced);
@@ -375,8 +382,8 @@ impl UnitGuard {
         })
     }
 
-    /// Opens a module with these `shards` of a group unit, which is open as stack entry `at`, and the units
-    /// `inside` the module.
+    /// Opens a module with these `shards` of a group unit, which is open as stack entry `at`, and
+    /// the units `inside` the module.
     pub(super) fn member(
         at: usize,
         shards: LocalShards,
@@ -387,8 +394,8 @@ impl UnitGuard {
         open
     }
 
-    /// Records that the module has run. Returns the scope of its group unit, which has ended if this was its last
-    /// module.
+    /// Records that the module has run. Returns the scope of its group unit, which has ended if
+    /// this was its last module.
     fn has_run(&mut self) -> Option<Rc<ForwardScope>> {
         let (at, shards) = self.member_of.as_ref()?;
         stack_mut(|open| {
@@ -407,8 +414,8 @@ impl UnitGuard {
         })
     }
 
-    /// Ties the unit's outputs to all units that were entered inside, and closes the unit: rule 8 of
-    /// [`backward_nodes`](super::backward_nodes).
+    /// Ties the unit's outputs to all units that were entered inside, and closes the unit: rule 8
+    /// of [`backward_nodes`](super::backward_nodes).
     pub(super) fn leave<O: TensorTree>(mut self, output: O) -> O {
         let of_several = self.has_run();
         let (scope, last, trains) = stack(|open| {
@@ -429,8 +436,8 @@ impl UnitGuard {
         let dtype = pass
             .as_ref()
             .and_then(|pass| pass.buffer.unit().precision().outputs);
-        // A rank that used no weight must participate in the backward as the other ranks do, so all its outputs
-        // become tracked.
+        // A rank that used no weight must participate in the backward as the other ranks do, so all
+        // its outputs become tracked.
         let all = !tracked && trains;
         if context::is_first() {
             return output.map_floats(&mut |tensor| persistent_copy(cast(tensor, dtype)));
@@ -466,7 +473,8 @@ impl Drop for UnitGuard {
             }
             (closed, is_over.then(|| open.last.take()))
         });
-        // A rank that unwinds issues no collective, because other ranks may not have reached this point.
+        // A rank that unwinds issues no collective, because other ranks may not have reached this
+        // point.
         let backward = !std::thread::panicking();
         let scopes = closed
             .iter()

@@ -34,8 +34,8 @@ pub(crate) struct Visited {
 pub(crate) struct Walk {
     /// The module's distributed parameters, in burn's order.
     pub(crate) distributed: Vec<Visited>,
-    /// Number of float tensors that are not distributed parameters: buffers, and parameters that are not
-    /// distributed.
+    /// Number of float tensors that are not distributed parameters: buffers, and parameters that
+    /// are not distributed.
     pub(super) others: usize,
 }
 
@@ -122,16 +122,17 @@ impl ModuleVisitor for Collect {
 
 /// Checks that no parameter inside `module` has been replaced since it was distributed.
 ///
-/// Local. The check costs nothing if every tensor of `module` is distributed, and almost nothing if the module, or a
-/// clone of it, passed before.
+/// Local. The check costs nothing if every tensor of `module` is distributed, and almost nothing if
+/// the module, or a clone of it, passed before.
 ///
 /// # Errors
 /// [`ParamError::Replaced`].
 ///
-/// A parameter that the program assigns, or makes from the old one (`param.map(..)`, `param.set_require_grad(..)`),
-/// has lost its [`DistributedParameter`](super::DistributedParameter). It is not gathered, its gradient is not
-/// reduced, and the ranks drift apart. The other parameters show for which module the distributing call was made,
-/// because each knows its path in that module:
+/// A parameter that the program assigns, or makes from the old one (`param.map(..)`,
+/// `param.set_require_grad(..)`), has lost its
+/// [`DistributedParameter`](super::DistributedParameter). It is not gathered, its gradient is not
+/// reduced, and the ranks drift apart. The other parameters show for which module the distributing
+/// call was made, because each knows its path in that module:
 ///
 /// ```text
 ///   when distributed   blocks.0.weight       blocks.0.weight      blocks.0.weight      weight
@@ -139,8 +140,8 @@ impl ModuleVisitor for Collect {
 ///   the call was for   this module           one around it        `net`                `blocks.0`
 /// ```
 ///
-/// All parameters in that module were distributed then, except those ignored. Nothing is known of parameters
-/// outside it, nor of a module in which no parameter is distributed any more.
+/// All parameters in that module were distributed then, except those ignored. Nothing is known of
+/// parameters outside it, nor of a module in which no parameter is distributed any more.
 pub(crate) fn check_not_replaced<M: Module>(module: &M, walk: &Walk) -> Result<(), ParamError> {
     let Some(first) = walk.distributed.first() else {
         return Ok(());
@@ -192,7 +193,8 @@ struct DistributeCall<'a> {
 }
 
 impl<'a> DistributeCall<'a> {
-    /// Returns the call that distributed a parameter, or `None` if the parameter was moved to another path since.
+    /// Returns the call that distributed a parameter, or `None` if the parameter was moved to
+    /// another path since.
     fn of(found: &'a ScannedParam) -> Option<Self> {
         let param = found.distributed.as_ref()?;
         let before = param
@@ -219,8 +221,8 @@ impl<'a> DistributeCall<'a> {
         })
     }
 
-    /// Returns the path under which this call should have distributed a parameter that is not distributed. Returns
-    /// `None` if the parameter is outside the call's module or was ignored.
+    /// Returns the path under which this call should have distributed a parameter that is not
+    /// distributed. Returns `None` if the parameter is outside the call's module or was ignored.
     fn lost(&self, path: &[String]) -> Option<String> {
         let path = path.strip_prefix(self.around)?;
         let path = format!("{}{}", self.inside, path.join("."));

@@ -1,8 +1,8 @@
 //! [`balanced`]: distributes the rows of several tensors so that all ranks hold nearly equal numbers of bytes.
 //!
-//! A chunk is the length divided by the number of ranks, rounded up. With 9 rows, 8 ranks hold 2, 2, 2, 2, 1, 0, 0 and 0
-//! of them, and for each tensor the first ranks hold more. The rows of several tensors together can be distributed
-//! evenly:
+//! A chunk is the length divided by the number of ranks, rounded up. With 9 rows, 8 ranks hold 2,
+//! 2, 2, 2, 1, 0, 0 and 0 of them, and for each tensor the first ranks hold more. The rows of
+//! several tensors together can be distributed evenly:
 //!
 //! ```text
 //! a: 5 rows of 3 bytes, b: 4 rows of 1, over 3 ranks       each letter is a byte
@@ -23,12 +23,13 @@ pub(crate) struct TensorRows {
     pub bytes: usize,
 }
 
-/// Returns, for each tensor, the number of its rows on each rank. `held` is the number of bytes that each rank
-/// holds in addition.
+/// Returns, for each tensor, the number of its rows on each rank. `held` is the number of bytes
+/// that each rank holds in addition.
 ///
-/// Rows are assigned in order of descending size, each to the rank that holds the fewest bytes, or the first of
-/// several (longest processing time first, R. L. Graham, Bounds on multiprocessing timing anomalies, 1969). If
-/// `held` is zero everywhere, the bytes of any two ranks differ by at most one row, the largest.
+/// Rows are assigned in order of descending size, each to the rank that holds the fewest bytes, or
+/// the first of several (longest processing time first, R. L. Graham, Bounds on multiprocessing
+/// timing anomalies, 1969). If `held` is zero everywhere, the bytes of any two ranks differ by at
+/// most one row, the largest.
 pub(crate) fn balanced(tensors: &[TensorRows], held: &[usize]) -> Vec<Vec<usize>> {
     let mut ranks: BinaryHeap<_> = held
         .iter()
@@ -85,8 +86,8 @@ mod tests {
         assert_eq!(balanced(&tensors, &[0; 3]), [[2, 2, 1], [1, 0, 3]]);
     }
 
-    /// Every pair of tensors of up to 5 rows of up to 4 bytes, on up to 4 ranks, is compared with the best of all
-    /// distributions, found by exhaustive search.
+    /// Every pair of tensors of up to 5 rows of up to 4 bytes, on up to 4 ranks, is compared with
+    /// the best of all distributions, found by exhaustive search.
     #[test]
     fn no_rank_holds_much_more_than_in_the_best_way() {
         let ways = |count: usize, ranks: usize| {
@@ -120,7 +121,8 @@ mod tests {
         }
     }
 
-    /// For random tensors, all rows are assigned, and no two ranks differ by more than the largest row.
+    /// For random tensors, all rows are assigned, and no two ranks differ by more than the largest
+    /// row.
     #[test]
     fn ranks_are_at_most_a_row_apart() {
         let mut state = 7_u64;

@@ -16,11 +16,12 @@ pub(crate) struct TensorBlock {
     pub block: Vec<Range<usize>>,
 }
 
-/// Returns the blocks that convert a tensor of shape `global` from one layout to another. Each layout comes with
-/// the ranks of its mesh, row-major.
+/// Returns the blocks that convert a tensor of shape `global` from one layout to another. Each
+/// layout comes with the ranks of its mesh, row-major.
 ///
-/// Every rank receives each element of its shard once, from itself if it already holds it. Among ranks that hold
-/// replicas, the one that has sent the fewest elements so far is the sender, so that they share the load.
+/// Every rank receives each element of its shard once, from itself if it already holds it. Among
+/// ranks that hold replicas, the one that has sent the fewest elements so far is the sender, so
+/// that they share the load.
 ///
 /// ```text
 /// [4, 2] on (2), [S(0)]         ->   on (2, 2), [R, S(1)]

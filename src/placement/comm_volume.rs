@@ -27,8 +27,9 @@ impl CommVolume {
     }
 }
 
-/// Returns the collectives of a plan that starts at `from`. `joins` is true if the mesh allows fused steps. Mesh
-/// dimensions `varying`, on which ranks compute different things with the result, are not fused with others.
+/// Returns the collectives of a plan that starts at `from`. `joins` is true if the mesh allows
+/// fused steps. Mesh dimensions `varying`, on which ranks compute different things with the result,
+/// are not fused with others.
 pub(crate) fn sent_forward<'a>(
     from: &'a Layout,
     steps: &'a [(Step, Layout)],
@@ -48,8 +49,9 @@ pub(crate) fn sent_forward<'a>(
     })
 }
 
-/// Returns the collectives that compute the gradient of a plan's input and sum it over the mesh dimensions
-/// `varying`. Dimensions that have a step are summed in its VJP, and all others together afterwards.
+/// Returns the collectives that compute the gradient of a plan's input and sum it over the mesh
+/// dimensions `varying`. Dimensions that have a step are summed in its VJP, and all others together
+/// afterwards.
 pub(crate) fn sent_backward<'a>(
     from: &'a Layout,
     steps: &'a [(Step, Layout)],
@@ -90,8 +92,8 @@ pub(crate) fn sent_backward<'a>(
     walked.chain(sum)
 }
 
-/// Returns the amount that a rank sends in a reduce-scatter of a tensor over `ranks` ranks that hold the same shard
-/// of it.
+/// Returns the amount that a rank sends in a reduce-scatter of a tensor over `ranks` ranks that
+/// hold the same shard of it.
 fn scattered(layout: &Layout, ranks: u64) -> u64 {
     layout.local_share() / ranks * (ranks - 1)
 }

@@ -101,8 +101,8 @@ pub enum PlacementError {
         dim: usize,
         /// Shard sizes that were passed.
         lengths: Vec<usize>,
-        /// Length that they split: that of the dimension, or of an interval that the outer mesh dimensions leave of
-        /// it.
+        /// Length that they split: that of the dimension, or of an interval that the outer mesh
+        /// dimensions leave of it.
         len: usize,
     },
     /// Two mesh dimensions hold partial values whose reductions do not commute.

@@ -30,8 +30,9 @@ impl FusedStep<'_> {
 }
 
 /// Returns the steps of a plan that starts at `from`, with consecutive steps fused where they [can
-/// be](Step::can_fuse_with). Only steps whose mesh dimensions are all `varying`, or all not, are fused. Without
-/// `can_fuse_with`, for a mesh whose dimensions have separate communicators, no steps are fused.
+/// be](Step::can_fuse_with). Only steps whose mesh dimensions are all `varying`, or all not, are
+/// fused. Without `can_fuse_with`, for a mesh whose dimensions have separate communicators, no
+/// steps are fused.
 pub(crate) fn fused_steps<'a>(
     from: &'a Layout,
     steps: &'a [(Step, Layout)],

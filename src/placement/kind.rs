@@ -6,10 +6,11 @@ use smallvec::SmallVec;
 
 /// Elementwise operation that reduces the partial values of several ranks to one value.
 ///
-/// PyTorch has two more. Here, operators implement them. A norm (`_NormPartial(p)`) is the sum or the extremum of
-/// powers, with the root taken afterwards: the operator computes it that way, with `P(sum)` or `P(max)` as an
-/// intermediate placement. A masked lookup (`_MaskPartial`) is a sum in which each rank has zeros for the rows that
-/// it lacks: the mask is needed to compute the local result, but not to reduce it.
+/// PyTorch has two more. Here, operators implement them. A norm (`_NormPartial(p)`) is the sum or
+/// the extremum of powers, with the root taken afterwards: the operator computes it that way, with
+/// `P(sum)` or `P(max)` as an intermediate placement. A masked lookup (`_MaskPartial`) is a sum in
+/// which each rank has zeros for the rows that it lacks: the mask is needed to compute the local
+/// result, but not to reduce it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PartialOp {
     /// The sum over the ranks.
@@ -24,16 +25,17 @@ pub enum PartialOp {
     Product,
 }
 
-/// Relation between a tensor and the ranks along one mesh dimension: replicated, sharded or partial.
+/// Relation between a tensor and the ranks along one mesh dimension: replicated, sharded or
+/// partial.
 ///
-/// [`Display`](fmt::Display) writes placements as `R`, `S(0)` and `P(sum)`, and [`FromStr`](std::str::FromStr)
-/// reads the same format.
+/// [`Display`](fmt::Display) writes placements as `R`, `S(0)` and `P(sum)`, and
+/// [`FromStr`](std::str::FromStr) reads the same format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// Every rank holds the same value.
     Replicate,
-    /// Rank `r` holds the `r`-th shard of this tensor dimension: a [`chunk`](super::chunk), or the uneven size that
-    /// the [`Layout`](super::Layout) defines.
+    /// Rank `r` holds the `r`-th shard of this tensor dimension: a [`chunk`](super::chunk), or the
+    /// uneven size that the [`Layout`](super::Layout) defines.
     Shard(usize),
     /// Every rank holds a partial value of full shape; reducing them yields the tensor.
     Partial(PartialOp),
@@ -56,7 +58,8 @@ impl Placement {
         self == Self::Replicate
     }
 
-    /// Returns the operation that reduces the partial values, if this is [`Partial`](Self::Partial).
+    /// Returns the operation that reduces the partial values, if this is
+    /// [`Partial`](Self::Partial).
     pub fn partial_op(self) -> Option<PartialOp> {
         match self {
             Self::Partial(op) => Some(op),

@@ -10,13 +10,13 @@ use super::{Placement, PlacementError, Placements};
 /// Mesh dimensions that shard one tensor dimension, outermost first.
 type ShardOrder = SmallVec<[usize; 3]>;
 
-/// Layout of a tensor on a mesh: one placement per mesh dimension, the shard order, and the shard sizes where they
-/// are uneven.
+/// Layout of a tensor on a mesh: one placement per mesh dimension, the shard order, and the shard
+/// sizes where they are uneven.
 ///
-/// If several mesh dimensions shard one tensor dimension, the first in the shard order splits the full length, the
-/// next splits each of the resulting intervals, and so on. By default, the order is that of the mesh dimensions.
-/// FSDP over tensor parallelism on a mesh (dp, tp) is `[S(0), S(0)]` with order `[1, 0]`: tensor parallelism is
-/// outermost.
+/// If several mesh dimensions shard one tensor dimension, the first in the shard order splits the
+/// full length, the next splits each of the resulting intervals, and so on. By default, the order
+/// is that of the mesh dimensions. FSDP over tensor parallelism on a mesh (dp, tp) is `[S(0),
+/// S(0)]` with order `[1, 0]`: tensor parallelism is outermost.
 ///
 /// ```text
 /// mesh (2, 2), [S(0), S(0)], a dim of 8     order [0, 1]       order [1, 0]
@@ -26,12 +26,12 @@ type ShardOrder = SmallVec<[usize; 3]>;
 ///                              rank (1, 1)  | 6 7 |            | 6 7 |
 /// ```
 ///
-/// Each mesh dimension splits into chunks, unless [`with_uneven_sizes`](Self::with_uneven_sizes) sets the size of
-/// each rank's shard.
+/// Each mesh dimension splits into chunks, unless [`with_uneven_sizes`](Self::with_uneven_sizes)
+/// sets the size of each rank's shard.
 ///
-/// A layout does not depend on a tensor's shape: one without uneven sizes fits every shape with enough dimensions
-/// (see [`check_shape`](Self::check_shape)). Where a method takes a `coordinate`, it is a rank's position in the
-/// mesh, one index per mesh dimension.
+/// A layout does not depend on a tensor's shape: one without uneven sizes fits every shape with
+/// enough dimensions (see [`check_shape`](Self::check_shape)). Where a method takes a `coordinate`,
+/// it is a rank's position in the mesh, one index per mesh dimension.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Layout {
     mesh_shape: SmallVec<[usize; 3]>,
@@ -83,8 +83,8 @@ impl Layout {
 
     /// Creates a layout with an explicit shard order.
     ///
-    /// `shard_order` holds pairs of a tensor dimension and the mesh dimensions that shard it, outermost first.
-    /// Tensor dimensions that are not listed keep the default order.
+    /// `shard_order` holds pairs of a tensor dimension and the mesh dimensions that shard it,
+    /// outermost first. Tensor dimensions that are not listed keep the default order.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`Order`](PlacementError::Order) if an entry does not list exactly
@@ -122,9 +122,10 @@ impl Layout {
 
     /// Sets the shard sizes of `mesh_dim`, one per rank, in place of chunks.
     ///
-    /// The sizes must add up to the length of the tensor dimension. If other mesh dimensions are outside this one,
-    /// they must add up to the length of the intervals that those leave, which then must all have the same length.
-    /// Mesh dimensions inside this one split its shards into chunks, unless they have uneven sizes too.
+    /// The sizes must add up to the length of the tensor dimension. If other mesh dimensions are
+    /// outside this one, they must add up to the length of the intervals that those leave, which
+    /// then must all have the same length. Mesh dimensions inside this one split its shards into
+    /// chunks, unless they have uneven sizes too.
     ///
     /// ```
     /// # use burn_dtensor::placement::{Layout, Placement::Shard};
@@ -165,8 +166,8 @@ impl Layout {
         Ok(self)
     }
 
-    /// Creates a layout in which all tensor dimensions are sharded in the order `mesh_order` of the mesh
-    /// dimensions.
+    /// Creates a layout in which all tensor dimensions are sharded in the order `mesh_order` of the
+    /// mesh dimensions.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -187,9 +188,9 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Returns the layout with new placements: `by` maps each mesh dimension and its present placement to the new
-    /// one. Shards that stay keep their order, and new ones are inside them. Uneven sizes stay if their mesh
-    /// dimension still shards the same interval.
+    /// Returns the layout with new placements: `by` maps each mesh dimension and its present
+    /// placement to the new one. Shards that stay keep their order, and new ones are inside them.
+    /// Uneven sizes stay if their mesh dimension still shards the same interval.
     ///
     /// # Errors
     /// [`MixedPartial`](PlacementError::MixedPartial), as [`new`](Self::new).
@@ -262,7 +263,8 @@ impl Layout {
         found.map_or(&[], |(_, sharding_dims)| sharding_dims)
     }
 
-    /// Returns the sharded tensor dimensions, ascending, each with its mesh dimensions, outermost first.
+    /// Returns the sharded tensor dimensions, ascending, each with its mesh dimensions, outermost
+    /// first.
     pub fn orders(&self) -> impl Iterator<Item = (usize, &[usize])> {
         self.shard_order
             .iter()
@@ -276,8 +278,8 @@ impl Layout {
             .all(|(_, sharding_dims)| sharding_dims.is_sorted())
     }
 
-    /// Returns the uneven shard sizes of `mesh_dim`, one per rank; `None` if it splits into chunks or does not
-    /// shard.
+    /// Returns the uneven shard sizes of `mesh_dim`, one per rank; `None` if it splits into chunks
+    /// or does not shard.
     pub fn uneven_sizes(&self, mesh_dim: usize) -> Option<&Arc<[usize]>> {
         self.uneven_mesh_dims
             .iter()
@@ -292,7 +294,8 @@ impl Layout {
             .map(|(mesh_dim, lengths)| (*mesh_dim, lengths))
     }
 
-    /// Returns true if every tensor dimension is split into chunks, by the mesh dimensions in ascending order.
+    /// Returns true if every tensor dimension is split into chunks, by the mesh dimensions in
+    /// ascending order.
     pub fn has_default_shard_sizes(&self) -> bool {
         self.has_default_order() && !self.is_uneven()
     }
@@ -328,9 +331,9 @@ impl Layout {
         Ok(())
     }
 
-    /// Returns the layout with `placement` on `mesh_dim`. A shard becomes the innermost one of its tensor
-    /// dimension, with the uneven sizes `lengths` or else chunks. Returns `None` if the table of transitions has no
-    /// such step.
+    /// Returns the layout with `placement` on `mesh_dim`. A shard becomes the innermost one of its
+    /// tensor dimension, with the uneven sizes `lengths` or else chunks. Returns `None` if the
+    /// table of transitions has no such step.
     pub(super) fn moved(
         &self,
         mesh_dim: usize,
@@ -354,7 +357,8 @@ impl Layout {
         moved.mixed_partial().is_none().then_some(moved)
     }
 
-    /// Returns the layout with `Replicate` on mesh dimensions of size 1, where all placements are equivalent.
+    /// Returns the layout with `Replicate` on mesh dimensions of size 1, where all placements are
+    /// equivalent.
     pub(super) fn without_trivial(&self) -> Self {
         let mut plain = self.clone();
         for (mesh_dim, placement) in plain.placements.iter_mut().enumerate() {
@@ -414,8 +418,9 @@ impl Layout {
     }
 }
 
-/// Formats the layout as `[S(0), R]`. A non-default shard order follows, as in `[S(0), S(0); dim 0 sharded by mesh
-/// dims 1, 0]`, and then uneven shard sizes: `[S(0), R; mesh dim 0 sizes 3 + 0 + 2]`.
+/// Formats the layout as `[S(0), R]`. A non-default shard order follows, as in `[S(0), S(0); dim 0
+/// sharded by mesh dims 1, 0]`, and then uneven shard sizes: `[S(0), R; mesh dim 0 sizes 3 + 0 +
+/// 2]`.
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |items: &mut dyn Iterator<Item = String>| items.collect::<Vec<_>>().join(", ");

@@ -1,15 +1,17 @@
-//! Placement arithmetic: which elements of a tensor each rank holds, and the steps that lead from one layout to
-//! another. The module computes with numbers only; it uses no tensors and does not communicate.
+//! Placement arithmetic: which elements of a tensor each rank holds, and the steps that lead from
+//! one layout to another. The module computes with numbers only; it uses no tensors and does not
+//! communicate.
 //!
-//! A [`Placement`] describes, for one mesh dimension, how the ranks that differ only along it share a tensor. A
-//! [`Layout`] holds one placement per mesh dimension, the shard order where several mesh dimensions shard one
-//! tensor dimension, and the shard sizes where they are uneven. [`ShardSizes`] determines which interval of a
-//! length each rank holds. [`plan`] returns the [`Step`]s that lead from one layout to another.
+//! A [`Placement`] describes, for one mesh dimension, how the ranks that differ only along it share
+//! a tensor. A [`Layout`] holds one placement per mesh dimension, the shard order where several
+//! mesh dimensions shard one tensor dimension, and the shard sizes where they are uneven.
+//! [`ShardSizes`] determines which interval of a length each rank holds. [`plan`] returns the
+//! [`Step`]s that lead from one layout to another.
 //!
 //! # The table of transitions
 //!
-//! One step changes the placement on one mesh dimension `m`. Here `k` is the size of `m`, and `n` is the number of
-//! bytes that a rank holds before the step.
+//! One step changes the placement on one mesh dimension `m`. Here `k` is the size of `m`, and `n`
+//! is the number of bytes that a rank holds before the step.
 //!
 //! | from -> to | step | sent per rank | requires |
 //! |---|---|---|---|
@@ -25,19 +27,20 @@
 //!
 //! # Invariants
 //!
-//! 1. A shard is one contiguous interval per tensor dimension. It results from nested [`ShardSizes`], outermost
-//!    mesh dimension first, each of which splits into [`chunk`]s or explicit sizes. Uneven and empty shards are
-//!    allowed on any dimension.
-//! 2. A step that ends in `Shard(d)` makes `m` innermost for `d`, and a step that starts there requires it to be
-//!    innermost. So shardings are undone in the reverse of their order.
+//! 1. A shard is one contiguous interval per tensor dimension. It results from nested
+//!    [`ShardSizes`], outermost mesh dimension first, each of which splits into [`chunk`]s or
+//!    explicit sizes. Uneven and empty shards are allowed on any dimension.
+//! 2. A step that ends in `Shard(d)` makes `m` innermost for `d`, and a step that starts there
+//!    requires it to be innermost. So shardings are undone in the reverse of their order.
 //! 3. A mesh dimension of size 1 never takes a step.
-//! 4. All partial placements of a layout use the same operation, or only sum and avg. Their reductions commute, so
-//!    a layout has one value whatever the order of the steps. Layouts with other combinations (sum with max) cannot
-//!    be created.
-//! 5. A plan depends only on the two layouts, so every rank computes the same plan, for every shape.
-//! 6. Uneven shard sizes are one number per rank of their mesh dimension. They add up to the length that they
-//!    split, which is the same on all ranks. Changing the sizes of a mesh dimension is a change of layout, by an
-//!    all-gather and a slice.
+//! 4. All partial placements of a layout use the same operation, or only sum and avg. Their
+//!    reductions commute, so a layout has one value whatever the order of the steps. Layouts with
+//!    other combinations (sum with max) cannot be created.
+//! 5. A plan depends only on the two layouts, so every rank computes the same plan, for every
+//!    shape.
+//! 6. Uneven shard sizes are one number per rank of their mesh dimension. They add up to the length
+//!    that they split, which is the same on all ranks. Changing the sizes of a mesh dimension is a
+//!    change of layout, by an all-gather and a slice.
 
 mod balanced;
 mod blocks;

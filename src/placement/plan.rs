@@ -9,22 +9,24 @@ use super::{Layout, PartialOp, Placement, PlacementError, Step};
 
 /// Returns the steps that lead from `from` to `to`, each with the layout after it.
 ///
-/// The last layout is `to`. Without steps, the local tensors of `from` are already those of `to`. Mesh dimensions
-/// of size 1 take no steps, and intermediate layouts have `Replicate` there.
+/// The last layout is `to`. Without steps, the local tensors of `from` are already those of `to`.
+/// Mesh dimensions of size 1 take no steps, and intermediate layouts have `Replicate` there.
 ///
-/// A plan has the minimal number of collectives that the table of transitions allows: one for each mesh dimension
-/// that must leave its placement, or none where a shard becomes a partial sum. A shard must leave if it, or an
-/// outer shard of the same tensor dimension, differs from `to` in position or size.
+/// A plan has the minimal number of collectives that the table of transitions allows: one for each
+/// mesh dimension that must leave its placement, or none where a shard becomes a partial sum. A
+/// shard must leave if it, or an outer shard of the same tensor dimension, differs from `to` in
+/// position or size.
 ///
-/// Among the orders of these steps, the plan is the one that sends the fewest bytes, and among those the one with
-/// the fewest steps. As a result, tensors are reduced before they are gathered, and slices come as early as
-/// possible. A mesh dimension goes directly to its target (one reduce-scatter or one all-to-all) where the shard
-/// order allows it. Data is never moved by adding it to zeros.
+/// Among the orders of these steps, the plan is the one that sends the fewest bytes, and among
+/// those the one with the fewest steps. As a result, tensors are reduced before they are gathered,
+/// and slices come as early as possible. A mesh dimension goes directly to its target (one
+/// reduce-scatter or one all-to-all) where the shard order allows it. Data is never moved by adding
+/// it to zeros.
 ///
 /// # Errors
-/// [`PartialTarget`](PlacementError::PartialTarget) for a partial placement in `to` that `from` does not have,
-/// except `Partial(sum)` from `Replicate` or `Shard`; [`MeshShape`](PlacementError::MeshShape) for layouts of
-/// different mesh shapes.
+/// [`PartialTarget`](PlacementError::PartialTarget) for a partial placement in `to` that `from`
+/// does not have, except `Partial(sum)` from `Replicate` or `Shard`;
+/// [`MeshShape`](PlacementError::MeshShape) for layouts of different mesh shapes.
 pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, PlacementError> {
     if from == to {
         return Ok(Vec::new());
@@ -55,8 +57,8 @@ pub fn plan(from: &Layout, to: &Layout) -> Result<Vec<(Step, Layout)>, Placement
     Ok(steps)
 }
 
-/// Returns the plan for an operator's input. Unlike [`plan`], it supports a partial target for an input that is
-/// partial in another way: the input is reduced first.
+/// Returns the plan for an operator's input. Unlike [`plan`], it supports a partial target for an
+/// input that is partial in another way: the input is reduced first.
 ///
 /// # Errors
 /// As [`plan`], for other partial targets.
@@ -90,8 +92,8 @@ struct Reached {
     by: Option<(usize, Step)>,
 }
 
-/// Searches the layouts with Dijkstra's algorithm, using the steps of [`moves`]. Each mesh dimension moves at most
-/// twice, so a mesh of `n` dimensions has at most `3^n` layouts.
+/// Searches the layouts with Dijkstra's algorithm, using the steps of [`moves`]. Each mesh
+/// dimension moves at most twice, so a mesh of `n` dimensions has at most `3^n` layouts.
 fn cheapest(from: Layout, to: &Layout) -> Vec<(Step, Layout)> {
     let mut best = HashMap::from([(from.clone(), (0, 0))]);
     let mut reached = vec![Reached {
@@ -124,8 +126,9 @@ fn cheapest(from: Layout, to: &Layout) -> Vec<(Step, Layout)> {
     unreachable!("every shard can be gathered and every target reached from Replicate")
 }
 
-/// Returns the steps from `layout` that can be part of a cheapest plan: directly to the target where the shard
-/// order allows it, otherwise to `Replicate`. Any other step would need a further collective to undo it.
+/// Returns the steps from `layout` that can be part of a cheapest plan: directly to the target
+/// where the shard order allows it, otherwise to `Replicate`. Any other step would need a further
+/// collective to undo it.
 fn moves(layout: &Layout, to: &Layout) -> SmallVec<[(Step, Layout); 4]> {
     let mut moves = SmallVec::new();
     for (mesh_dim, &target) in to.placements().iter().enumerate() {
@@ -150,8 +153,8 @@ fn moves(layout: &Layout, to: &Layout) -> SmallVec<[(Step, Layout); 4]> {
     moves
 }
 
-/// Returns true if `mesh_dim` has reached its state in `to`: the same placement and, for a shard, the same
-/// position, outer shards and sizes.
+/// Returns true if `mesh_dim` has reached its state in `to`: the same placement and, for a shard,
+/// the same position, outer shards and sizes.
 fn settled(layout: &Layout, to: &Layout, mesh_dim: usize) -> bool {
     let placement = layout.placements()[mesh_dim];
     if placement != to.placements()[mesh_dim] {

@@ -17,7 +17,8 @@ use super::chunk;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ShardSizes {
-    /// This length is split into [`chunk`]s: all ranks hold equally many elements, except for the last ranks.
+    /// This length is split into [`chunk`]s: all ranks hold equally many elements, except for the
+    /// last ranks.
     Chunked(usize),
     /// Explicit sizes, one per rank, possibly 0.
     Uneven(Arc<[usize]>),
@@ -32,7 +33,8 @@ impl ShardSizes {
         }
     }
 
-    /// Returns the interval that rank `rank` of `ranks` holds. An empty interval starts where the next one starts.
+    /// Returns the interval that rank `rank` of `ranks` holds. An empty interval starts where the
+    /// next one starts.
     ///
     /// # Panics
     /// If `rank` is not below `ranks`, or if the sizes are not those of `ranks` ranks.
@@ -63,7 +65,8 @@ impl ShardSizes {
     /// Returns the distinct sizes that ranks hold, ascending.
     pub(super) fn distinct(&self, ranks: usize) -> SmallVec<[usize; 4]> {
         let mut lengths: SmallVec<[usize; 4]> = match self {
-            // Three ranks suffice: one with a full chunk, the one with a shorter chunk, and the last one.
+            // Three ranks suffice: one with a full chunk, the one with a shorter chunk, and the
+            // last one.
             Self::Chunked(len) => {
                 let full = len.div_ceil(ranks).max(1);
                 [0, (len / full).min(ranks - 1), ranks - 1]
@@ -85,7 +88,8 @@ mod tests {
 
     use super::*;
 
-    /// All divisions of up to 4 elements among up to 4 ranks are compared with assigning one element after another.
+    /// All divisions of up to 4 elements among up to 4 ranks are compared with assigning one
+    /// element after another.
     #[test]
     fn uneven_sizes_deal_the_elements_in_order() {
         for lengths in (1..=4).flat_map(|ranks| (0..ranks).map(|_| 0..=4).multi_cartesian_product())

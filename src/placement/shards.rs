@@ -10,8 +10,8 @@ impl Layout {
     /// Checks that a tensor of shape `global` can have this layout.
     ///
     /// # Errors
-    /// As [`check`](Self::check), and [`ShardSizeSum`](PlacementError::ShardSizeSum) for uneven sizes that do not
-    /// add up to the length that they split, on any rank.
+    /// As [`check`](Self::check), and [`ShardSizeSum`](PlacementError::ShardSizeSum) for uneven
+    /// sizes that do not add up to the length that they split, on any rank.
     pub fn check_shape(&self, global: &[usize]) -> Result<(), PlacementError> {
         self.check(global.len())?;
         if self.is_uneven() {
@@ -34,12 +34,12 @@ impl Layout {
 
     /// Returns the interval of each tensor dimension that the rank at `coordinate` holds.
     ///
-    /// An empty chunk is an empty interval at the end of the interval that was split. An empty shard among uneven
-    /// sizes starts where the next one starts.
+    /// An empty chunk is an empty interval at the end of the interval that was split. An empty
+    /// shard among uneven sizes starts where the next one starts.
     ///
     /// # Panics
-    /// If a tensor of shape `global` [cannot](Self::check_shape) have this layout, or if `coordinate` is outside
-    /// the mesh.
+    /// If a tensor of shape `global` [cannot](Self::check_shape) have this layout, or if
+    /// `coordinate` is outside the mesh.
     pub fn local_slices(&self, global: &[usize], coordinate: &[usize]) -> Vec<Range<usize>> {
         let mut slices: Vec<_> = global.iter().map(|&len| 0..len).collect();
         for (dim, sharding_dims) in self.orders() {
@@ -51,8 +51,8 @@ impl Layout {
         slices
     }
 
-    /// Returns, for each tensor dimension, the smallest local length on any rank; 0 if a rank has no elements of
-    /// it. With nested shards, that rank need not be the last one:
+    /// Returns, for each tensor dimension, the smallest local length on any rank; 0 if a rank has
+    /// no elements of it. With nested shards, that rank need not be the last one:
     ///
     /// ```text
     /// mesh (2, 3), [S(0), S(0)], a dim of 7:   | 0 1 | 2 3 | | 4 | 5 | 6 |
@@ -71,7 +71,8 @@ impl Layout {
         shortest
     }
 
-    /// Returns the distinct lengths that ranks hold of dimension `dim`, which has length `len`, ascending.
+    /// Returns the distinct lengths that ranks hold of dimension `dim`, which has length `len`,
+    /// ascending.
     fn parts(&self, dim: usize, len: usize) -> Result<SmallVec<[usize; 4]>, PlacementError> {
         let mut blocks: SmallVec<[usize; 4]> = smallvec![len];
         // The interval with the shortest shard is known only after the innermost mesh dimension.
@@ -90,7 +91,8 @@ impl Layout {
         Ok(blocks)
     }
 
-    /// Returns the shard sizes into which `mesh_dim` splits an interval of dimension `dim` of length `len`.
+    /// Returns the shard sizes into which `mesh_dim` splits an interval of dimension `dim` of
+    /// length `len`.
     fn shard_sizes_of(
         &self,
         dim: usize,
@@ -111,8 +113,8 @@ impl Layout {
         }
     }
 
-    /// Returns the offset of the shard at `coordinate` in each tensor dimension, as PyTorch reports it: for an
-    /// empty interval, it is the length of the dimension.
+    /// Returns the offset of the shard at `coordinate` in each tensor dimension, as PyTorch reports
+    /// it: for an empty interval, it is the length of the dimension.
     ///
     /// # Panics
     /// As [`local_slices`](Self::local_slices).
@@ -124,9 +126,9 @@ impl Layout {
             .collect()
     }
 
-    /// Returns the shard sizes into which `mesh_dim` splits its interval, for the rank at `coordinate`. The
-    /// interval is the one that the outer mesh dimensions leave. The result is the same on all ranks that differ
-    /// only along `mesh_dim`.
+    /// Returns the shard sizes into which `mesh_dim` splits its interval, for the rank at
+    /// `coordinate`. The interval is the one that the outer mesh dimensions leave. The result is
+    /// the same on all ranks that differ only along `mesh_dim`.
     ///
     /// # Panics
     /// If `mesh_dim` does not shard, and as [`local_slices`](Self::local_slices).
@@ -149,9 +151,9 @@ impl Layout {
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Returns the shard sizes into which `mesh_dims` together split their interval, for the rank at `coordinate`.
-    /// They must be consecutive in the shard order of one tensor dimension, outermost first. In the numbering of
-    /// the ranks, the last of `mesh_dims` changes fastest.
+    /// Returns the shard sizes into which `mesh_dims` together split their interval, for the rank
+    /// at `coordinate`. They must be consecutive in the shard order of one tensor dimension,
+    /// outermost first. In the numbering of the ranks, the last of `mesh_dims` changes fastest.
     ///
     /// ```text
     /// mesh (2, 3), [S(0), S(0)], a dim of 7:   both together 2 + 2 + 0 + 1 + 1 + 1
@@ -187,8 +189,8 @@ impl Layout {
         ShardSizes::Uneven(lengths.into())
     }
 
-    /// Returns the interval of dimension `dim`, of length `len`, that remains after `sharding_dims` have split it,
-    /// outermost first.
+    /// Returns the interval of dimension `dim`, of length `len`, that remains after `sharding_dims`
+    /// have split it, outermost first.
     fn nested<'a>(
         &self,
         dim: usize,

@@ -1,7 +1,7 @@
 //! Executes plans on small integer matrices, one per rank, and checks the result of every rank.
 //!
-//! Nothing here uses the arithmetic of the module under test: shards are computed from lists of indices, and each
-//! step is executed by its definition.
+//! Nothing here uses the arithmetic of the module under test: shards are computed from lists of
+//! indices, and each step is executed by its definition.
 
 use itertools::Itertools;
 
@@ -123,8 +123,8 @@ fn execute(step: Step, to_layout: &Layout, locals: &[Matrix]) -> Vec<Matrix> {
 /// Returns the local matrices of a tensor under `layout`, and the full tensor.
 fn distribute(layout: &Layout, shape: [usize; 2]) -> (Vec<Matrix>, Matrix) {
     let mesh = layout.mesh_shape();
-    // Partial value of each rank. It is equal on ranks that differ only along a replicated or sharded mesh
-    // dimension.
+    // Partial value of each rank. It is equal on ranks that differ only along a replicated or
+    // sharded mesh dimension.
     let full_tensors = coordinates(mesh).into_iter().map(|coordinate| {
         let mut seed = 7;
         for (c, placement) in coordinate.iter().zip(layout.placements()) {
@@ -239,8 +239,8 @@ fn layouts(mesh: &[usize], placements: &[Placement]) -> Vec<Layout> {
     ordered.collect()
 }
 
-/// Returns these layouts and, for each of `lengths` that fits a matrix of `shape`, the same layouts with these
-/// uneven sizes.
+/// Returns these layouts and, for each of `lengths` that fits a matrix of `shape`, the same layouts
+/// with these uneven sizes.
 fn with_uneven(
     layouts: Vec<Layout>,
     shape: [usize; 2],
@@ -275,8 +275,8 @@ fn alphabet(ops: &[PartialOp]) -> Vec<Placement> {
         .collect()
 }
 
-/// Returns true if [`plan`] must fail: `to` has a partial value that neither stays nor is a sum created from
-/// Replicate or Shard.
+/// Returns true if [`plan`] must fail: `to` has a partial value that neither stays nor is a sum
+/// created from Replicate or Shard.
 fn refused(from: &Layout, to: &Layout) -> bool {
     from.placements()
         .iter()
@@ -364,18 +364,19 @@ fn every_pair_on_three_mesh_dims() {
 
 #[test]
 fn every_pair_with_uneven_shards() {
-    // 5 rows and 3 columns, with three sets of uneven sizes for the rows; two of them leave a rank empty.
+    // 5 rows and 3 columns, with three sets of uneven sizes for the rows; two of them leave a rank
+    // empty.
     let one = with_uneven(
         layouts(&[3], &alphabet(&[Sum, Max])),
         [5, 3],
         &[(0, &[0, 4, 1]), (0, &[3, 0, 2]), (0, &[1, 2, 0])],
     );
-    // R, S, S, P, P, and three uneven layouts. P(max) has no plan to P(sum), and nothing but itself has one to
-    // P(max).
+    // R, S, S, P, P, and three uneven layouts. P(max) has no plan to P(sum), and nothing but itself
+    // has one to P(max).
     assert_eq!(one.len(), 5 + 3);
     assert_eq!(all_pairs_of(&one, &[[5, 3]]), 8 * 8 - 1 - 7);
-    // Uneven sizes as outermost shards of either mesh dimension, with chunks or other sizes inside where all
-    // intervals have 3 rows.
+    // Uneven sizes as outermost shards of either mesh dimension, with chunks or other sizes inside
+    // where all intervals have 3 rows.
     let lengths: [(usize, &[usize]); 5] = [
         (0, &[1, 5]),
         (0, &[3, 3]),
@@ -410,8 +411,8 @@ fn every_pair_with_uneven_shards() {
     );
 }
 
-/// Returns the number of elements that a rank sends in `step` if it holds `held` elements, by the table of
-/// transitions.
+/// Returns the number of elements that a rank sends in `step` if it holds `held` elements, by the
+/// table of transitions.
 fn sent(step: Step, held: usize, ranks: usize) -> usize {
     match step {
         Step::AllGather { .. } => held * (ranks - 1),
@@ -421,7 +422,8 @@ fn sent(step: Step, held: usize, ranks: usize) -> usize {
     }
 }
 
-/// Returns the number of collectives and of elements sent, for a tensor that all mesh dimensions divide evenly.
+/// Returns the number of collectives and of elements sent, for a tensor that all mesh dimensions
+/// divide evenly.
 fn cost(step: Step, before: &Layout) -> (usize, usize) {
     let origin = vec![0; before.mesh_shape().len()];
     let held = before.local_shape(&[144, 144], &origin).iter().product();
@@ -457,9 +459,9 @@ fn no_sequence_of_steps_is_cheaper_than_the_plan() {
     }
 }
 
-/// Returns the cost of the cheapest path to every layout, by relaxing all steps from all layouts until nothing
-/// changes. Adding to zeros is only used to create partial sums of the target: such a sum stays, and a replica
-/// becomes one directly, without a slice.
+/// Returns the cost of the cheapest path to every layout, by relaxing all steps from all layouts
+/// until nothing changes. Adding to zeros is only used to create partial sums of the target: such a
+/// sum stays, and a replica becomes one directly, without a slice.
 fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
     let start = |layout| {
         if layout == from {
@@ -590,7 +592,8 @@ fn other_lengths_are_gathered_and_sliced() {
     assert_eq!(text(&uneven, &chunks), "[R] [S(0)]");
     let columns = Layout::new(&[2], &[Placement::Shard(1)]).unwrap();
     assert_eq!(text(&uneven, &columns), "[S(1)]");
-    // Shards inside an uneven one are gathered before it changes, and created a second time afterwards.
+    // Shards inside an uneven one are gathered before it changes, and created a second time
+    // afterwards.
     let (chunks, uneven) = (
         rows(&[2, 2], &[0, 1], &[]),
         rows(&[2, 2], &[0, 1], &[(0, &[4, 2])]),
@@ -618,7 +621,8 @@ fn the_table_has_no_other_rows() {
     let placements = alphabet(&[Sum, Avg, Min, Max, Product]);
     let rows = placements.iter().cartesian_product(&placements);
     let rows = rows.filter(|(from, to)| Step::between(0, **from, **to).is_some());
-    // Between R and two shards in both directions; S and R -> P(sum); five partials -> R and two shards.
+    // Between R and two shards in both directions; S and R -> P(sum); five partials -> R and two
+    // shards.
     assert_eq!(rows.count(), 6 + 3 + 15);
     assert!(
         placements

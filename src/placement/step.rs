@@ -4,11 +4,12 @@ use smallvec::SmallVec;
 
 use super::{Layout, PartialOp, Placement};
 
-/// A change of the placement of one mesh dimension (see the [table](super#the-table-of-transitions)).
+/// A change of the placement of one mesh dimension (see the
+/// [table](super#the-table-of-transitions)).
 ///
-/// The shard sizes of a step are those of the layouts around it. A dimension that is gathered or padded had the
-/// [`shard_sizes`](Layout::shard_sizes) of the layout before the step, and a dimension that is sliced or scattered
-/// has those of the layout after it.
+/// The shard sizes of a step are those of the layouts around it. A dimension that is gathered or
+/// padded had the [`shard_sizes`](Layout::shard_sizes) of the layout before the step, and a
+/// dimension that is sliced or scattered has those of the layout after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
     /// `Shard(dim)` -> `Replicate`: concatenates the shards.
@@ -95,9 +96,9 @@ impl Step {
         }
     }
 
-    /// Returns true if this step and the next can be fused into one over the ranks of both mesh dimensions. This
-    /// applies to reductions by the same operation, and to slices or gathers of the same tensor dimension, which
-    /// are nested.
+    /// Returns true if this step and the next can be fused into one over the ranks of both mesh
+    /// dimensions. This applies to reductions by the same operation, and to slices or gathers of
+    /// the same tensor dimension, which are nested.
     pub(crate) fn can_fuse_with(self, next: Self) -> bool {
         match (self, next) {
             (Self::AllReduce { op, .. }, Self::AllReduce { op: next, .. }) => op == next,
@@ -131,9 +132,9 @@ impl Step {
         self.collective().is_some()
     }
 
-    /// Returns the collectives that compute the gradient of the step's input, which is laid out as `before`. Each
-    /// comes with the amount that every one of the `ranks` ranks sends; see the table of
-    /// [`dtensor`](crate::dtensor).
+    /// Returns the collectives that compute the gradient of the step's input, which is laid out as
+    /// `before`. Each comes with the amount that every one of the `ranks` ranks sends; see the
+    /// table of [`dtensor`](crate::dtensor).
     pub(super) fn undone_by(
         self,
         before: &Layout,
@@ -168,14 +169,14 @@ impl Step {
     }
 
     /// Returns the amount that a rank sends if `before` is the layout before the step, in units of
-    /// [`FULL_TENSOR`](Self::FULL_TENSOR) per tensor. Uneven shards count as even ones, because a plan must not
-    /// depend on the shape.
+    /// [`FULL_TENSOR`](Self::FULL_TENSOR) per tensor. Uneven shards count as even ones, because a
+    /// plan must not depend on the shape.
     pub(super) fn traffic(self, before: &Layout) -> u64 {
         self.traffic_over(before, before.mesh_shape()[self.mesh_dim()] as u64)
     }
 
-    /// Returns the [`traffic`](Self::traffic) of several steps of this kind [fused](Self::can_fuse_with) into one,
-    /// over `ranks` ranks.
+    /// Returns the [`traffic`](Self::traffic) of several steps of this kind
+    /// [fused](Self::can_fuse_with) into one, over `ranks` ranks.
     pub(super) fn traffic_over(self, before: &Layout, ranks: u64) -> u64 {
         let local = before.local_share();
         match self {
@@ -191,8 +192,8 @@ impl Step {
 }
 
 impl Layout {
-    /// Returns the share of a tensor that a rank holds, in units of [`Step::FULL_TENSOR`]. Uneven shards count as
-    /// even ones.
+    /// Returns the share of a tensor that a rank holds, in units of [`Step::FULL_TENSOR`]. Uneven
+    /// shards count as even ones.
     pub(super) fn local_share(&self) -> u64 {
         let sharding_dims = self.orders().flat_map(|(_, sharding_dims)| sharding_dims);
         sharding_dims.fold(Step::FULL_TENSOR, |local, &sharding_dim| {

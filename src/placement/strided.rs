@@ -11,8 +11,9 @@ use super::{Layout, Placement, PlacementError, Placements, ShardSizes};
 
 /// A placement in PyTorch's notation, in which a shard may be strided: `SS(dim, split_factor)`.
 ///
-/// A strided shard splits the dimension into `split_factor` blocks, and each block into one chunk per rank. Rank
-/// `r` holds the concatenation of the `r`-th chunks of all blocks. `SS(d,1)` is `S(d)`, and compares equal to it.
+/// A strided shard splits the dimension into `split_factor` blocks, and each block into one chunk
+/// per rank. Rank `r` holds the concatenation of the `r`-th chunks of all blocks. `SS(d,1)` is
+/// `S(d)`, and compares equal to it.
 #[derive(Debug, Clone, Copy)]
 pub enum StridedPlacement {
     /// A placement without a stride.
@@ -28,17 +29,20 @@ pub enum StridedPlacement {
 
 /// A layout in PyTorch's notation: placements applied from left to right, some of them strided.
 ///
-/// PyTorch expresses a shard order other than left to right with strided shards. On a mesh (dp, tp) on which tensor
-/// parallelism is outermost, it writes `[SS(0,2), S(0)]`. This crate computes with shard orders instead, and uses
-/// strided shards only in this type, to read what PyTorch wrote. There are two reasons:
+/// PyTorch expresses a shard order other than left to right with strided shards. On a mesh (dp, tp)
+/// on which tensor parallelism is outermost, it writes `[SS(0,2), S(0)]`. This crate computes with
+/// shard orders instead, and uses strided shards only in this type, to read what PyTorch wrote.
+/// There are two reasons:
 ///
-/// 1. If no other mesh dimension splits the blocks of a strided shard (`[R, SS(0,2)]`), the shard is not an
-///    interval and no shard order expresses it. [`decode`](Self::decode) then returns an error, and
-///    [`DTensor::from_strided`](crate::dtensor::DTensor::from_strided) converts such a tensor to another layout.
-/// 2. If sizes are uneven, concatenating blocks shifts the shards of later mesh dimensions. A shard order and the
-///    corresponding strided shards then disagree about a few elements, and a strided shard may hold two intervals.
-///    For example, 13 elements as `[SS(0,4), SS(0,2), S(0)]` on a mesh (2, 2, 2) give rank (1, 0, 1) the elements 7
-///    and 10. PyTorch cannot gather such a tensor.
+/// 1. If no other mesh dimension splits the blocks of a strided shard (`[R, SS(0,2)]`), the shard
+///    is not an interval and no shard order expresses it. [`decode`](Self::decode) then returns an
+///    error, and [`DTensor::from_strided`](crate::dtensor::DTensor::from_strided) converts such a
+///    tensor to another layout.
+/// 2. If sizes are uneven, concatenating blocks shifts the shards of later mesh dimensions. A shard
+///    order and the corresponding strided shards then disagree about a few elements, and a strided
+///    shard may hold two intervals. For example, 13 elements as `[SS(0,4), SS(0,2), S(0)]` on a
+///    mesh (2, 2, 2) give rank (1, 0, 1) the elements 7 and 10. PyTorch cannot gather such a
+///    tensor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct StridedLayout {
     mesh_shape: SmallVec<[usize; 3]>,
@@ -87,11 +91,12 @@ impl StridedLayout {
         &self.mesh_shape
     }
 
-    /// Returns the intervals of each tensor dimension that the rank at `coordinate` holds, ascending. The shard is
-    /// the product of these intervals, in order.
+    /// Returns the intervals of each tensor dimension that the rank at `coordinate` holds,
+    /// ascending. The shard is the product of these intervals, in order.
     ///
     /// # Panics
-    /// If `global` does not have a dimension that is sharded, or if `coordinate` is outside the mesh.
+    /// If `global` does not have a dimension that is sharded, or if `coordinate` is outside the
+    /// mesh.
     pub fn local_runs(
         &self,
         global: &[usize],
@@ -121,16 +126,18 @@ impl StridedLayout {
         runs
     }
 
-    /// Returns the layout with the shard order that these placements express. A strided shard over a mesh dimension
-    /// of size 1 holds every element and becomes a plain shard.
+    /// Returns the layout with the shard order that these placements express. A strided shard over
+    /// a mesh dimension of size 1 holds every element and becomes a plain shard.
     ///
     /// # Errors
-    /// [`Strided`](PlacementError::Strided) for a split factor that does not correspond to any shard order.
+    /// [`Strided`](PlacementError::Strided) for a split factor that does not correspond to any
+    /// shard order.
     pub fn decode(&self) -> Result<Layout, PlacementError> {
         let plain = self.without_strides();
         let mut orders: SmallVec<[(usize, SmallVec<[usize; 3]>); 2]> = SmallVec::new();
-        // The loop goes from right to left. The split factor of a shard is the product of the sizes of the mesh
-        // dimensions to its right that are outside it, so it determines the shard's position among them.
+        // The loop goes from right to left. The split factor of a shard is the product of the sizes
+        // of the mesh dimensions to its right that are outside it, so it determines the shard's
+        // position among them.
         for (mesh_dim, placement) in self.placements.iter().enumerate().rev() {
             let Some((dim, split_factor)) = placement.shard() else {
                 continue;
@@ -216,8 +223,8 @@ impl StridedPlacement {
         }
     }
 
-    /// Returns the placement without its stride, and the split factor. Two placements are equal if and only if
-    /// these are.
+    /// Returns the placement without its stride, and the split factor. Two placements are equal if
+    /// and only if these are.
     fn meaning(self) -> (Placement, usize) {
         (
             self.without_stride(),
@@ -327,12 +334,12 @@ impl FromStr for StridedPlacement {
 impl Layout {
     /// Creates the layout that PyTorch expresses with these strided shards.
     ///
-    /// The shards of the layout equal the strided shards if all sizes are even; for uneven sizes see
-    /// [`StridedLayout`].
+    /// The shards of the layout equal the strided shards if all sizes are even; for uneven sizes
+    /// see [`StridedLayout`].
     ///
     /// # Errors
-    /// As [`new`](Self::new); [`Strided`](PlacementError::Strided) for a split factor that does not correspond to
-    /// any shard order, and [`SplitFactor`](PlacementError::SplitFactor) for 0.
+    /// As [`new`](Self::new); [`Strided`](PlacementError::Strided) for a split factor that does not
+    /// correspond to any shard order, and [`SplitFactor`](PlacementError::SplitFactor) for 0.
     pub fn from_strided(
         mesh_shape: &[usize],
         placements: &[StridedPlacement],
@@ -340,8 +347,9 @@ impl Layout {
         StridedLayout::new(mesh_shape, placements)?.decode()
     }
 
-    /// Returns the placements that PyTorch uses for this layout. A shard becomes strided if mesh dimensions to its
-    /// right are outside it. PyTorch supports only chunks, so uneven shard sizes are omitted.
+    /// Returns the placements that PyTorch uses for this layout. A shard becomes strided if mesh
+    /// dimensions to its right are outside it. PyTorch supports only chunks, so uneven shard sizes
+    /// are omitted.
     pub fn to_strided(&self) -> SmallVec<[StridedPlacement; 3]> {
         StridedLayout::encode(self)
     }

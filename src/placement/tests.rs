@@ -62,7 +62,8 @@ fn shards_partition_the_tensor() {
     }
 }
 
-/// The result is compared with the shards of all ranks, on meshes up to 4 x 4 x 2 and with every shard order.
+/// The result is compared with the shards of all ranks, on meshes up to 4 x 4 x 2 and with every
+/// shard order.
 #[test]
 fn the_shortest_part_is_that_of_some_rank_and_no_rank_has_a_shorter_one() {
     let sizes = [1..=4, 1..=4, 1..=2];
@@ -96,8 +97,8 @@ fn the_shortest_part_is_that_of_some_rank_and_no_rank_has_a_shorter_one() {
     assert!(not_the_last > 0);
 }
 
-/// Layouts of one tensor dimension on a mesh (2, 3), in both orders and with various sizes on either mesh
-/// dimension, are compared with rows assigned one by one.
+/// Layouts of one tensor dimension on a mesh (2, 3), in both orders and with various sizes on
+/// either mesh dimension, are compared with rows assigned one by one.
 #[test]
 fn uneven_sizes_divide_what_the_dimensions_before_left() {
     let two = (0..=6).map(|len| Some(vec![len, 6 - len])).chain([
@@ -166,8 +167,8 @@ fn uneven_sizes_divide_what_the_dimensions_before_left() {
             "{layout}"
         );
     }
-    // If the first mesh dimension is outermost: 8, and 4 in which its intervals of 3 rows have explicit sizes too.
-    // If the second is outermost: 3 and 2.
+    // If the first mesh dimension is outermost: 8, and 4 in which its intervals of 3 rows have
+    // explicit sizes too. If the second is outermost: 3 and 2.
     assert_eq!(fitting, 17);
 }
 
@@ -402,8 +403,8 @@ fn a_mesh_dim_that_shards_nothing_has_no_block() {
         .shard_sizes(&[4], &[0], 0);
 }
 
-/// Returns the split factors of a shard order by PyTorch's rule: the split factor of a shard is the product of the
-/// mesh dimensions to its right that shard the same dimension outside it.
+/// Returns the split factors of a shard order by PyTorch's rule: the split factor of a shard is the
+/// product of the mesh dimensions to its right that shard the same dimension outside it.
 fn split_factors(mesh: &[usize], order: &[usize]) -> Vec<usize> {
     let place = |mesh_dim| {
         order
@@ -474,8 +475,8 @@ fn strided_shards_equal_their_order_where_sizes_are_even() {
 
 #[test]
 fn a_strided_shard_holds_a_chunk_of_every_block() {
-    // 10 elements in 2 blocks, each split in 2: rank 0 has 3 of either block, rank 1 has 2. Adjacent intervals are
-    // joined.
+    // 10 elements in 2 blocks, each split in 2: rank 0 has 3 of either block, rank 1 has 2.
+    // Adjacent intervals are joined.
     let runs = |mesh: &[usize], coordinate: &[usize]| {
         let placement = StridedPlacement::Strided {
             dim: 0,

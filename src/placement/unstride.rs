@@ -1,7 +1,8 @@
-//! Conversion of strided shards to a layout: which shards are undone, and how the gathered elements are reordered.
+//! Conversion of strided shards to a layout: which shards are undone, and how the gathered elements
+//! are reordered.
 //!
-//! A strided shard is not an interval, so the table of transitions does not cover it. It is undone by one
-//! all-gather along its mesh dimension and a permutation of the result:
+//! A strided shard is not an interval, so the table of transitions does not cover it. It is undone
+//! by one all-gather along its mesh dimension and a permutation of the result:
 //!
 //! ```text
 //! 6 elements as SS(0,3) over 2 ranks     rank 0: 0 2 4      rank 1: 1 3 5
@@ -16,8 +17,8 @@ use itertools::Itertools;
 use super::strided::dealt;
 use super::{Layout, Placement, PlacementError, StridedLayout};
 
-/// Division of an interval of a tensor dimension among the ranks along one mesh dimension. The outer mesh
-/// dimensions leave that interval.
+/// Division of an interval of a tensor dimension among the ranks along one mesh dimension. The
+/// outer mesh dimensions leave that interval.
 pub(crate) struct Dealt {
     /// Tensor dimension that is divided.
     pub(crate) dim: usize,
@@ -28,7 +29,8 @@ pub(crate) struct Dealt {
 }
 
 impl StridedLayout {
-    /// Returns the layout that has the same elements on every rank for a tensor of shape `global`, if there is one.
+    /// Returns the layout that has the same elements on every rank for a tensor of shape `global`,
+    /// if there is one.
     ///
     /// # Panics
     /// As [`local_runs`](Self::local_runs).
@@ -63,8 +65,8 @@ impl StridedLayout {
         Layout::new(self.mesh_shape(), &self.without_strides())?.check(ndim)
     }
 
-    /// Returns the layout that remains when strided shards and the shards inside them are undone, and the mesh
-    /// dimensions of those shards in the order in which to undo them.
+    /// Returns the layout that remains when strided shards and the shards inside them are undone,
+    /// and the mesh dimensions of those shards in the order in which to undo them.
     ///
     /// # Errors
     /// As [`Layout::new`].

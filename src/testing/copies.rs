@@ -31,7 +31,8 @@ pub enum UnitCopy {
 pub struct UnitCopies(CopyPlan);
 
 impl UnitCopies {
-    /// Creates the plan for full tensors of `shapes`, sharded in chunks along `dim` over `ranks` ranks.
+    /// Creates the plan for full tensors of `shapes`, sharded in chunks along `dim` over `ranks`
+    /// ranks.
     pub fn new(copy: UnitCopy, ranks: usize, shapes: Vec<Shape>, dim: usize) -> Self {
         let tensor = |shape: Shape| ShardedTensorSpec {
             sizes: ShardSizes::Chunked(shape[dim]),

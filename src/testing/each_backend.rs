@@ -1,12 +1,13 @@
 //! [`mesh_test!`](crate::mesh_test): a test that runs on each backend.
 
-/// Defines a test that runs on a mesh of ranks as threads and, if this crate is built with its feature `mpi`, on a
-/// mesh of ranks as processes.
+/// Defines a test that runs on a mesh of ranks as threads and, if this crate is built with its
+/// feature `mpi`, on a mesh of ranks as processes.
 ///
-/// `mesh_test!(name, shape, dimension names, body)` defines the tests `name::threads` and `name::processes`, the
-/// latter with one process per rank. They are a [`MeshTest`](crate::testing::MeshTest) and a `ProcessMeshTest`. The
-/// body runs on each rank and makes its assertions there. It is in a separate module that imports everything from
-/// the surrounding one. Processes take about a second to start.
+/// `mesh_test!(name, shape, dimension names, body)` defines the tests `name::threads` and
+/// `name::processes`, the latter with one process per rank. They are a
+/// [`MeshTest`](crate::testing::MeshTest) and a `ProcessMeshTest`. The body runs on each rank and
+/// makes its assertions there. It is in a separate module that imports everything from the
+/// surrounding one. Processes take about a second to start.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -38,8 +39,8 @@ macro_rules! mesh_test {
     };
 }
 
-/// Defines the test with processes. A separate macro is needed because the feature `mpi` of this crate is known
-/// only here, not where `mesh_test!` is used.
+/// Defines the test with processes. A separate macro is needed because the feature `mpi` of this
+/// crate is known only here, not where `mesh_test!` is used.
 #[cfg(feature = "mpi")]
 #[doc(hidden)]
 #[macro_export]

@@ -5,10 +5,11 @@ use burn::tensor::{Tensor, TensorData, Tolerance};
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 
-/// Asserts that the full value of the tensor is close to `expected`. Every rank gathers and checks it.
+/// Asserts that the full value of the tensor is close to `expected`. Every rank gathers and checks
+/// it.
 ///
-/// Ranks with replicas each check their own, so a replica that has drifted fails too. The check records no
-/// gradients.
+/// Ranks with replicas each check their own, so a replica that has drifted fails too. The check
+/// records no gradients.
 ///
 /// # Collective
 /// Every rank of the mesh must call it, because it gathers the tensor.
@@ -24,7 +25,8 @@ pub fn assert_full_close<const D: usize>(
     full(actual.clone().detach()).assert_approx_eq(&expected.into(), tolerance);
 }
 
-/// Asserts that the full value of the tensor equals `expected` exactly. Every rank gathers and checks it.
+/// Asserts that the full value of the tensor equals `expected` exactly. Every rank gathers and
+/// checks it.
 ///
 /// # Collective
 /// Every rank of the mesh must call it, because it gathers the tensor.

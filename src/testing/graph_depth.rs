@@ -8,13 +8,14 @@ use burn::tensor::Tensor;
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::dtensor::{DTensor, Kind, is_tracked};
 
-/// Depth of a tensor in the autodiff graph of the calling rank. It is known once backward has passed the tensor.
+/// Depth of a tensor in the autodiff graph of the calling rank. It is known once backward has
+/// passed the tensor.
 #[derive(Debug, Clone, Default)]
 pub struct GraphDepth(Arc<OnceLock<usize>>);
 
 impl GraphDepth {
-    /// Returns the number of nodes on the longest path from a leaf. `None` for a tensor that is not tracked, and
-    /// until backward reaches it.
+    /// Returns the number of nodes on the longest path from a leaf. `None` for a tensor that is not
+    /// tracked, and until backward reaches it.
     pub fn get(&self) -> Option<usize> {
         self.0.get().copied()
     }
@@ -22,9 +23,9 @@ impl GraphDepth {
 
 /// Returns the tensor one node deeper in the graph, and a handle with the depth at which it was.
 ///
-/// burn runs backward by depth, the deepest node first. All ranks must run the collectives of backward in the same
-/// order, so the result of an operator must have the same depth on every rank, whatever the shape of its local
-/// tensor. To check this, compare the depths of all ranks.
+/// burn runs backward by depth, the deepest node first. All ranks must run the collectives of
+/// backward in the same order, so the result of an operator must have the same depth on every rank,
+/// whatever the shape of its local tensor. To check this, compare the depths of all ranks.
 ///
 /// ```
 /// use burn::tensor::Tensor;

@@ -16,8 +16,8 @@ use crate::comm::ProcessJob;
 use crate::comm::transport::{Message, MessageHandler, Payload, RecvBuffer, SendStamp, Transport};
 use crate::memory::UninitBytes;
 
-/// Connections of one simulated process. Headers of one sender arrive in order; payloads arrive late, in a
-/// pseudo-random order that depends on a seed.
+/// Connections of one simulated process. Headers of one sender arrive in order; payloads arrive
+/// late, in a pseudo-random order that depends on a seed.
 pub struct LoopbackTransport {
     here: usize,
     inboxes: Arc<[Inbox]>,
@@ -211,8 +211,8 @@ impl fmt::Debug for LoopbackTransport {
     }
 }
 
-/// Simulated processes, each with ranks of its own, in one process. Tests of ranks in several processes run in it
-/// without a launcher, and can lose a process or delay what it receives.
+/// Simulated processes, each with ranks of its own, in one process. Tests of ranks in several
+/// processes run in it without a launcher, and can lose a process or delay what it receives.
 ///
 /// ```
 /// use burn_dtensor::comm::{Launch, launch};
@@ -277,8 +277,8 @@ impl LoopbackJob {
         }
     }
 
-    /// Runs `body` in every process at the same time. If it panics in a process, the other processes lose that
-    /// process.
+    /// Runs `body` in every process at the same time. If it panics in a process, the other
+    /// processes lose that process.
     pub fn run<T: Send>(&self, body: impl Fn(usize, &ProcessJob) -> T + Sync) -> Vec<T> {
         let run = |(process, processes): (usize, &Arc<ProcessJob>)| {
             let result = catch_unwind(AssertUnwindSafe(|| body(process, processes)));

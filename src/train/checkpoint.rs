@@ -14,22 +14,23 @@ use crate::Result;
 use crate::comm::Call;
 use crate::mesh::DeviceMesh;
 
-/// Returns the last epoch of which every rank has a complete checkpoint in `directory`, as burn's default checkpointers
-/// of [`supervised`](super::supervised) write them; `None` if there is none. Pass it to burn's
-/// `SupervisedTraining::checkpoint`.
+/// Returns the last epoch of which every rank has a complete checkpoint in `directory`, as burn's
+/// default checkpointers of [`supervised`](super::supervised) write them; `None` if there is none.
+/// Pass it to burn's `SupervisedTraining::checkpoint`.
 ///
-/// A training that was killed while it wrote may leave a file that cannot be read, or an epoch that only some ranks
-/// have written. Both are passed over. So keep at least two checkpoints, as burn's default strategy does: a rank removes the
-/// files of an old one while others, or other files of its own, are still to be written.
+/// A training that was killed while it wrote may leave a file that cannot be read, or an epoch that
+/// only some ranks have written. Both are passed over. So keep at least two checkpoints, as burn's
+/// default strategy does: a rank removes the files of an old one while others, or other files of
+/// its own, are still to be written.
 ///
 /// # Collective
 /// Every rank of the root mesh.
 ///
 /// # Errors
-/// [`TrainError::OtherRanks`] on every rank if other ranks than those of the root mesh have written the checkpoints, and
-/// [`TrainError::NoCommonEpoch`] if there are files of an epoch after the first, but of no epoch all;
-/// [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh, [`Error::Comm`](crate::Error::Comm) if another
-/// rank fails.
+/// [`TrainError::OtherRanks`] on every rank if other ranks than those of the root mesh have written
+/// the checkpoints, and [`TrainError::NoCommonEpoch`] if there are files of an epoch after the
+/// first, but of no epoch all; [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh,
+/// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn last_checkpoint(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> Result<Option<usize>> {
     mesh.member("resume on it")?;
     let directory = directory.as_ref();
@@ -75,8 +76,8 @@ pub fn last_checkpoint(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> Result
     Ok(of_all.last().copied())
 }
 
-/// Ranks that have a folder for checkpoints, each with true if there is a model in it. burn creates the folder before
-/// the first step.
+/// Ranks that have a folder for checkpoints, each with true if there is a model in it. burn creates
+/// the folder before the first step.
 type Writers = BTreeMap<usize, bool>;
 
 fn writers(directory: &Path) -> Writers {

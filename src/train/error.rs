@@ -45,8 +45,8 @@ pub enum TrainError {
         /// Global ranks of the mesh.
         ranks: Vec<usize>,
     },
-    /// A folder has checkpoints of more than one epoch, or of a later one than the first, but none that all ranks have
-    /// completely.
+    /// A folder has checkpoints of more than one epoch, or of a later one than the first, but none
+    /// that all ranks have completely.
     #[error(
         "no epoch in `{directory}` was saved completely by all ranks: the last that each has are [{}]. A training that \
          keeps one checkpoint may be killed when some files of the one before are removed and some of the next are not \

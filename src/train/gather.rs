@@ -10,11 +10,11 @@ use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, ShardedTensor};
 use crate::placement::ShardSizes;
 
-/// Output of a training or validation step that can be gathered from all ranks, so that burn's metrics see the
-/// global batch.
+/// Output of a training or validation step that can be gathered from all ranks, so that burn's
+/// metrics see the global batch.
 ///
-/// Implemented for burn's `ClassificationOutput`, `MultiLabelClassificationOutput`, `RegressionOutput` and
-/// `SequenceOutput`. For your own output, gather each tensor:
+/// Implemented for burn's `ClassificationOutput`, `MultiLabelClassificationOutput`,
+/// `RegressionOutput` and `SequenceOutput`. For your own output, gather each tensor:
 ///
 /// ```
 /// use burn::tensor::{Int, Tensor};
@@ -45,8 +45,8 @@ use crate::placement::ShardSizes;
 /// }
 /// ```
 ///
-/// The gathered tensors are sent in every step, so let an output hold what the metrics need: for a language model a
-/// loss per row rather than the logits.
+/// The gathered tensors are sent in every step, so let an output hold what the metrics need: for a
+/// language model a loss per row rather than the logits.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be gathered from all ranks",
     label = "an output of a training or validation step",
@@ -78,7 +78,8 @@ pub struct GlobalBatch {
 }
 
 impl GlobalBatch {
-    /// Exchanges the numbers of rows. `counted` is false on a rank that computes only so that all ranks do.
+    /// Exchanges the numbers of rows. `counted` is false on a rank that computes only so that all
+    /// ranks do.
     pub(super) fn exchange(comm: &Communicator, local: usize, counted: bool) -> Result<Self> {
         let counts =
             comm.all_gather_numbers(Call::new("train_rows"), &[if counted { local } else { 0 }])?;
@@ -89,15 +90,15 @@ impl GlobalBatch {
         })
     }
 
-    /// Concatenates the tensors of all ranks along dimension 0, which has one entry per row. The other dimensions
-    /// are the same on all ranks.
+    /// Concatenates the tensors of all ranks along dimension 0, which has one entry per row. The
+    /// other dimensions are the same on all ranks.
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// [`TrainError::OutputRows`]; [`CommError`](crate::comm::CommError) if another rank fails, or passes another
-    /// shape or element type.
+    /// [`TrainError::OutputRows`]; [`CommError`](crate::comm::CommError) if another rank fails, or
+    /// passes another shape or element type.
     pub fn concat<const D: usize, K: kind::Autodiff>(
         &self,
         tensor: Tensor<D, K>,
@@ -125,8 +126,9 @@ impl GlobalBatch {
             .single()?)
     }
 
-    /// Returns the loss of the global batch. A loss of shape `[1]` is the mean over the rank's rows, and the result
-    /// is the mean over the rows of all ranks. A loss with one entry per row is [concatenated](Self::concat).
+    /// Returns the loss of the global batch. A loss of shape `[1]` is the mean over the rank's
+    /// rows, and the result is the mean over the rows of all ranks. A loss with one entry per row
+    /// is [concatenated](Self::concat).
     ///
     /// # Collective
     /// Every rank of the mesh.
@@ -165,7 +167,8 @@ impl GlobalBatch {
     }
 }
 
-/// Implements the trait for one of burn's outputs with a loss, whose other tensors have one entry per row.
+/// Implements the trait for one of burn's outputs with a loss, whose other tensors have one entry
+/// per row.
 macro_rules! outputs {
     ($($output:ident { $first:ident $(, $tensor:ident)* $(; $optional:ident)? })*) => {$(
         impl GatherOutput for $output {

@@ -8,8 +8,9 @@ use burn::tensor::{Shape, Tensor};
 
 use crate::param::{Visited, walk};
 
-/// Returns the model with every distributed parameter replaced by a tensor of zeros of its global shape. The tensors
-/// are expanded from one element, so they take no memory. burn's `Display` of the result prints global sizes.
+/// Returns the model with every distributed parameter replaced by a tensor of zeros of its global
+/// shape. The tensors are expanded from one element, so they take no memory. burn's `Display` of
+/// the result prints global sizes.
 ///
 /// Local: no communication.
 pub(super) fn with_global_shapes<M: Module>(model: &M) -> M {

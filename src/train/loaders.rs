@@ -13,19 +13,21 @@ use crate::mesh::DeviceMesh;
 /// A loader for training, and one for validation.
 pub type Loaders<O> = (Arc<dyn DataLoader<O>>, Arc<dyn DataLoader<O>>);
 
-/// Returns loaders of this rank's rows for [`supervised`](super::supervised), whose `mesh` they take.
+/// Returns loaders of this rank's rows for [`supervised`](super::supervised), whose `mesh` they
+/// take.
 ///
-/// `batch_size` is the number of rows of a batch over all ranks. The rows for training are shuffled in another
-/// order in each epoch, and those that do not fill the last batch are left out. The rows for validation come in
-/// order, each once. Both have the same batches on any number of ranks. One thread for each loader prefetches. For
-/// other settings, create two [`DistributedLoader`]s.
+/// `batch_size` is the number of rows of a batch over all ranks. The rows for training are shuffled
+/// in another order in each epoch, and those that do not fill the last batch are left out. The rows
+/// for validation come in order, each once. Both have the same batches on any number of ranks. One
+/// thread for each loader prefetches. For other settings, create two [`DistributedLoader`]s.
 ///
 /// Local: no communication.
 ///
 /// # Errors
-/// [`DataError`](crate::data::DataError) if `batch_size` is not divisible by the number of ranks, or the training
-/// set has fewer rows. A validation set that leaves a rank without a row is found when the training begins
-/// ([`NoRows`](crate::train::TrainError::NoRows)); [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
+/// [`DataError`](crate::data::DataError) if `batch_size` is not divisible by the number of ranks,
+/// or the training set has fewer rows. A validation set that leaves a rank without a row is found
+/// when the training begins ([`NoRows`](crate::train::TrainError::NoRows));
+/// [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
 pub fn loaders<I, O, B>(
     mesh: &DeviceMesh,
     batcher: B,

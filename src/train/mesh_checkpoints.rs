@@ -1,7 +1,8 @@
 //! Checkpoints of a training that load on any mesh: [`save`], and [`resume`].
 //!
-//! burn's checkpointers get records, each on a thread of its own, and only burn's `LearningCheckpointer` can read a learner's
-//! optimizer and schedule. So one with checkpointers that only pass records on reads them, and the rank itself saves:
+//! burn's checkpointers get records, each on a thread of its own, and only burn's
+//! `LearningCheckpointer` can read a learner's optimizer and schedule. So one with checkpointers
+//! that only pass records on reads them, and the rank itself saves:
 //!
 //! ```text
 //! rank                         burn's threads
@@ -32,16 +33,19 @@ const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer";
 const SCHEDULE: &str = "schedule";
 
-/// Returns burn's `Learner` of a model that is already distributed, its optimizer and its schedule, with the values of the
-/// latest checkpoint of `run`, and the epoch at whose end it was saved; `None` if there is no checkpoint. Pass the epoch to
-/// burn's `SupervisedTraining::checkpoint`, without which the training begins with the first epoch.
+/// Returns burn's `Learner` of a model that is already distributed, its optimizer and its schedule,
+/// with the values of the latest checkpoint of `run`, and the epoch at whose end it was saved;
+/// `None` if there is no checkpoint. Pass the epoch to burn's `SupervisedTraining::checkpoint`,
+/// without which the training begins with the first epoch.
 ///
 /// # Collective
 /// Every rank of the manager's mesh.
 ///
 /// # Errors
-/// On all ranks, those of [`CheckpointManager::latest`], [`Checkpoint::load_model`](crate::checkpoint::Checkpoint::load_model),
-/// [`Checkpoint::load_optimizer`](crate::checkpoint::Checkpoint::load_optimizer) and [`load_optimizer_state`].
+/// On all ranks, those of [`CheckpointManager::latest`],
+/// [`Checkpoint::load_model`](crate::checkpoint::Checkpoint::load_model),
+/// [`Checkpoint::load_optimizer`](crate::checkpoint::Checkpoint::load_optimizer) and
+/// [`load_optimizer_state`].
 pub fn resume<M: LearnerModel>(
     run: &CheckpointManager,
     model: M,

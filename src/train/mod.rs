@@ -1,8 +1,9 @@
-//! burn's `SupervisedTraining` on the ranks of a mesh: metrics of the global batch, and one decision for all ranks.
+//! burn's `SupervisedTraining` on the ranks of a mesh: metrics of the global batch, and one
+//! decision for all ranks.
 //!
-//! A program written for burn's `Learner` runs on every rank of a [`launch`](crate::comm::launch). [`supervised`]
-//! takes the place of `SupervisedTraining::new`; everything else is burn's own: loaders, metrics, checkpointers, early
-//! stopping, the renderer.
+//! A program written for burn's `Learner` runs on every rank of a [`launch`](crate::comm::launch).
+//! [`supervised`] takes the place of `SupervisedTraining::new`; everything else is burn's own:
+//! loaders, metrics, checkpointers, early stopping, the renderer.
 //!
 //! ```
 //! # use burn::data::dataloader::batcher::Batcher;
@@ -85,11 +86,12 @@
 //! | end of an epoch | all ranks: training needs the same number of batches on each, validation does not |
 //!
 //! # Invariants
-//! 1. A metric of an epoch has the same value on all ranks, and the value that one device computes from the global
-//!    batches, up to rounding. Each row counts once.
-//! 2. All ranks take each step, stop, save and fail together. No decision is taken from one rank's rows alone.
-//! 3. A training that resumes from a checkpoint on the same mesh continues as if it had not been interrupted, also
-//!    in the order in which burn's loaders shuffle.
+//! 1. A metric of an epoch has the same value on all ranks, and the value that one device computes
+//!    from the global batches, up to rounding. Each row counts once.
+//! 2. All ranks take each step, stop, save and fail together. No decision is taken from one rank's
+//!    rows alone.
+//! 3. A training that resumes from a checkpoint on the same mesh continues as if it had not been
+//!    interrupted, also in the order in which burn's loaders shuffle.
 
 mod agree;
 mod checkpoint;

@@ -93,7 +93,8 @@ where
     }
 }
 
-/// [`OnMesh`] with the model's global sizes in burn's summary, which prints the model that `fit` returns.
+/// [`OnMesh`] with the model's global sizes in burn's summary, which prints the model that `fit`
+/// returns.
 struct WithSummary<'a, M> {
     on_mesh: &'a OnMesh,
     /// The trained model.
@@ -177,7 +178,8 @@ where
         }
         // Once in each run: burn's loaders draw a random number for each slice.
         let first_row = (valid_items > 0).then(|| valid.slice(0, 1));
-        // A loader draws each epoch's order when it begins it: a training that resumes draws those it has seen.
+        // A loader draws each epoch's order when it begins it: a training that resumes draws those
+        // it has seen.
         for _ in 1..starting_epoch {
             drop((train.iter(), valid.iter()));
         }
@@ -255,8 +257,8 @@ where
         Ok(())
     }
 
-    /// Validates an epoch. A rank whose batches have ended computes on its `first_row`, which is not counted, as long as other
-    /// ranks have batches.
+    /// Validates an epoch. A rank whose batches have ended computes on its `first_row`, which is
+    /// not counted, as long as other ranks have batches.
     fn valid_epoch(
         &mut self,
         loader: &dyn DataLoader<<M as InferenceStep>::Input>,
@@ -289,7 +291,8 @@ where
         Ok(())
     }
 
-    /// Ends an epoch with a checkpoint and early stopping. Returns true if the training is finished.
+    /// Ends an epoch with a checkpoint and early stopping. Returns true if the training is
+    /// finished.
     fn is_finished(&mut self, epoch: usize) -> Result<bool> {
         if self.components.checkpointer.is_some() || self.components.early_stopping.is_some() {
             self.flush();

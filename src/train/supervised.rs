@@ -13,24 +13,26 @@ use crate::Result;
 use crate::checkpoint::CheckpointManager;
 use crate::mesh::DeviceMesh;
 
-/// Creates burn's `SupervisedTraining` for the ranks of `mesh`, in place of `SupervisedTraining::new`.
+/// Creates burn's `SupervisedTraining` for the ranks of `mesh`, in place of
+/// `SupervisedTraining::new`.
 ///
-/// Configure it and launch it as burn's guide does, in the same way on every rank. `mesh` contains the ranks that
-/// have distinct rows, such as the slice `dp` of a mesh `[dp, tp]`; all ranks of its [root](DeviceMesh::root) decide
-/// together. `train` and `valid` yield this rank's rows: in every step, the same number on each rank for training,
-/// any number for validation.
+/// Configure it and launch it as burn's guide does, in the same way on every rank. `mesh` contains
+/// the ranks that have distinct rows, such as the slice `dp` of a mesh `[dp, tp]`; all ranks of its
+/// [root](DeviceMesh::root) decide together. `train` and `valid` yield this rank's rows: in every
+/// step, the same number on each rank for training, any number for validation.
 ///
-/// `directory` is the same on all ranks. Each writes to its own folder inside it, see [`rank_directory`]. Only the
-/// first rank of the root draws, prints the summary and installs burn's application logger, unless the program sets
-/// another renderer or logger afterwards.
+/// `directory` is the same on all ranks. Each writes to its own folder inside it, see
+/// [`rank_directory`]. Only the first rank of the root draws, prints the summary and installs
+/// burn's application logger, unless the program sets another renderer or logger afterwards.
 ///
 /// See the [module](super) for an example, and for what the ranks decide together.
 ///
 /// # Collective
-/// Local. Launching the training is collective: every rank of the root mesh launches one with the same settings.
-/// burn's `launch` cannot return an error of this crate, so the rank [unwinds](crate::Error::unwind) with it, and
-/// [`launch`](crate::comm::launch) returns it. Errors of a rank's data, metrics or checkpoints, which burn returns in
-/// `LearningResult::error`, become a [`TrainError::Failed`](super::TrainError::Failed) on every rank.
+/// Local. Launching the training is collective: every rank of the root mesh launches one with the
+/// same settings. burn's `launch` cannot return an error of this crate, so the rank
+/// [unwinds](crate::Error::unwind) with it, and [`launch`](crate::comm::launch) returns it. Errors
+/// of a rank's data, metrics or checkpoints, which burn returns in `LearningResult::error`, become
+/// a [`TrainError::Failed`](super::TrainError::Failed) on every rank.
 ///
 /// # Errors
 /// [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
@@ -58,14 +60,17 @@ where
     })
 }
 
-/// Returns a training of [`supervised`] on `mesh` that also saves model, optimizer and schedule by `run` at
-/// the end of each epoch, as its step. [`resume`](super::resume) loads them, on any mesh and any number of ranks. `run` decides which
-/// checkpoints are kept, and its mesh is the root of `mesh`.
+/// Returns a training of [`supervised`] on `mesh` that also saves model, optimizer and schedule by
+/// `run` at the end of each epoch, as its step. [`resume`](super::resume) loads them, on any mesh
+/// and any number of ranks. `run` decides which checkpoints are kept, and its mesh is the root of
+/// `mesh`.
 ///
-/// burn's own checkpointers are not needed next to it. Early stopping is not saved, as burn does not save it either.
+/// burn's own checkpointers are not needed next to it. Early stopping is not saved, as burn does
+/// not save it either.
 ///
 /// # Collective
-/// Local. The launched training unwinds on every rank with the errors of [`CheckpointManager::save`].
+/// Local. The launched training unwinds on every rank with the errors of
+/// [`CheckpointManager::save`].
 #[must_use]
 pub fn with_checkpoints<M: LearnerModel>(
     training: SupervisedTraining<M>,
@@ -83,8 +88,9 @@ where
     training.with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
 }
 
-/// Returns the folder of this rank inside `directory`: `rank-0`, `rank-1`, .. by global rank. burn's default
-/// checkpointers write the rank's shards there, and burn's loggers the metrics, which are the same on all ranks.
+/// Returns the folder of this rank inside `directory`: `rank-0`, `rank-1`, .. by global rank.
+/// burn's default checkpointers write the rank's shards there, and burn's loggers the metrics,
+/// which are the same on all ranks.
 pub fn rank_directory(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> PathBuf {
     directory.as_ref().join(format!("rank-{}", mesh.rank()))
 }

@@ -86,8 +86,8 @@ fn places<'a>(ranks: impl IntoIterator<Item = &'a Vec<Vec<usize>>>) -> usize {
         .len()
 }
 
-/// What forward and backward gather is in memory that is used from unit to unit and from step to step. Ranks that share a
-/// core take each other's.
+/// What forward and backward gather is in memory that is used from unit to unit and from step to
+/// step. Ranks that share a core take each other's.
 #[test]
 fn gathered_weights_lie_where_they_lay_before() {
     let _alone = alone();
@@ -107,8 +107,8 @@ fn gathered_weights_lie_where_they_lay_before() {
     }
 }
 
-/// Which of the places that ranks have in common is free depends on which of them is ahead; there are no more than if each had
-/// its own.
+/// Which of the places that ranks have in common is free depends on which of them is ahead; there
+/// are no more than if each had its own.
 #[test]
 fn weights_in_common_lie_where_some_lay_before() {
     let _alone = alone();

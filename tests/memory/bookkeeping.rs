@@ -13,8 +13,8 @@ use super::live::{allocations, alone};
 
 const FULL: [usize; 2] = [8, 8];
 
-/// Of one call, posted and waited for, on a rank: what it allocates when the other has looked up what both need, and what it
-/// does at least.
+/// Of one call, posted and waited for, on a rank: what it allocates when the other has looked up
+/// what both need, and what it does at least.
 fn of_call(
     comm: &Communicator,
     plan: &Arc<CollectivePlan>,
@@ -69,8 +69,8 @@ fn of(
         .unwrap()
 }
 
-/// Tensors are what burn makes of elements that are there, and the elements; beside them there is a handful, whatever
-/// their number.
+/// Tensors are what burn makes of elements that are there, and the elements; beside them there is a
+/// handful, whatever their number.
 #[test]
 fn a_planned_collective_allocates_its_results_and_a_handful() {
     let _alone = alone();

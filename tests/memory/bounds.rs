@@ -1,4 +1,5 @@
-//! What a rank holds at most in a step, above its shards and gradients: in units, however deep the model.
+//! What a rank holds at most in a step, above its shards and gradients: in units, however deep the
+//! model.
 //!
 //! | | in units |
 //! |---|---|
@@ -10,8 +11,9 @@
 //! | a second copy of the last gradient, which burn makes | a part of one |
 //! | gradient shards that are not there yet, of units whose gradients are | - 1 / ranks each |
 //!
-//! Beside these there are the root's own, from the beginning of backward to its end: here they are few. Ranks in step show
-//! what is held always, so that 4 and 32 layers can be compared. Where one is late, the others hold the most.
+//! Beside these there are the root's own, from the beginning of backward to its end: here they are
+//! few. Ranks in step show what is held always, so that 4 and 32 layers can be compared. Where one
+//! is late, the others hold the most.
 
 use std::thread;
 use std::time::Duration;
@@ -84,7 +86,8 @@ impl Net {
         }
     }
 
-    /// Three-dimensional inputs: burn's `linear` reshapes its weight for them, and the graph keeps that view.
+    /// Three-dimensional inputs: burn's `linear` reshapes its weight for them, and the graph keeps
+    /// that view.
     fn loss(&self, world: &World, pace: Pace) -> Tensor<1> {
         let x = Tensor::<3>::ones([1, ROWS, WIDTH], &world.device().clone().autodiff());
         unit(self, x, |net, x| {
@@ -114,8 +117,8 @@ struct Case {
     set: fn(&Net) -> Result<()>,
     /// Of a step: all but the last leave their gradients whole with their units.
     batches: usize,
-    /// Bytes that a layer may add to the most: nodes of the graph and, where that is at the beginning of backward,
-    /// activations.
+    /// Bytes that a layer may add to the most: nodes of the graph and, where that is at the
+    /// beginning of backward, activations.
     layer: usize,
 }
 
@@ -155,7 +158,8 @@ fn prefetch_two(net: &Net) -> Result<()> {
 }
 
 impl Case {
-    /// What a step takes of a rank, at most, above its shards and gradients: in units, of the rank that takes most.
+    /// What a step takes of a rank, at most, above its shards and gradients: in units, of the rank
+    /// that takes most.
     fn transients(&self, blocks: usize, pace: Pace) -> f64 {
         let ranks = self.mesh.iter().product();
         let peaks = launch(apart(ranks), |world| {
@@ -201,8 +205,8 @@ impl Case {
         (most as f64 - grads as f64) / UNIT as f64
     }
 
-    /// At most four units, and a shard where ranks of several replicas may be late; as much with 32 layers as with 4, but
-    /// for what each adds.
+    /// At most four units, and a shard where ranks of several replicas may be late; as much with 32
+    /// layers as with 4, but for what each adds.
     fn check(&self) {
         let _alone = alone();
         let [shallow, deep] = DEPTHS.map(|blocks| self.transients(blocks, Pace::InStep));
@@ -277,7 +281,8 @@ fn two_prefetched_units() {
     .check();
 }
 
-/// What waits are whole gradients, of every unit: they are counted in place of the gradients' shards.
+/// What waits are whole gradients, of every unit: they are counted in place of the gradients'
+/// shards.
 #[test]
 fn gradients_that_wait() {
     Case {

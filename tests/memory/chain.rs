@@ -208,8 +208,9 @@ fn backward_peaks_at_shards_gradients_and_four_units() {
     }
 }
 
-/// Weights of half a unit's bytes, and gradients of a whole unit's, which are cast to be reduced. Between forward and
-/// backward each unit's cast shards wait to be gathered again: half the shards, which go as gradients come.
+/// Weights of half a unit's bytes, and gradients of a whole unit's, which are cast to be reduced.
+/// Between forward and backward each unit's cast shards wait to be gathered again: half the shards,
+/// which go as gradients come.
 #[test]
 fn half_precision_reduced_in_single_takes_half_the_shards_more() {
     let _alone = alone();
@@ -246,7 +247,8 @@ fn half_precision_reduced_in_single_takes_half_the_shards_more() {
     );
 }
 
-/// Weights that every rank holds whole, but not as they are stored: a unit frees its copies, which the graph has views of.
+/// Weights that every rank holds whole, but not as they are stored: a unit frees its copies, which
+/// the graph has views of.
 #[test]
 fn casts_of_replicated_weights_are_freed_after_forward() {
     let _alone = alone();

@@ -88,8 +88,8 @@ fn of_a_block(ranks: usize, again: bool, checkpointing: bool) -> (usize, usize) 
     )
 }
 
-/// What burn's table of graphs takes of a block beside tensors, whatever the tensors' size: of its nodes, and until the next
-/// backward of each operation that was computed without a graph.
+/// What burn's table of graphs takes of a block beside tensors, whatever the tensors' size: of its
+/// nodes, and until the next backward of each operation that was computed without a graph.
 const NODES: usize = 64 << 10;
 
 #[test]
@@ -112,8 +112,8 @@ fn a_block_that_computes_again_keeps_its_input() {
     }
 }
 
-/// Backward has one block's activations, their gradients, and the block's weights and gradients, however many blocks there
-/// are; what is added are gradients, sharded.
+/// Backward has one block's activations, their gradients, and the block's weights and gradients,
+/// however many blocks there are; what is added are gradients, sharded.
 #[test]
 fn backward_holds_the_activations_of_one_block() {
     let _alone = alone();
@@ -123,7 +123,8 @@ fn backward_holds_the_activations_of_one_block() {
     for ranks in [1, 2] {
         let measured = measure(ranks, 6, true, false);
         let most = measured.peak_backward - measured.after_forward;
-        // Each of two activations between layers with its gradient, and what an operation makes of it.
+        // Each of two activations between layers with its gradient, and what an operation makes of
+        // it.
         let bound = 5 * BETWEEN + 6 * INPUT + 6 * WEIGHTS;
         println!("{ranks} ranks: backward holds {most} beyond forward, of {bound}");
         assert!(most < bound, "{ranks} ranks: {most} of {bound}");

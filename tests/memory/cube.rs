@@ -27,7 +27,8 @@ const WIDTH: usize = 256;
 /// Bytes of one block's weight.
 const FULL: u64 = (WIDTH * WIDTH * 4) as u64;
 
-/// Three-dimensional inputs: burn's `linear` reshapes its weight for them, and the graph keeps that view.
+/// Three-dimensional inputs: burn's `linear` reshapes its weight for them, and the graph keeps that
+/// view.
 fn forward(net: &Net, x: Tensor<3>) -> Tensor<3> {
     net.blocks.iter().fold(x, |x, block| {
         unit(block, x, |block, x| block.forward(x).tanh())
@@ -101,7 +102,8 @@ fn gathered_weights_are_taken_back_under_the_views_that_a_graph_keeps() {
     }
 }
 
-/// Most that is in use in the backwards of two steps of AdamW, after one before them, and what is after each.
+/// Most that is in use in the backwards of two steps of AdamW, after one before them, and what is
+/// after each.
 fn trained(ranks: usize, offload: OffloadPolicy) -> (u64, [u64; 2]) {
     let mut results = MeshTest::new([ranks], ["shard"])
         .with_device(gpu())
@@ -163,7 +165,8 @@ fn the_device_has_open_units_alone_where_shards_are_offloaded() {
         assert!(kept.1.iter().all(|after| *after >= 3 * all), "{kept:?}");
         // Nothing as large as one weight.
         assert!(after.iter().all(|after| *after < FULL), "{after:?}");
-        // A rank has the weights of a unit and of the one before it, gradients of both, and parts that are on their way.
+        // A rank has the weights of a unit and of the one before it, gradients of both, and parts
+        // that are on their way.
         assert!(most < ranks as u64 * 5 * FULL, "{most}");
     }
 }

@@ -1,4 +1,5 @@
-//! A lazy model is sharded with one parameter whole at a time, on the rank that draws it, and parts on the others.
+//! A lazy model is sharded with one parameter whole at a time, on the rank that draws it, and parts
+//! on the others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -33,7 +34,8 @@ impl Net {
     }
 }
 
-/// Of a rank: what it holds once `program` has run beyond what it held before, and the most that it held meanwhile.
+/// Of a rank: what it holds once `program` has run beyond what it held before, and the most that it
+/// held meanwhile.
 fn measured<T>(rank: usize, program: impl FnOnce() -> Result<T>) -> Result<(T, usize, usize)> {
     allocates_for(rank);
     let before = own();

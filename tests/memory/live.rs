@@ -51,7 +51,8 @@ fn room(layout: Layout) -> usize {
 /// With that room.
 fn with_room(layout: Layout) -> Layout {
     let room = room(layout);
-    // SAFETY: a power of two, and no more than the address space with what a page or so adds to a size that fits it.
+    // SAFETY: a power of two, and no more than the address space with what a page or so adds to a
+    // size that fits it.
     unsafe { Layout::from_size_align_unchecked(layout.size() + room, room) }
 }
 
@@ -72,8 +73,8 @@ fn given_back(size: usize, number: usize) {
     OF_RANK[number].live.fetch_sub(size, SeqCst);
 }
 
-// SAFETY: every call is the system allocator's, for as much room more before the memory as that is aligned to; the
-// counters do not touch the memory.
+// SAFETY: every call is the system allocator's, for as much room more before the memory as that is
+// aligned to; the counters do not touch the memory.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
@@ -105,8 +106,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// One measurement at a time: the counters are the process's. Of large tensors' memory, too, which is not the
-/// allocator's.
+/// One measurement at a time: the counters are the process's. Of large tensors' memory, too, which
+/// is not the allocator's.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     count_blocks(Counter { taken, given_back });
@@ -218,7 +219,8 @@ pub fn measure<M: Module>(
             let peak_backward = PEAK.load(SeqCst);
             let after_backward = settle(world)?;
             drop(grads);
-            // What an earlier graph has left in burn's tables goes with the next backward: differences do not change.
+            // What an earlier graph has left in burn's tables goes with the next backward:
+            // differences do not change.
             let empty = [empty, before, after_forward, after_backward]
                 .into_iter()
                 .min()

@@ -1,4 +1,5 @@
-//! A load holds the new shards and the memory of `ReadOptions`: the old shards are freed before the new ones are read.
+//! A load holds the new shards and the memory of `ReadOptions`: the old shards are freed before the
+//! new ones are read.
 
 use std::env;
 use std::fs;
@@ -87,7 +88,8 @@ fn save(folder: &Path, mesh: &DeviceMesh, device: &Device) -> Result<()> {
     checkpoint::save(folder, &state).map(drop)
 }
 
-/// Returns the bytes that `load` of a model adds to a rank at most, if its old shards may be freed and if a clone holds them.
+/// Returns the bytes that `load` of a model adds to a rank at most, if its old shards may be freed
+/// and if a clone holds them.
 fn growth(
     mesh: &DeviceMesh,
     device: &Device,

@@ -1,7 +1,8 @@
-//! What a step of Muon takes of a rank, above shards, state and gradients: a few matrices, however many the model has.
+//! What a step of Muon takes of a rank, above shards, state and gradients: a few matrices, however
+//! many the model has.
 //!
-//! What momentum makes of the gradients comes in their place, and the steps in the place of that, round by round. On top
-//! there is a round: a matrix in parts, whole, and what makes it orthogonal.
+//! What momentum makes of the gradients comes in their place, and the steps in the place of that,
+//! round by round. On top there is a round: a matrix in parts, whole, and what makes it orthogonal.
 
 use burn::module::ParamGroup;
 use burn::nn::{Linear, LinearConfig};
@@ -63,7 +64,8 @@ fn a_step_of_muon_holds_a_few_matrices_and_not_the_model() {
     let [few, many] = [8, 32].map(taken);
     let each = (many - few) / 24.0;
     println!("8 matrices {few:.2}, 32 matrices {many:.2}, each {each:.3}");
-    // To gather the model takes a matrix each, and to keep the orthogonal ones, of which parts came back, a quarter.
+    // To gather the model takes a matrix each, and to keep the orthogonal ones, of which parts came
+    // back, a quarter.
     assert!(
         each < 0.1,
         "{each} matrices more for each: 8 take {few}, 32 take {many}"

@@ -8,7 +8,8 @@ use burn_dtensor::prelude::*;
 
 use crate::live::{self, alone};
 
-/// Two towers of blocks, a table for the second, and a matrix per block that is read outside its unit.
+/// Two towers of blocks, a table for the second, and a matrix per block that is read outside its
+/// unit.
 #[derive(Module, Debug)]
 struct Net {
     table: Embedding,
@@ -41,8 +42,8 @@ fn input(device: &Device) -> Tensor<2> {
 
 type Loss = fn(&Net, &Device) -> Tensor<1>;
 
-/// What is alive at the peak of backward beyond shards, activations and gradient shards, in blocks, a
-/// rank.
+/// What is alive at the peak of backward beyond shards, activations and gradient shards, in blocks,
+/// a rank.
 fn transients(layers: [usize; 3], loss: Loss) -> f64 {
     let [a, b, mix] = layers;
     let make = |world: &World, device: &Device| {

@@ -65,8 +65,8 @@ impl Net {
     }
 }
 
-/// Returns how many bytes more are live after many forwards than after two, on each rank. The program may hold the last
-/// output.
+/// Returns how many bytes more are live after many forwards than after two, on each rank. The
+/// program may hold the last output.
 fn growth(ranks: usize, reshard: ReshardAfterForward, entered: Entered, holds: bool) -> Vec<i64> {
     let _alone = alone();
     let grown = launch(apart(ranks), |world| {
@@ -146,7 +146,8 @@ fn forwards_without_a_backward_are_freed_after_their_threads_have_ended() {
     };
     let (few, many) = (live_after(2), live_after(10));
     println!("{few} bytes are live after 2 launches, {many} after 12");
-    // The last threads may not have dropped their thread-locals yet. Ten launches that keep everything hold over 30 units.
+    // The last threads may not have dropped their thread-locals yet. Ten launches that keep
+    // everything hold over 30 units.
     assert!(
         many < few + 10 * UNIT,
         "{few} bytes are live after 2 launches, {many} after 12"

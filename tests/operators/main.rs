@@ -1,4 +1,5 @@
-//! Operators on DTensors, from outside: each alone in all layouts, several in random programs, and what they send.
+//! Operators on DTensors, from outside: each alone in all layouts, several in random programs, and
+//! what they send.
 
 #[path = "../suite/effort.rs"]
 mod effort;

@@ -91,7 +91,8 @@ fn a_right_rule_is_proven_and_what_it_does_not_take_is_listed() {
 fn in_brief_a_few_combinations_are_tried_on_each_mesh() {
     let case = claimed(&[S(1), S(0)], |x| x * 2 + 1, |x, _| x * 2 + 1);
     let report = prove_with(&[case], Effort::Brief).operators.remove(0);
-    // All 8 layouts on 2 ranks, some on 3, 4, 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2, and with ragged cuts on 2 and 2 x 2.
+    // All 8 layouts on 2 ranks, some on 3, 4, 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2, and with ragged
+    // cuts on 2 and 2 x 2.
     assert_eq!(
         (report.tried, report.wrong.len()),
         (8 + 3 + 2 + 1 + 4 + 2 + 1 + 4 + 2, 0),
@@ -262,7 +263,8 @@ fn one_expression_is_compiled_for_both_kinds_of_tensor() {
     ]);
     assert_eq!(report.wrong(), 0, "{report}");
     assert_eq!(report.operators[0].name, "kinds");
-    // 7 x 7 on each mesh of one dimension, and what the others and those with ragged cuts are capped at.
+    // 7 x 7 on each mesh of one dimension, and what the others and those with ragged cuts are
+    // capped at.
     assert_eq!(
         report.operators[1].tried,
         49 + 48 + 24 + 24 + 8 + 4 + 4 + 24 + 8

@@ -1,6 +1,7 @@
 //! The same on every backend: ranks as threads of one process, and as processes of their own.
 //!
-//! The backends' conformance suite holds collectives to brute force; these tests run what is built from them.
+//! The backends' conformance suite holds collectives to brute force; these tests run what is built
+//! from them.
 
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor, Tolerance};
@@ -125,7 +126,8 @@ mesh_test!(
         let (row, column) = (mesh.rank() / 2, mesh.rank() % 2);
         let (rows, columns) = (dp.communicator(0)?, tp.communicator(0)?);
         for round in 0..20 {
-            // To the other rank of the column, and then of the row, which take the messages after the collectives.
+            // To the other rank of the column, and then of the row, which take the messages after
+            // the collectives.
             let tensors = || vec![own(mesh).into_dispatch()];
             let sends = [(rows, 1 - row), (columns, 1 - column)]
                 .map(|(group, to)| group.send("own".into(), tensors(), to, round));

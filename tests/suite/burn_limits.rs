@@ -1,5 +1,5 @@
-//! What burn 0.22 does and the README lists under "Limits": a test that fails here says that burn has
-//! mended it. Then its line goes, and what works round it.
+//! What burn 0.22 does and the README lists under "Limits": a test that fails here says that burn
+//! has mended it. Then its line goes, and what works round it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -32,8 +32,8 @@ fn a_second_backward_fails_where_a_result_of_its_leaves_is_unused() {
     assert!(message.contains("already been consumed"), "{message}");
 }
 
-/// "the gradient of a grouped `conv1d`'s weight": of a length of 3, a kernel of 2 and a stride of 2 one
-/// element is left over.
+/// "the gradient of a grouped `conv1d`'s weight": of a length of 3, a kernel of 2 and a stride of 2
+/// one element is left over.
 #[test]
 fn the_weight_gradient_of_a_grouped_conv1d_is_wrong_where_its_stride_leaves_elements_over() {
     let x = Tensor::<3>::from_data([[[1.0, 2.0, 40.0], [3.0, 5.0, 70.0]]], &device());

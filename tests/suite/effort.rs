@@ -2,7 +2,8 @@
 
 use std::env;
 
-/// Returns true if everything is tried, as `.ci/long` has time for. Of cases that are much the same, `cargo test` tries some.
+/// Returns true if everything is tried, as `.ci/long` has time for. Of cases that are much the
+/// same, `cargo test` tries some.
 pub fn is_long() -> bool {
     env::var_os("LONG_TESTS").is_some()
 }
@@ -20,7 +21,8 @@ pub fn setting(name: &str, default: u64) -> u64 {
     })
 }
 
-/// Returns true if a run ends at its first failure, without making it small: if `RANDOM_STOP_AT_FAILURE` is set.
+/// Returns true if a run ends at its first failure, without making it small: if
+/// `RANDOM_STOP_AT_FAILURE` is set.
 pub fn stops_at_failure() -> bool {
     env::var_os("RANDOM_STOP_AT_FAILURE").is_some()
 }

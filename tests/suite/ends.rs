@@ -1,4 +1,5 @@
-//! How ranks end: every end reaches the other ranks at once, and the report keeps what the rank said.
+//! How ranks end: every end reaches the other ranks at once, and the report keeps what the rank
+//! said.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::thread;

@@ -1,4 +1,5 @@
-//! Errors of the program's own: they go through `launch` with their texts, their sources and their types.
+//! Errors of the program's own: they go through `launch` with their texts, their sources and their
+//! types.
 
 use std::error::Error as StdError;
 use std::fmt;

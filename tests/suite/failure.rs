@@ -1,6 +1,7 @@
 //! Failures: every other rank gets a typed error that names the culprit, at once.
 //!
-//! The deadline is far longer than the suite's time limit for one test, so only prompt waking passes.
+//! The deadline is far longer than the suite's time limit for one test, so only prompt waking
+//! passes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

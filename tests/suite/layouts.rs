@@ -54,8 +54,8 @@ pub fn draw(
     }
 }
 
-/// Every third of these layouts with ragged cuts, which ones a function of `salt`: so the programs are
-/// otherwise those of chunks. The outermost cut of each tensor dimension gets lengths, often 0.
+/// Every third of these layouts with ragged cuts, which ones a function of `salt`: so the programs
+/// are otherwise those of chunks. The outermost cut of each tensor dimension gets lengths, often 0.
 pub fn uneven(layout: Layout, shape: &[usize], salt: u64) -> Layout {
     let mut rng = StdRng::seed_from_u64(salt);
     if !rng.random_bool(1.0 / 3.0) {

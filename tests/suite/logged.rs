@@ -1,4 +1,5 @@
-//! Warnings that the crate logs. They are those of the whole process, because tests run next to each other.
+//! Warnings that the crate logs. They are those of the whole process, because tests run next to
+//! each other.
 
 use std::sync::{Mutex, Once};
 

@@ -1,5 +1,6 @@
-//! Tests that have a process to themselves. Of backwards that unwound, burn keeps graphs, and looks at them all in every
-//! later one: tests of many backwards are slow beside them, and those that leave such graphs make others slow.
+//! Tests that have a process to themselves. Of backwards that unwound, burn keeps graphs, and looks
+//! at them all in every later one: tests of many backwards are slow beside them, and those that
+//! leave such graphs make others slow.
 
 use std::env;
 use std::process::Command;

@@ -1,6 +1,7 @@
 //! Weights of PyTorch, loaded on the first rank, and written for PyTorch.
 //!
-//! `tests/golden/pretrained/make.py` wrote the files with PyTorch, and the outputs that PyTorch computes with them.
+//! `tests/golden/pretrained/make.py` wrote the files with PyTorch, and the outputs that PyTorch
+//! computes with them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

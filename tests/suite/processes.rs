@@ -80,7 +80,8 @@ impl Net {
     }
 }
 
-/// Five steps on a mesh of replicas and shards; the bits of every loss and of the weights at the end, in one line.
+/// Five steps on a mesh of replicas and shards; the bits of every loss and of the weights at the
+/// end, in one line.
 fn bits(world: &World) -> Result<String> {
     let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
     let device = world.device().clone().autodiff();
@@ -207,7 +208,8 @@ fn dropping(mesh: &DeviceMesh) -> Result<String> {
     })?;
     let mut net = fully_shard(net, mesh, FullyShard::new())?;
     let mut optim = AdamWConfig::new().init();
-    // From here on the rank draws alone from the random state of its process, whatever that has drawn before.
+    // From here on the rank draws alone from the random state of its process, whatever that has
+    // drawn before.
     Tensor::<1>::random(
         [1 + std::process::id() as usize % 1000],
         Distribution::Default,
@@ -289,8 +291,8 @@ fn a_launch_that_fails_in_several_processes_is_reported_once_with_the_ranks_of_a
     );
 }
 
-/// Process 0 ends with the report, though rank 1 never ends: neither the end of the launch nor that of the process waits for
-/// it. The launcher then ends process 1.
+/// Process 0 ends with the report, though rank 1 never ends: neither the end of the launch nor that
+/// of the process waits for it. The launcher then ends process 1.
 #[test]
 fn a_rank_that_is_stuck_in_its_own_code_keeps_no_other_process_from_ending() {
     let text = ProcessTest::new(2).run_failing(|| {
@@ -323,8 +325,9 @@ fn a_rank_that_is_stuck_in_its_own_code_keeps_no_other_process_from_ending() {
 /// The environment variable that has every rank keep its last operations in a file.
 const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
 
-/// Runs three processes of one rank; once ranks 0 and 2 wait for rank 1 in "step", that one sends itself `signal`, and the
-/// others go on with `then`. Returns what they wrote, and what their files say.
+/// Runs three processes of one rank; once ranks 0 and 2 wait for rank 1 in "step", that one sends
+/// itself `signal`, and the others go on with `then`. Returns what they wrote, and what their files
+/// say.
 fn signalled(
     name: &str,
     signal: &str,
@@ -342,7 +345,8 @@ fn signalled(
                 Command::new("kill")
                     .args([signal, &id().to_string()])
                     .status()?;
-                // A signal may take effect some time after it was sent: until then this rank must not join the others.
+                // A signal may take effect some time after it was sent: until then this rank must
+                // not join the others.
                 loop {
                     thread::park();
                 }

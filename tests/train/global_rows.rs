@@ -18,7 +18,8 @@ use super::support::{
 
 const METRICS: [&str; 3] = ["Loss", "Accuracy", "Precision_@_TopK(1)_[Macro]"];
 
-/// Three epochs on a mesh, and by burn alone on all rows: the trained weights, and each line of this rank's logs.
+/// Three epochs on a mesh, and by burn alone on all rows: the trained weights, and each line of
+/// this rank's logs.
 fn trains_as_one_device(mesh: &DeviceMesh, folder: &Folder) -> Result<()> {
     let train = rows(100, 4 * BATCH, 0.2);
     // The last batch has 7 rows. Of two ranks each has some; of three, one has none.
@@ -127,7 +128,8 @@ impl EarlyStoppingStrategy for StopAfter {
     }
 }
 
-/// Invariant 2, for a strategy that depends on something else than metrics of rows, such as the time.
+/// Invariant 2, for a strategy that depends on something else than metrics of rows, such as the
+/// time.
 #[test]
 fn the_first_rank_decides_on_early_stopping() {
     let folder = Folder::new("stop-first");

@@ -18,8 +18,8 @@ use super::support::{
     BATCH, Folder, Net, Row, Rows, loader, logged, metrics, on_ranks, part, rows, train_on, weights,
 };
 
-/// Invariant 3: bits of the weights, and every metric of the epochs after the checkpoint. Of four ranks, one has an empty
-/// shard of a bias.
+/// Invariant 3: bits of the weights, and every metric of the epochs after the checkpoint. Of four
+/// ranks, one has an empty shard of a bias.
 #[test]
 fn a_training_that_resumes_equals_one_that_was_not_interrupted() {
     for ranks in [2, 4] {
@@ -73,8 +73,9 @@ fn resumes(ranks: usize) {
     }
 }
 
-/// A run that saves at the end of each epoch continues on as many ranks to the bit, and on others as the rounding allows: also
-/// its schedule, and the weights that it begins with are those that were saved.
+/// A run that saves at the end of each epoch continues on as many ranks to the bit, and on others
+/// as the rounding allows: also its schedule, and the weights that it begins with are those that
+/// were saved.
 #[test]
 fn a_training_resumes_on_another_mesh() {
     let (train, valid) = (rows(100, 4 * BATCH, 0.2), rows(900, BATCH, 0.2));

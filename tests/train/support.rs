@@ -122,7 +122,8 @@ pub fn noise(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// `count` rows. The class is the largest of the first three features, but is another one in a fraction of the rows.
+/// `count` rows. The class is the largest of the first three features, but is another one in a
+/// fraction of the rows.
 pub fn rows(seed: u64, count: usize, mislabeled: f32) -> Vec<Row> {
     let row = |at: usize| {
         let drawn = noise(seed + at as u64, 6);
@@ -250,7 +251,8 @@ pub fn on_ranks<T: Send>(
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
-/// The lines that burn logged of a metric: of every batch, then of the epoch. Empty for an epoch that was not trained.
+/// The lines that burn logged of a metric: of every batch, then of the epoch. Empty for an epoch
+/// that was not trained.
 pub fn logged(folder: &Path, split: &str, epoch: usize, metric: &str) -> Vec<f64> {
     let file = folder
         .join(split)

@@ -1,4 +1,5 @@
-//! What cubecl-cuda 0.11.3 names of cubecl-llvm. Nothing here runs where kernels are compiled with NVRTC.
+//! What cubecl-cuda 0.11.3 names of cubecl-llvm. Nothing here runs where kernels are compiled with
+//! NVRTC.
 
 use cubecl_core::{ir::nvidia::SmArch, prelude::KernelDefinition};
 use cubecl_environment::backtrace::BackTrace;

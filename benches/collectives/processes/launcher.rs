@@ -6,8 +6,8 @@ use std::{env, str};
 use anyhow::{Context, Result, ensure};
 use burn_dtensor::testing::mpirun;
 
-/// What `count` processes write that are started with these arguments, once all have ended. `mpirun` is taken from the
-/// path, or from the environment variable `MPIRUN`.
+/// What `count` processes write that are started with these arguments, once all have ended.
+/// `mpirun` is taken from the path, or from the environment variable `MPIRUN`.
 pub fn start(count: usize, arguments: &[&str]) -> Result<String> {
     let count = count.to_string();
     let mut command = mpirun();

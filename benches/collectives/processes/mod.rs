@@ -1,8 +1,9 @@
 //! Ranks in processes, one in each, beside raw calls of MPI.
 //!
-//! The bench starts its own binary by turns: once to make the collectives as a program does, with a new result each time,
-//! once to call MPI alone, on one thread and with nothing beside it. Raw calls write into memory that is kept and warm, the
-//! kindest that a program can do for MPI, and once more into new memory, as ours do.
+//! The bench starts its own binary by turns: once to make the collectives as a program does, with a
+//! new result each time, once to call MPI alone, on one thread and with nothing beside it. Raw
+//! calls write into memory that is kept and warm, the kindest that a program can do for MPI, and
+//! once more into new memory, as ours do.
 //!
 //! | | raw |
 //! |---|---|
@@ -13,8 +14,8 @@
 //!
 //! The whole is what an all-gather returns, and what every rank brings to the others.
 //!
-//! A round is a barrier and some calls; its time is that of the slowest process. What is printed are medians over all
-//! rounds of all turns.
+//! A round is a barrier and some calls; its time is that of the slowest process. What is printed
+//! are medians over all rounds of all turns.
 
 mod launcher;
 mod ours;
@@ -137,7 +138,8 @@ pub fn play(role: Role, count: usize, only: &str) -> Result<()> {
     }
 }
 
-/// Prints the time of each collective on `count` processes whose name has `only` in it, beside raw calls.
+/// Prints the time of each collective on `count` processes whose name has `only` in it, beside raw
+/// calls.
 pub fn bandwidth(count: usize, only: &str) -> Result<()> {
     let mut samples = Vec::<Sample>::new();
     for turn in 1..=TURNS {

@@ -1,11 +1,12 @@
 //! How much of a collective shows behind a rank's own work.
 //!
-//! A rank posts the collective, works, then waits for it. Nobody polls meanwhile: MPI makes progress on the thread that
-//! communicates, or not at all. Beside it, in turns, the work alone and the collective alone.
+//! A rank posts the collective, works, then waits for it. Nobody polls meanwhile: MPI makes
+//! progress on the thread that communicates, or not at all. Beside it, in turns, the work alone and
+//! the collective alone.
 //!
 //! - Work that sleeps leaves the cores free: at most a tenth of the collective is to show.
-//! - Work that computes on all cores of the process leaves none, so that the collective takes its time of them: it is to
-//!   cost what its threads compute, and a twentieth.
+//! - Work that computes on all cores of the process leaves none, so that the collective takes its
+//!   time of them: it is to cost what its threads compute, and a twentieth.
 
 use std::fs;
 use std::hint::black_box;

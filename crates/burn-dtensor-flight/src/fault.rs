@@ -2,19 +2,21 @@
 //!
 //! The checks run in this order, from certain evidence to weaker evidence:
 //!
-//! 1. A program failed by itself, as its rank recorded: a panic, an error, an invalid call, or a process that it
-//!    ended. If there are several, the first is at fault.
-//! 2. Calls of one collective differ: a rank outside the majority is at fault; of two ranks, the one that called
-//!    last.
-//! 3. Ranks received an error about another difference: between a message and its receive, or between values that
-//!    must be identical.
-//! 4. A process no longer exists or is stopped, although its program had not ended. Either other ranks wait for
-//!    it, or only some processes are in this state.
+//! 1. A program failed by itself, as its rank recorded: a panic, an error, an invalid call, or a
+//!    process that it ended. If there are several, the first is at fault.
+//! 2. Calls of one collective differ: a rank outside the majority is at fault; of two ranks, the
+//!    one that called last.
+//! 3. Ranks received an error about another difference: between a message and its receive, or
+//!    between values that must be identical.
+//! 4. A process no longer exists or is stopped, although its program had not ended. Either other
+//!    ranks wait for it, or only some processes are in this state.
 //! 5. Ranks wait for each other in a cycle.
-//! 6. A rank is waited for, but waits for no other rank: it has returned, or is busy elsewhere. If fewer ranks
-//!    wait than have returned, the waiting ranks made an extra call.
-//! 7. No process of the launch is running: the rank whose last recorded activity is the oldest is at fault.
-//! 8. Programs ended with the failure of another rank, of which nothing else is known, such as a lost connection.
+//! 6. A rank is waited for, but waits for no other rank: it has returned, or is busy elsewhere. If
+//!    fewer ranks wait than have returned, the waiting ranks made an extra call.
+//! 7. No process of the launch is running: the rank whose last recorded activity is the oldest is
+//!    at fault.
+//! 8. Programs ended with the failure of another rank, of which nothing else is known, such as a
+//!    lost connection.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -42,10 +44,11 @@ pub struct Fault {
 pub enum FaultKind {
     /// The rank's program panicked.
     Panicked,
-    /// The rank's program returned an error or made an invalid call, or other ranks received an error about it.
+    /// The rank's program returned an error or made an invalid call, or other ranks received an
+    /// error about it.
     Failed,
-    /// The rank's process ended while its program ran, for example by [`exit`](std::process::exit), and nothing
-    /// had failed before.
+    /// The rank's process ended while its program ran, for example by [`exit`](std::process::exit),
+    /// and nothing had failed before.
     Exited,
     /// The rank's call differs from those of the other ranks, or its values do.
     Disagrees,
@@ -88,8 +91,8 @@ impl fmt::Display for Fault {
 }
 
 impl LaunchTrace {
-    /// Returns the rank at fault, or `None` if nothing is known to be wrong. If the program is running, a rank
-    /// that others wait for may just be slow.
+    /// Returns the rank at fault, or `None` if nothing is known to be wrong. If the program is
+    /// running, a rank that others wait for may just be slow.
     pub fn fault(&self) -> Option<Fault> {
         let waits = self.waits();
         self.failed_by_itself()
@@ -199,7 +202,8 @@ impl LaunchTrace {
         let (lost, others): (Vec<_>, Vec<_>) = needed(waits)
             .into_iter()
             .partition(|rank| self.is_lost(*rank));
-        // A launcher that has ended the processes of this host may have done so because of a rank of another.
+        // A launcher that has ended the processes of this host may have done so because of a rank
+        // of another.
         let may_be_lost = |rank: &usize| {
             let has_not_ended = self
                 .rank(*rank)
@@ -224,7 +228,8 @@ impl LaunchTrace {
         })
     }
 
-    /// Returns true if the rank's process no longer exists or is stopped, although its program had not ended.
+    /// Returns true if the rank's process no longer exists or is stopped, although its program had
+    /// not ended.
     fn is_lost(&self, rank: usize) -> bool {
         self.ending(rank).is_none()
             && matches!(self.life(rank), ProcessState::Gone | ProcessState::Stopped)
@@ -278,7 +283,8 @@ impl LaunchTrace {
         })
     }
 
-    /// Returns true if the rank's program ended after the rank had received the failure of another rank.
+    /// Returns true if the rank's program ended after the rank had received the failure of another
+    /// rank.
     fn ended_by_another(&self, rank: usize) -> bool {
         let failure = self.ending(rank).and_then(|ending| ending.failure.as_ref());
         failure.is_some_and(|failure| failure.rank != rank)
@@ -288,7 +294,8 @@ impl LaunchTrace {
         self.rank(rank)?.ending.as_ref()
     }
 
-    /// Returns the rank whose last recorded activity is the oldest. A rank without a file counts as the oldest.
+    /// Returns the rank whose last recorded activity is the oldest. A rank without a file counts as
+    /// the oldest.
     fn silent_first(&self, ranks: Vec<usize>) -> Option<usize> {
         ranks.into_iter().min_by_key(|rank| {
             self.rank(*rank)
@@ -296,8 +303,8 @@ impl LaunchTrace {
         })
     }
 
-    /// Returns the fault of a rank that other ranks wait for, or whose process is lost, with what is known about
-    /// it.
+    /// Returns the fault of a rank that other ranks wait for, or whose process is lost, with what
+    /// is known about it.
     fn not_there(&self, rank: usize, waits: &[BlockedWait<'_>]) -> Fault {
         let last = self.rank(rank).and_then(|flight| {
             flight
@@ -361,8 +368,8 @@ fn needed(waits: &[BlockedWait<'_>]) -> Vec<usize> {
         .collect()
 }
 
-/// Finds ranks that wait for each other in a cycle. Ranks that wait in several operations, or for any rank, are
-/// ignored, because they may not be blocked.
+/// Finds ranks that wait for each other in a cycle. Ranks that wait in several operations, or for
+/// any rank, are ignored, because they may not be blocked.
 fn circle(waits: &[BlockedWait<'_>]) -> Option<Fault> {
     let of = |rank: usize| {
         let mut waits = waits.iter().filter(|waiting| waiting.rank == rank);
@@ -410,8 +417,8 @@ fn circle(waits: &[BlockedWait<'_>]) -> Option<Fault> {
         })
 }
 
-/// Describes how the call order of `rank`, which `called` something else than the others `agreed` on, differs from
-/// theirs. Compares it with the next collective of the channel.
+/// Describes how the call order of `rank`, which `called` something else than the others `agreed`
+/// on, differs from theirs. Compares it with the next collective of the channel.
 fn order(
     meetings: &[CollectiveTrace<'_>],
     rank: usize,

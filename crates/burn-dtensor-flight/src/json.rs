@@ -28,8 +28,8 @@ impl LaunchTrace {
     ///     "over_ns": 2000, "outcome": "done", "last": 1, "partner": null, "tag": null}, ..]}, ..]}
     /// ```
     ///
-    /// Times are since the launch's start. Those of an operation are measured on its rank's host, those of waits
-    /// are relative to the host that began first.
+    /// Times are since the launch's start. Those of an operation are measured on its rank's host,
+    /// those of waits are relative to the host that began first.
     pub fn to_json(&self, count: usize) -> String {
         let started = self
             .started()

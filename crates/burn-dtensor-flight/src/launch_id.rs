@@ -4,24 +4,25 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies a world among those whose ranks write to one folder. All its ranks have the same id, whatever else their
-/// processes have launched.
+/// Identifies a world among those whose ranks write to one folder. All its ranks have the same id,
+/// whatever else their processes have launched.
 ///
 /// Displays as `launch 2`, `launch 2 of process 1` or `launch 2 after 1 shrink`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LaunchId {
-    /// Index of the launch, from 0: among those that all processes make together, in the same order, or among those of
-    /// [`process`](Self::process).
+    /// Index of the launch, from 0: among those that all processes make together, in the same
+    /// order, or among those of [`process`](Self::process).
     pub number: u64,
     /// Number of times that `World::shrink` has replaced the world of the launch.
     pub shrunk: u64,
-    /// Index of the process that makes the launch alone; `None` if all processes of a job make it together. A program
-    /// that no launcher started is process 0.
+    /// Index of the process that makes the launch alone; `None` if all processes of a job make it
+    /// together. A program that no launcher started is process 0.
     pub process: Option<u64>,
 }
 
 impl LaunchId {
-    /// Returns the id of the initial world of launch `number`, which all processes of a job make together.
+    /// Returns the id of the initial world of launch `number`, which all processes of a job make
+    /// together.
     pub fn first(number: u64) -> Self {
         Self {
             number,
@@ -47,8 +48,8 @@ impl LaunchId {
         }
     }
 
-    /// Returns the name of a rank's file: `launch-2-rank-3.flight`, `launch-2-process-1-rank-3.flight` or
-    /// `launch-2-shrunk-1-rank-3.flight`.
+    /// Returns the name of a rank's file: `launch-2-rank-3.flight`,
+    /// `launch-2-process-1-rank-3.flight` or `launch-2-shrunk-1-rank-3.flight`.
     pub fn file_name(self, rank: usize) -> String {
         let Self {
             number,

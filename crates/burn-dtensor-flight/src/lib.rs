@@ -1,10 +1,11 @@
-//! Flight files of [burn-dtensor](https://docs.rs/burn-dtensor): the last operations of every rank, and which rank is
-//! at fault.
+//! Flight files of [burn-dtensor](https://docs.rs/burn-dtensor): the last operations of every rank,
+//! and which rank is at fault.
 //!
-//! A program whose launch has a flight recorder (`Launch::with_flight_recorder`, or the environment variable
-//! `BURN_DTENSOR_FLIGHT`) keeps the last 1024 collectives and messages of each rank in a file, which remains however
-//! the process ends. [`LaunchTrace::read`] combines the files of a folder and determines which rank is [at
-//! fault](LaunchTrace::fault). The program `flight` does the same on the command line:
+//! A program whose launch has a flight recorder (`Launch::with_flight_recorder`, or the environment
+//! variable `BURN_DTENSOR_FLIGHT`) keeps the last 1024 collectives and messages of each rank in a
+//! file, which remains however the process ends. [`LaunchTrace::read`] combines the files of a
+//! folder and determines which rank is [at fault](LaunchTrace::fault). The program `flight` does
+//! the same on the command line:
 //!
 //! ```console
 //! $ cargo install burn-dtensor-flight
@@ -15,8 +16,8 @@
 //!   ..
 //! ```
 //!
-//! Only files are read, so neither burn nor burn-dtensor is needed. burn-dtensor depends on this crate, because its
-//! recorder writes the [`format`](mod@format).
+//! Only files are read, so neither burn nor burn-dtensor is needed. burn-dtensor depends on this
+//! crate, because its recorder writes the [`format`](mod@format).
 //!
 //! | file | content |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! Reports which rank of a program is at fault and which ranks wait for which, after a crash or while the program
-//! runs.
+//! Reports which rank of a program is at fault and which ranks wait for which, after a crash or
+//! while the program runs.
 //!
 //! ```text
 //! BURN_DTENSOR_FLIGHT=flights mpirun -n 4 program

@@ -16,8 +16,8 @@ use crate::read::{FlightError, RankTrace};
 
 /// Last operations of the ranks of a launch.
 ///
-/// Displays as a summary: the rank at fault and the reason, which ranks wait for which, and the last operations of
-/// each rank.
+/// Displays as a summary: the rank at fault and the reason, which ranks wait for which, and the
+/// last operations of each rank.
 #[derive(Debug, Clone)]
 pub struct LaunchTrace {
     /// Identity of the launch, the same in all its processes.
@@ -50,7 +50,8 @@ pub struct BlockedWait<'a> {
     pub since: Duration,
     /// Ranks that have not called; empty if all have.
     pub missing: Vec<usize>,
-    /// True if one of the missing ranks is enough, because the operation is a receive from any rank.
+    /// True if one of the missing ranks is enough, because the operation is a receive from any
+    /// rank.
     pub is_for_any: bool,
 }
 
@@ -92,8 +93,8 @@ impl LaunchTrace {
         Ok(Self::of(flights))
     }
 
-    /// Groups traces by launch. If a launch of two runs has the same id, those of the older run are dropped. They stay
-    /// in a folder where a rank of the newer run has not begun.
+    /// Groups traces by launch. If a launch of two runs has the same id, those of the older run are
+    /// dropped. They stay in a folder where a rank of the newer run has not begun.
     pub fn of(flights: Vec<RankTrace>) -> Vec<Self> {
         let mut launches: BTreeMap<LaunchId, Vec<RankTrace>> = BTreeMap::new();
         for flight in flights {
@@ -133,8 +134,8 @@ impl LaunchTrace {
         self.ranks.iter().map(|flight| flight.started).min()
     }
 
-    /// Converts a time of a rank to one since [`started`](Self::started). The result is as exact as the hosts'
-    /// clocks agree.
+    /// Converts a time of a rank to one since [`started`](Self::started). The result is as exact as
+    /// the hosts' clocks agree.
     pub(crate) fn since(&self, flight: &RankTrace, at: Duration) -> Duration {
         let late = self
             .started()
@@ -261,8 +262,8 @@ impl LaunchTrace {
 }
 
 impl<'a> CollectiveTrace<'a> {
-    /// Returns the call on which most ranks agree, with a rank that made it. If there is a tie, the first call
-    /// wins.
+    /// Returns the call on which most ranks agree, with a rank that made it. If there is a tie, the
+    /// first call wins.
     pub fn agreed(&self) -> (usize, &'a Operation) {
         let same = |of: &Operation| {
             self.called
@@ -279,7 +280,8 @@ impl<'a> CollectiveTrace<'a> {
             .expect("at least one rank has called")
     }
 
-    /// Returns each rank whose call differs from that of most ranks, with the difference, its own value first.
+    /// Returns each rank whose call differs from that of most ranks, with the difference, its own
+    /// value first.
     pub fn differences(&self) -> Vec<(usize, String)> {
         let (_, agreed) = self.agreed();
         let differs =

@@ -1,11 +1,13 @@
-//! [`Op`], [`Phase`] and [`CollectiveId`]: kind of a collective, its training pass, and its identification in messages.
+//! [`Op`], [`Phase`] and [`CollectiveId`]: kind of a collective, its training pass, and its
+//! identification in messages.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Kind of a collective or of a message. The declaration order is part of the [format](crate::format).
+/// Kind of a collective or of a message. The declaration order is part of the
+/// [format](crate::format).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
@@ -82,8 +84,8 @@ impl fmt::Display for Op {
     }
 }
 
-/// The training pass to which a collective belongs; part of the key under which the `Ledger` counts it. The declaration
-/// order is part of the [format](crate::format).
+/// The training pass to which a collective belongs; part of the key under which the `Ledger` counts
+/// it. The declaration order is part of the [format](crate::format).
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
 )]

@@ -16,8 +16,8 @@ use crate::op::{CollectiveId, Op, Phase};
 pub struct Operation {
     /// Index among all operations that the rank has posted, from 0.
     pub index: u64,
-    /// Operation, sequence number, label and ranks. The sequence number counts the collectives of the channel, or
-    /// the rank's messages there. A long label is truncated.
+    /// Operation, sequence number, label and ranks. The sequence number counts the collectives of
+    /// the channel, or the rank's messages there. A long label is truncated.
     pub id: CollectiveId,
     /// Name of the communicator, if it is a duplicate.
     pub channel: Arc<str>,
@@ -25,8 +25,8 @@ pub struct Operation {
     pub phase: Phase,
     /// Payload bytes, as the `Ledger` counts them.
     pub bytes: u64,
-    /// Shapes and dtypes of the first tensors, as many as fit. For an all-to-all of lists, the tensors that are
-    /// sent to each rank.
+    /// Shapes and dtypes of the first tensors, as many as fit. For an all-to-all of lists, the
+    /// tensors that are sent to each rank.
     pub tensors: Vec<Tensor>,
     /// Number of tensors.
     pub count: usize,
@@ -105,8 +105,8 @@ impl Operation {
         !matches!(self.over, Some((_, OpOutcome::Refused)))
     }
 
-    /// Returns a description of the first difference from another rank's call of the same collective, with this
-    /// rank's value first. Returns `None` if nothing differs.
+    /// Returns a description of the first difference from another rank's call of the same
+    /// collective, with this rank's value first. Returns `None` if nothing differs.
     pub fn difference(&self, other: &Self) -> Option<String> {
         let (id, its) = (&self.id, &other.id);
         let none = || "none".to_string();

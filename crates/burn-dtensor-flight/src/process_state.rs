@@ -55,8 +55,8 @@ struct Stat {
 
 fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The fields follow the program's name, which may contain any character: first the state, and as the 20th the
-    // start.
+    // The fields follow the program's name, which may contain any character: first the state, and
+    // as the 20th the start.
     let mut fields = text.rsplit_once(") ")?.1.split(' ');
     Some(Stat {
         state: fields.next()?.chars().next()?,
@@ -69,7 +69,8 @@ pub(crate) fn process_start(pid: u32) -> Option<u64> {
     Some(stat(pid)?.start)
 }
 
-/// Returns the time since the start of a process of this host, which `start` gives in clock ticks since boot.
+/// Returns the time since the start of a process of this host, which `start` gives in clock ticks
+/// since boot.
 #[cfg(target_os = "linux")]
 pub(crate) fn age(start: u64) -> Option<Duration> {
     let now = clock_gettime(ClockId::Boottime);

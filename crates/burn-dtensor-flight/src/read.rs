@@ -34,7 +34,8 @@ pub struct RankTrace {
     pub ending: Option<ProgramExit>,
     /// Number of operations that the rank has posted.
     pub posted: u64,
-    /// The last operations, oldest first, at most 1024. An operation that was being written is left out.
+    /// The last operations, oldest first, at most 1024. An operation that was being written is left
+    /// out.
     pub operations: Vec<Operation>,
     /// Groups that the rank has used.
     pub channels: Vec<GroupTrace>,
@@ -113,7 +114,8 @@ impl RankTrace {
         Self::decode(&words).map_err(invalid)
     }
 
-    /// Reads the file of a rank in a folder. Returns `None` if there is none, or if it cannot be read.
+    /// Reads the file of a rank in a folder. Returns `None` if there is none, or if it cannot be
+    /// read.
     pub fn of_rank(folder: &Path, launch: LaunchId, rank: usize) -> Option<Self> {
         Self::read(folder.join(launch.file_name(rank))).ok()
     }
@@ -197,11 +199,13 @@ impl RankTrace {
         ProcessState::of(&self.host, self.pid, self.process_start)
     }
 
-    /// Returns false if the traces are certainly of two runs of a program, although their launches have the same id.
+    /// Returns false if the traces are certainly of two runs of a program, although their launches
+    /// have the same id.
     ///
-    /// The ranks of a launch of one process are all in that process. A launch of several processes begins after all of
-    /// them have started, because they are connected before. A launch that began before a process started is
-    /// therefore of an earlier run than that process. The clocks of two hosts may differ, by at most 10 seconds.
+    /// The ranks of a launch of one process are all in that process. A launch of several processes
+    /// begins after all of them have started, because they are connected before. A launch that
+    /// began before a process started is therefore of an earlier run than that process. The clocks
+    /// of two hosts may differ, by at most 10 seconds.
     pub fn is_same_run(&self, other: &Self) -> bool {
         let process = |of: &Self| (of.host.clone(), of.pid, of.process_start);
         let (before, after) = if self.started <= other.started {
@@ -240,8 +244,8 @@ impl RankTrace {
             .unwrap_or_default()
     }
 
-    /// Returns the number of collectives in which the rank has taken part, on the channel with this group and
-    /// name.
+    /// Returns the number of collectives in which the rank has taken part, on the channel with this
+    /// group and name.
     pub(crate) fn taken(&self, ranks: &[usize], name: &str) -> u64 {
         let channel = self
             .channels

@@ -1,4 +1,5 @@
-//! Written data is read back exactly, or not at all, and the rank at fault is found from traces alone.
+//! Written data is read back exactly, or not at all, and the rank at fault is found from traces
+//! alone.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
@@ -111,8 +112,8 @@ fn of_an_operation_the_first_end_counts() {
     assert!(!operation.is_awaited());
 }
 
-/// Combines words of an operation and of the next one in the same record. A mixture must be rejected, or read as
-/// one of the two.
+/// Combines words of an operation and of the next one in the same record. A mixture must be
+/// rejected, or read as one of the two.
 #[test]
 fn a_torn_record_is_left_out() {
     let rank = Rank::new(1);
@@ -168,8 +169,8 @@ fn a_torn_record_is_left_out() {
     }
 }
 
-/// Returns the trace of three ranks with the given numbers of calls, on the group of all ranks. Each rank waits
-/// for its last call.
+/// Returns the trace of three ranks with the given numbers of calls, on the group of all ranks.
+/// Each rank waits for its last call.
 fn flights(calls: [u64; 3], lives: [ProcessState; 3]) -> LaunchTrace {
     let flight = |number: usize| {
         let rank = Rank::new(number);
@@ -258,8 +259,8 @@ fn a_program_that_ends_its_process_is_at_fault() {
     };
     let (runs, returned) = (None, ended(ExitKind::Returned, 9, Some(1)));
     let exited = |at, by| ended(ExitKind::Exited, at, by);
-    // The process of the rank that exited waits for the other processes to end. The others survive without it, or
-    // wait.
+    // The process of the rank that exited waits for the other processes to end. The others survive
+    // without it, or wait.
     for life in [
         ProcessState::Runs,
         ProcessState::Gone,
@@ -409,7 +410,8 @@ fn the_format_is_that_of_its_version() {
     );
 }
 
-/// Runs A and B of a program in the same folder: B's launches replace the files of A's ranks as they begin.
+/// Runs A and B of a program in the same folder: B's launches replace the files of A's ranks as
+/// they begin.
 #[test]
 fn a_rank_that_has_not_begun_is_not_that_of_an_earlier_run() {
     const SECOND: u64 = 1_000_000_000;

@@ -14,7 +14,8 @@ use crate::read::RankTrace;
 const LAST: usize = 5;
 
 impl LaunchTrace {
-    /// Returns the same text as [`Display`](fmt::Display), but with the last `count` operations of each rank.
+    /// Returns the same text as [`Display`](fmt::Display), but with the last `count` operations of
+    /// each rank.
     pub fn text(&self, count: usize) -> String {
         let mut text = String::new();
         self.write(&mut text, count)
@@ -120,7 +121,8 @@ fn state(flight: &RankTrace, life: ProcessState) -> String {
     )
 }
 
-/// Returns a line like `#1 at 1.204 s: barrier #1 .. (done, waited 3.100 ms, last to call was rank 1)`.
+/// Returns a line like `#1 at 1.204 s: barrier #1 .. (done, waited 3.100 ms, last to call was rank
+/// 1)`.
 fn line(operation: &Operation) -> String {
     let waited = |until: Duration| {
         operation

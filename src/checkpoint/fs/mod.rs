@@ -1,13 +1,14 @@
 //! [`FileSystem`]: all access of checkpoints to files.
 //!
-//! It has what a checkpoint needs to survive a loss of power, and no more, so that tests can put a file system in its place
-//! that forgets what was not synced or that fails at a chosen call. The rules are the strictest that POSIX allows:
+//! It has what a checkpoint needs to survive a loss of power, and no more, so that tests can put a
+//! file system in its place that forgets what was not synced or that fails at a chosen call. The
+//! rules are the strictest that POSIX allows:
 //!
 //! 1. Bytes of a file are durable after [`WriteFile::sync`] of the file.
-//! 2. An entry of a folder (a new file or folder, a rename, a removal) is durable after [`FileSystem::sync_dir`] of that folder.
-//!    A sync of the file does not do it.
-//! 3. Until then each write and each entry may or may not be on the disk, in any combination; a write may be there in part,
-//!    or be zeros. A rename is all or nothing.
+//! 2. An entry of a folder (a new file or folder, a rename, a removal) is durable after
+//!    [`FileSystem::sync_dir`] of that folder. A sync of the file does not do it.
+//! 3. Until then each write and each entry may or may not be on the disk, in any combination; a
+//!    write may be there in part, or be zeros. A rename is all or nothing.
 
 mod real;
 
@@ -50,17 +51,19 @@ pub(crate) trait FileSystem: Send + Sync + Debug {
     /// Returns true if there is a folder at the path.
     fn is_dir(&self, path: &Path, links: Links) -> io::Result<bool>;
 
-    /// Creates a file for writing. The error is `AlreadyExists` if there is an entry of that name, even a link.
+    /// Creates a file for writing. The error is `AlreadyExists` if there is an entry of that name,
+    /// even a link.
     fn create(&self, file: &Path) -> io::Result<Box<dyn WriteFile>>;
 
     /// Opens a file for reading. The error is `InvalidInput` if it is not a regular file.
     fn open(&self, file: &Path, links: Links) -> io::Result<Arc<dyn ReadFile>>;
 
-    /// Returns a path that is the same for all paths by which this process names the folder, if it exists.
+    /// Returns a path that is the same for all paths by which this process names the folder, if it
+    /// exists.
     fn identity(&self, dir: &Path) -> PathBuf;
 
-    /// Returns the entries of a folder, sorted by name. Of a name that is not UTF-8, which is not that of a file of a checkpoint,
-    /// other bytes are replaced by U+FFFD.
+    /// Returns the entries of a folder, sorted by name. Of a name that is not UTF-8, which is not
+    /// that of a file of a checkpoint, other bytes are replaced by U+FFFD.
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>>;
 
     /// Renames a file. A file named `to` is replaced.
@@ -77,8 +80,8 @@ pub(crate) trait FileSystem: Send + Sync + Debug {
 
     /// Creates a folder and those above it that are missing, and makes their entries durable.
     ///
-    /// The entry of a folder that exists is synced as well: the process that created it may have been killed before its sync,
-    /// or be another rank that has not come to it yet.
+    /// The entry of a folder that exists is synced as well: the process that created it may have
+    /// been killed before its sync, or be another rank that has not come to it yet.
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
         let above = parent(dir);
         if above == dir {
@@ -95,7 +98,8 @@ pub(crate) trait FileSystem: Send + Sync + Debug {
             }
         }
         match self.sync_dir(above) {
-            // Folders far above may be readable by their owner alone, such as `/home` of some systems.
+            // Folders far above may be readable by their owner alone, such as `/home` of some
+            // systems.
             Err(error) if existed && error.kind() == ErrorKind::PermissionDenied => Ok(()),
             synced => synced,
         }
@@ -116,7 +120,8 @@ pub(crate) trait ReadFile: Send + Sync {
     /// Returns the file's length in bytes.
     fn len(&self) -> io::Result<u64>;
 
-    /// Fills the buffer with the bytes from `offset` on. The error is `UnexpectedEof` if the file has fewer.
+    /// Fills the buffer with the bytes from `offset` on. The error is `UnexpectedEof` if the file
+    /// has fewer.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -125,7 +130,8 @@ pub(crate) fn real() -> Arc<dyn FileSystem> {
     Arc::new(real::RealFs)
 }
 
-/// Returns the folder that holds the path's entry: `.` for a bare name; and the path itself for `/` and `.`.
+/// Returns the folder that holds the path's entry: `.` for a bare name; and the path itself for `/`
+/// and `.`.
 pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(above) if above.as_os_str().is_empty() => Path::new("."),
@@ -134,7 +140,8 @@ pub(crate) fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Writes a file by way of `FILE.tmp` and a rename: after a crash there are the old contents or the new. Durable on return.
+/// Writes a file by way of `FILE.tmp` and a rename: after a crash there are the old contents or the
+/// new. Durable on return.
 pub(crate) fn write_atomically(fs: &dyn FileSystem, file: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut temporary = file.as_os_str().to_owned();
     temporary.push(".tmp");
@@ -162,7 +169,8 @@ pub(crate) fn create_or_replace(
     fs.create(file)
 }
 
-/// Reads a file. The error is `FileTooLarge`, before any allocation, if it has more than `limit` bytes.
+/// Reads a file. The error is `FileTooLarge`, before any allocation, if it has more than `limit`
+/// bytes.
 pub(crate) fn read_all(
     fs: &dyn FileSystem,
     file: &Path,
@@ -183,8 +191,9 @@ pub(crate) fn read_all(
     Ok(bytes)
 }
 
-/// Removes a folder and all in it, its manifest first: a checkpoint that is removed in part is never taken for complete.
-/// Links are removed and not followed; a link in place of the folder is an error.
+/// Removes a folder and all in it, its manifest first: a checkpoint that is removed in part is
+/// never taken for complete. Links are removed and not followed; a link in place of the folder is
+/// an error.
 pub(crate) fn remove_dir_all(fs: &dyn FileSystem, dir: &Path) -> io::Result<()> {
     if !fs.is_dir(dir, Links::Refuse)? {
         let kind = if fs.is_dir(dir, Links::Follow)? {

@@ -99,7 +99,8 @@ impl FileSystem for RealFs {
         }
         #[cfg(unix)]
         match File::open(dir)?.sync_all() {
-            // From file systems that have no such operation; PostgreSQL's `fsync_fname_ext` ignores it, too.
+            // From file systems that have no such operation; PostgreSQL's `fsync_fname_ext` ignores
+            // it, too.
             Err(error)
                 if [ErrorKind::InvalidInput, ErrorKind::Unsupported].contains(&error.kind()) => {}
             synced => synced?,

@@ -1,4 +1,5 @@
-//! Parts of a manifest's JSON: checksums as digits, and maps in which no key has two values, of which serde's keep one.
+//! Parts of a manifest's JSON: checksums as digits, and maps in which no key has two values, of
+//! which serde's keep one.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! [`Manifest`]: which files of a checkpoint have which elements of which tensors.
 //!
-//! The file `manifest.json` is one line of JSON, and frame and contents are separated by their bytes, so that the
-//! checksum is compared before anything else is read:
+//! The file `manifest.json` is one line of JSON, and frame and contents are separated by their
+//! bytes, so that the checksum is compared before anything else is read:
 //!
 //! ```text
 //! {"format":"burn-dtensor checkpoint","version":1,"checksum":"<XXH3-64>","manifest":<contents>}
@@ -33,7 +33,8 @@ use super::region::Region;
 use json::Checksums;
 pub(crate) use validity::ManifestError;
 
-/// Bytes of a chunk that one checksum covers, counted from its first byte. The last block of a chunk may be shorter.
+/// Bytes of a chunk that one checksum covers, counted from its first byte. The last block of a
+/// chunk may be shorter.
 pub(crate) const BLOCK: usize = 1 << 20;
 
 /// The version that this crate writes and reads.
@@ -56,7 +57,8 @@ pub(crate) fn block_checksums(bytes: &[u8]) -> Vec<u64> {
 pub(crate) struct Manifest {
     /// Step of the training.
     pub step: Option<u64>,
-    /// Checkpoint that was the latest of the run before this one: its step and the checksum of its manifest.
+    /// Checkpoint that was the latest of the run before this one: its step and the checksum of its
+    /// manifest.
     pub previous: Option<(u64, u64)>,
     /// Name and version of the crate that wrote the checkpoint.
     pub software: String,
@@ -93,7 +95,8 @@ pub(crate) struct FileEntry {
     pub name: String,
     /// Length in bytes.
     pub len: u64,
-    /// The name if it is not UTF-8, as that of a file of another origin may be. `name` then has U+FFFD for other bytes.
+    /// The name if it is not UTF-8, as that of a file of another origin may be. `name` then has
+    /// U+FFFD for other bytes.
     #[serde(skip)]
     pub other_name: Option<OsString>,
 }
@@ -234,8 +237,8 @@ impl Manifest {
     /// Reads the contents of the file. Allocates at most a constant times their length.
     ///
     /// # Errors
-    /// Fails if the bytes are not those of a manifest, if they have changed since, or if what they describe cannot be
-    /// read safely.
+    /// Fails if the bytes are not those of a manifest, if they have changed since, or if what they
+    /// describe cannot be read safely.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         let (version, checksum, contents) = frame(bytes).ok_or(ManifestError::Frame)?;
         if version != VERSION {

@@ -38,7 +38,8 @@ fn tensor(shape: &[usize], dtype: safetensors::Dtype, chunks: &[ChunkEntry]) -> 
     }
 }
 
-/// Two files, and tensors of every kind: divided, larger than a block, without dimensions, and without elements.
+/// Two files, and tensors of every kind: divided, larger than a block, without dimensions, and
+/// without elements.
 fn example() -> Manifest {
     use safetensors::Dtype::*;
 
@@ -368,7 +369,8 @@ fn contents_that_are_not_a_manifest_are_refused() {
     }
 }
 
-/// Changes the contents at random, mostly numbers, so that what they mean is tested more than how they are written.
+/// Changes the contents at random, mostly numbers, so that what they mean is tested more than how
+/// they are written.
 fn mutate(contents: &mut Vec<u8>, random: &mut StdRng) {
     let at = random.random_range(0..contents.len());
     let until = random.random_range(at..contents.len().min(at + 80)) + 1;

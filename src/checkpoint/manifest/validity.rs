@@ -1,8 +1,8 @@
-//! Rules of a manifest. What follows them can be read without a large allocation, an overflow, or a read outside of the
-//! folder or the files.
+//! Rules of a manifest. What follows them can be read without a large allocation, an overflow, or a
+//! read outside of the folder or the files.
 //!
-//! 1. Names of files differ. They are letters, digits, `.`, `_` and `-`, and not `.` or `..`: no path leads elsewhere. Those of
-//!    files of another origin are any single component of a path.
+//! 1. Names of files differ. They are letters, digits, `.`, `_` and `-`, and not `.` or `..`: no
+//!    path leads elsewhere. Those of files of another origin are any single component of a path.
 //! 2. The mesh has a name for each axis, no axis of length 0, and a number of ranks that fits.
 //! 3. The bytes of a tensor fit an address, even if lengths of 0 count as 1.
 //! 4. A chunk has elements, all of them of its tensor.
@@ -18,7 +18,8 @@ use itertools::Itertools;
 use super::super::region::Region;
 use super::{BLOCK, ChunkEntry, Manifest, TensorEntry};
 
-/// Reason why a manifest is not valid. The remedy is another checkpoint, unless the version differs.
+/// Reason why a manifest is not valid. The remedy is another checkpoint, unless the version
+/// differs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ManifestError {
     /// The bytes do not begin and end as those of a manifest.
@@ -151,7 +152,8 @@ pub(crate) enum ManifestError {
 }
 
 impl Manifest {
-    /// Checks the rules. `checksummed` is false for files of another origin, for which rules 1 and 7 differ.
+    /// Checks the rules. `checksummed` is false for files of another origin, for which rules 1 and
+    /// 7 differ.
     pub fn validate(&self, checksummed: bool) -> Result<(), ManifestError> {
         self.validate_files(if checksummed { is_plain } else { is_component })?;
         let ranks = self.validate_mesh()?;

@@ -22,8 +22,9 @@ pub(super) const LONGEST: u64 = 100_000_000;
 /// Name of the entry of a header that is not a tensor.
 pub(crate) const METADATA: &str = "__metadata__";
 
-/// Returns the beginning of a file with these tensors, up to the first byte of data, and the first byte of each tensor.
-/// The data begin at a multiple of 4096, and follow each other in the order of `tensors`.
+/// Returns the beginning of a file with these tensors, up to the first byte of data, and the first
+/// byte of each tensor. The data begin at a multiple of 4096, and follow each other in the order of
+/// `tensors`.
 ///
 /// # Panics
 /// If two tensors have the same name, or one has that of the metadata.
@@ -101,8 +102,8 @@ pub(crate) fn header_len(start: [u8; 8], len: u64) -> Result<usize, String> {
     Ok(header as usize)
 }
 
-/// Reads the JSON of the header of a file with `len` bytes: the tensors in it, as tensors of the manifest's file `file`.
-/// Allocates at most a constant times its length.
+/// Reads the JSON of the header of a file with `len` bytes: the tensors in it, as tensors of the
+/// manifest's file `file`. Allocates at most a constant times its length.
 pub(crate) fn parse_header(
     json: &[u8],
     len: u64,

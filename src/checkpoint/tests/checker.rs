@@ -44,7 +44,8 @@ impl Expected {
     }
 }
 
-/// Checks what a crash leaves. Checks of the same contents are not repeated, nor are loads of the same checkpoint.
+/// Checks what a crash leaves. Checks of the same contents are not repeated, nor are loads of the
+/// same checkpoint.
 pub(super) struct Checker<'a> {
     mesh: &'a DeviceMesh,
     /// Number of ranks that saved.

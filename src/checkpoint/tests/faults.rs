@@ -70,8 +70,9 @@ fn names(fs: &Recorder) -> Vec<String> {
         .collect()
 }
 
-/// The disk is full, read-only, broken or gone from any call on, or for one call, on one rank or the other. If that is while
-/// an old checkpoint is removed, the new one is saved, and the next save removes the rest of the old one.
+/// The disk is full, read-only, broken or gone from any call on, or for one call, on one rank or
+/// the other. If that is while an old checkpoint is removed, the new one is saved, and the next
+/// save removes the rest of the old one.
 #[test]
 fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remains() {
     let start = Recorder::new();
@@ -171,8 +172,9 @@ fn two_folders_of_one_name_are_found_before_a_byte_is_written() {
     assert_eq!(of_ranks[1].steps(), 0, "rank 1 has changed nothing");
 }
 
-/// A checkpoint that was complete when the program was killed, before `latest` named it, is the latest: a training that
-/// resumed before it would come to the same step again, and could not save it.
+/// A checkpoint that was complete when the program was killed, before `latest` named it, is the
+/// latest: a training that resumed before it would come to the same step again, and could not save
+/// it.
 #[test]
 fn what_was_complete_before_latest_moved_is_the_latest() {
     let fs = Recorder::new();
@@ -191,7 +193,8 @@ fn what_was_complete_before_latest_moved_is_the_latest() {
     assert_eq!(latest(&fs), 3);
     name(1);
     assert_eq!(latest(&fs), 2);
-    // The run is set back to 1, and saves another 2, which 3 does not follow. It differs in what was the latest before it.
+    // The run is set back to 1, and saves another 2, which 3 does not follow. It differs in what
+    // was the latest before it.
     remove_dir_all(&fs, Path::new("/run/step-2")).unwrap();
     assert_eq!(latest(&fs), 1);
     fs.remove_file(Path::new("/run/latest")).unwrap();

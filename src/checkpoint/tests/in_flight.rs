@@ -1,7 +1,9 @@
-//! A loss of power while a checkpoint is written behind training, and the training makes other calls.
+//! A loss of power while a checkpoint is written behind training, and the training makes other
+//! calls.
 //!
-//! The threads behind training make their first calls, as many as the moment says, then the training makes its calls, and
-//! then they make the rest; or the training is interrupted in its turn. All moments are tried.
+//! The threads behind training make their first calls, as many as the moment says, then the
+//! training makes its calls, and then they make the rest; or the training is interrupted in its
+//! turn. All moments are tried.
 //!
 //! ```text
 //! rank 0's thread   create  write  write  sync | ------------------------- | latest?  manifest  ..  latest  prune
@@ -61,7 +63,8 @@ enum End {
     SaveAsync,
     /// Saves other values under the name of the step behind training.
     SaveTaken,
-    /// Drops the checkpointer, as at the end of a program. Another program saves the step again, if it is not saved.
+    /// Drops the checkpointer, as at the end of a program. Another program saves the step again, if
+    /// it is not saved.
     Drop,
 }
 
@@ -73,7 +76,8 @@ impl Counts {
         [self.files[0] + self.manifest, self.files[1]]
     }
 
-    /// Returns the calls that the threads have made once they can make no more without a call of the training.
+    /// Returns the calls that the threads have made once they can make no more without a call of
+    /// the training.
     fn of_stage(self, made: [usize; RANKS]) -> [usize; RANKS] {
         if made[0] > self.files[0] {
             self.all()
@@ -137,7 +141,8 @@ struct Training<'a> {
 }
 
 impl Training<'_> {
-    /// Lets the threads behind training make calls until each rank's have made that many, one rank after the other.
+    /// Lets the threads behind training make calls until each rank's have made that many, one rank
+    /// after the other.
     fn advance(&mut self, counts: Counts, made: [usize; RANKS]) -> Result<()> {
         let of_files = made[0].min(counts.files[0]);
         for (rank, calls) in [(0, of_files), (1, made[1]), (0, made[0])] {
@@ -165,7 +170,8 @@ impl Training<'_> {
         self.mesh.world().barrier(text)
     }
 
-    /// Polls, reads the latest checkpoint, and saves another one elsewhere. Saves into the run are refused.
+    /// Polls, reads the latest checkpoint, and saves another one elsewhere. Saves into the run are
+    /// refused.
     fn call_while_writing(&mut self, counts: Counts, moment: Moment) -> Result<()> {
         if moment.made != counts.files {
             assert_eq!(self.behind.poll()?, None);
@@ -275,8 +281,9 @@ impl Training<'_> {
     }
 }
 
-/// Saves a step behind training, and makes other calls at the moment. Marks `in flight`, `exported`, `saved`, `saved next`.
-/// Returns true if the training was interrupted, if it should be.
+/// Saves a step behind training, and makes other calls at the moment. Marks `in flight`,
+/// `exported`, `saved`, `saved next`. Returns true if the training was interrupted, if it should
+/// be.
 fn fly(run: Run, start: &Recorder, counts: Counts, moment: Moment, end: End) -> (Recorder, bool) {
     let (fs, schedule) = (start.durable_copy(), Schedule::new(RANKS));
     launch(Launch::threads(RANKS), |world| {
@@ -380,7 +387,8 @@ fn calls_while_a_checkpoint_is_written_survive_a_loss_of_power() {
     println!("{report}");
 }
 
-/// If another rank fails, nothing is written after the call that says so: the next save may use the same folder.
+/// If another rank fails, nothing is written after the call that says so: the next save may use the
+/// same folder.
 #[test]
 fn a_poll_that_fails_has_ended_the_thread_behind_training() {
     let (fs, schedule) = (Recorder::new(), Schedule::new(RANKS));

@@ -1,4 +1,5 @@
-//! Checkpoints on a file system that forgets what was not synced, that fails, and that others have written to.
+//! Checkpoints on a file system that forgets what was not synced, that fails, and that others have
+//! written to.
 
 mod checker;
 mod faults;

@@ -68,7 +68,8 @@ impl Expected {
         }
     }
 
-    /// Returns what is expected while a call runs: steps that it removes may be gone, and `latest` may have moved.
+    /// Returns what is expected while a call runs: steps that it removes may be gone, and `latest`
+    /// may have moved.
     pub fn during(&self, call: Call) -> Self {
         let after = self.after(call);
         let saved = self
@@ -167,7 +168,8 @@ pub(super) fn record(
     fs
 }
 
-/// Every sequence of up to two calls and a third of those of three; all of them if `LONG_TESTS` is set.
+/// Every sequence of up to two calls and a third of those of three; all of them if `LONG_TESTS` is
+/// set.
 #[test]
 fn any_three_calls_survive_a_loss_of_power() {
     let empty = Recorder::new();
@@ -218,7 +220,8 @@ fn any_three_calls_survive_a_loss_of_power() {
 #[test]
 fn every_sync_is_needed() {
     let empty = Recorder::new();
-    // Two starts, since a sync that changes nothing is not missed: `latest` names the last step, or the one before.
+    // Two starts, since a sync that changes nothing is not missed: `latest` names the last step, or
+    // the one before.
     let starts = [
         &[][..],
         &[Call::Save, Call::Save],
@@ -265,7 +268,8 @@ fn every_sync_is_needed() {
         recorded.len(),
         recorded.len() - missed.len()
     );
-    // The run folder's entry is synced by every save, since the process that created it may have been killed before.
+    // The run folder's entry is synced by every save, since the process that created it may have
+    // been killed before.
     let of_run = |call| {
         (
             false,
@@ -280,7 +284,8 @@ fn every_sync_is_needed() {
     assert_eq!(missed, expected.iter().collect_vec());
 }
 
-/// A process is killed at any call; another saves the same step again, and then an earlier one; then power is lost.
+/// A process is killed at any call; another saves the same step again, and then an earlier one;
+/// then power is lost.
 #[test]
 fn a_killed_process_and_then_a_loss_of_power() {
     let start = record(1, &Recorder::new(), &[], &[Call::Save], None).durable_copy();
@@ -321,7 +326,8 @@ fn a_killed_process_and_then_a_loss_of_power() {
     let report = on_one_rank(1, |checker| {
         for (first, call, fs) in &recorded {
             let expected = |crash: &Crash| {
-                // The save that was killed may have pruned what was saved before, once `latest` had moved.
+                // The save that was killed may have pruned what was saved before, once `latest` had
+                // moved.
                 let before = if *first == 1 { None } else { Some(1) };
                 let mut expected = Expected::new(Vec::new(), [before, Some(*first)]);
                 for mark in &crash.marks {

@@ -1,7 +1,8 @@
-//! A process of several is killed while all save: the others end with an error that names it, and continue from what was saved.
+//! A process of several is killed while all save: the others end with an error that names it, and
+//! continue from what was saved.
 //!
-//! The process is killed at one of its calls of the file system, drawn by the seed, or some time after it. `KILLED_SAVES` says
-//! how often, `KILLED_SAVES_FROM` the first seed.
+//! The process is killed at one of its calls of the file system, drawn by the seed, or some time
+//! after it. `KILLED_SAVES` says how often, `KILLED_SAVES_FROM` the first seed.
 
 use std::env;
 use std::fmt::{self, Debug, Formatter};
@@ -146,7 +147,8 @@ impl WriteFile for DeadlyWriter {
     }
 }
 
-/// Steps whose saves have returned, each by one rank of the first launch. A process that is killed has said it, too.
+/// Steps whose saves have returned, each by one rank of the first launch. A process that is killed
+/// has said it, too.
 struct Returned {
     folder: PathBuf,
     rank: usize,
@@ -190,8 +192,8 @@ fn manager(fs: Arc<dyn FileSystem>, folder: &Path, mesh: &DeviceMesh) -> Checkpo
     CheckpointManager::new_in(fs, folder.join("run"), mesh).with_keep(2)
 }
 
-/// Loads all checkpoints of the run and returns the step of the latest, which is that of the last save that returned or one
-/// after it. 0 if there is none.
+/// Loads all checkpoints of the run and returns the step of the latest, which is that of the last
+/// save that returned or one after it. 0 if there is none.
 fn check(folder: &Path, mesh: &DeviceMesh) -> Result<u64> {
     let run = manager(real(), folder, mesh);
     let load = |checkpoint: &Checkpoint, step: u64| {

@@ -51,7 +51,8 @@ pub(super) fn state(mesh: &DeviceMesh, step: u64, variant: u64) -> Result<State>
     Ok(state)
 }
 
-/// Returns an error unless the checkpoint has exactly the state that ranks, as many as given, saved after the step.
+/// Returns an error unless the checkpoint has exactly the state that ranks, as many as given, saved
+/// after the step.
 pub(super) fn is_saved(
     checkpoint: &Checkpoint,
     mesh: &DeviceMesh,

@@ -1,6 +1,7 @@
 //! Copies and reductions by burn's tensor operations, for tensors of any backend.
 //!
-//! The tensors of other ranks are moved to the rank's device first, so the ranks may use different devices.
+//! The tensors of other ranks are moved to the rank's device first, so the ranks may use different
+//! devices.
 
 use std::ops::Range;
 
@@ -29,7 +30,8 @@ macro_rules! with_rank {
     };
 }
 
-/// Evaluates `$body` with the constant `$d` set to `$rank` and the type `$k` to the kind of `$dtype`.
+/// Evaluates `$body` with the constant `$d` set to `$rank` and the type `$k` to the kind of
+/// `$dtype`.
 macro_rules! with_rank_and_kind {
     ($rank:expr, $dtype:expr, $d:ident, $k:ident => $body:expr) => {
         match $dtype {
@@ -59,7 +61,8 @@ pub(crate) fn concat(
     with_rank_and_kind!(first.shape().num_dims(), first.dtype(), D, K => concat_typed::<D, K>(sources, dim, device))
 }
 
-/// Reduces the block `ranges` of every source over the sources, in a fixed binary tree, on `device`.
+/// Reduces the block `ranges` of every source over the sources, in a fixed binary tree, on
+/// `device`.
 pub(crate) fn reduce(
     sources: &[&DispatchTensor],
     ranges: &Ranges,
@@ -194,14 +197,16 @@ fn reduce_float<const D: usize>(blocks: Vec<Tensor<D>>, dtype: DType, op: Reduce
     }
 }
 
-/// Returns `left` where it is `better` than `right` or NaN, and otherwise `right`. No comparison with NaN is true, so
-/// the result is NaN if either is; burn's `min_pair` and `max_pair` drop a NaN on the right.
+/// Returns `left` where it is `better` than `right` or NaN, and otherwise `right`. No comparison
+/// with NaN is true, so the result is NaN if either is; burn's `min_pair` and `max_pair` drop a NaN
+/// on the right.
 fn select<const D: usize>(left: Tensor<D>, right: Tensor<D>, better: Tensor<D, Bool>) -> Tensor<D> {
     let is_left = better.bool_or(left.clone().is_nan());
     right.mask_where(is_left, left)
 }
 
-/// Reduces integer blocks. Narrow integers are averaged in 64 bits, where their sum does not overflow.
+/// Reduces integer blocks. Narrow integers are averaged in 64 bits, where their sum does not
+/// overflow.
 fn reduce_int<const D: usize>(
     blocks: Vec<Tensor<D, Int>>,
     dtype: DType,
@@ -251,8 +256,8 @@ fn reduce_numeric<const D: usize, K: Ordered>(
     }
 }
 
-/// Combines the elements in a binary tree: neighbours first, then neighbouring pairs. An element without a partner
-/// moves up one level.
+/// Combines the elements in a binary tree: neighbours first, then neighbouring pairs. An element
+/// without a partner moves up one level.
 fn tree<T>(mut level: Vec<T>, combine: impl Fn(T, T) -> T) -> T {
     while level.len() > 1 {
         let mut values = level.into_iter();

@@ -15,23 +15,23 @@ use crate::placement::ShardSizes;
 
 /// Handle of one rank on one group: the collectives of a backend (c10d: process group).
 ///
-/// The caller has already checked all arguments. Shapes, shard sizes and dtypes fit each other and the group.
-/// Tensors are plain and all on the rank's device or all on the host. The group has several ranks, except for a
-/// send or a receive.
+/// The caller has already checked all arguments. Shapes, shard sizes and dtypes fit each other and
+/// the group. Tensors are plain and all on the rank's device or all on the host. The group has
+/// several ranks, except for a send or a receive.
 pub trait GroupBackend: Debug + Send + Sync {
     /// Returns the rank and its group.
     fn member(&self) -> &GroupMember;
 
-    /// Returns true if posted transfers proceed while the ranks compute, so that posting them before their results
-    /// are needed saves time.
+    /// Returns true if posted transfers proceed while the ranks compute, so that posting them
+    /// before their results are needed saves time.
     ///
     /// The provided implementation returns false.
     fn can_overlap(&self) -> bool {
         false
     }
 
-    /// Gathers tensors of which every rank passes its shard; `plan` contains the shardings. Returns the full
-    /// tensors.
+    /// Gathers tensors of which every rank passes its shard; `plan` contains the shardings. Returns
+    /// the full tensors.
     fn all_gather(
         &self,
         post: CallContext,
@@ -39,7 +39,8 @@ pub trait GroupBackend: Debug + Send + Sync {
         parts: Vec<DispatchTensor>,
     ) -> PostResult<Vec<DispatchTensor>>;
 
-    /// Reduces full tensors over the ranks. Returns this rank's shards of the results, sharded according to `plan`.
+    /// Reduces full tensors over the ranks. Returns this rank's shards of the results, sharded
+    /// according to `plan`.
     fn reduce_scatter(
         &self,
         post: CallContext,
@@ -48,8 +49,8 @@ pub trait GroupBackend: Debug + Send + Sync {
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>>;
 
-    /// Sends `parts[i]` to group rank `i`. Returns the tensors of each rank for this one, which `metas` describes.
-    /// The rank's tensors for itself are returned unchanged.
+    /// Sends `parts[i]` to group rank `i`. Returns the tensors of each rank for this one, which
+    /// `metas` describes. The rank's tensors for itself are returned unchanged.
     fn all_to_all(
         &self,
         post: CallContext,
@@ -69,8 +70,8 @@ pub trait GroupBackend: Debug + Send + Sync {
     /// Completes once all ranks have called it.
     fn barrier(&self, post: CallContext) -> PostResult<()>;
 
-    /// Sends tensors to group rank `to`, which may be the rank itself. The request is complete when the backend has
-    /// taken over the tensors.
+    /// Sends tensors to group rank `to`, which may be the rank itself. The request is complete when
+    /// the backend has taken over the tensors.
     fn send(
         &self,
         post: CallContext,
@@ -79,8 +80,8 @@ pub trait GroupBackend: Debug + Send + Sync {
         tag: u32,
     ) -> PostResult<()>;
 
-    /// Receives the next message with `tag` from `from`, or from any rank. `metas` describes its tensors, if it is
-    /// given.
+    /// Receives the next message with `tag` from `from`, or from any rank. `metas` describes its
+    /// tensors, if it is given.
     fn receive(
         &self,
         post: CallContext,
@@ -151,9 +152,9 @@ pub trait GroupBackend: Debug + Send + Sync {
         Ok(mapped(blocks, move |blocks| joined(&blocks, dim, &device)))
     }
 
-    /// Sends rows of `tensor` to each rank: the first `send_counts[0]` rows to group rank 0, the next
-    /// `send_counts[1]` to group rank 1, and so on. Returns the rows for this rank, `recv_counts[i]` from group
-    /// rank `i`, concatenated along the first dimension.
+    /// Sends rows of `tensor` to each rank: the first `send_counts[0]` rows to group rank 0, the
+    /// next `send_counts[1]` to group rank 1, and so on. Returns the rows for this rank,
+    /// `recv_counts[i]` from group rank `i`, concatenated along the first dimension.
     ///
     /// The provided implementation is an all-to-all of the rows.
     fn all_to_all_v(
@@ -174,8 +175,8 @@ pub trait GroupBackend: Debug + Send + Sync {
         Ok(mapped(parts, move |parts| joined(&parts, 0, &device)))
     }
 
-    /// Returns this rank's shards of the tensors of `root`, which `metas` describes. `shardings` contains the
-    /// dimension and the shard sizes of each tensor. The other ranks pass no tensors.
+    /// Returns this rank's shards of the tensors of `root`, which `metas` describes. `shardings`
+    /// contains the dimension and the shard sizes of each tensor. The other ranks pass no tensors.
     ///
     /// The provided implementation is an all-to-all in which only the root sends.
     fn scatter(
@@ -204,7 +205,8 @@ pub trait GroupBackend: Debug + Send + Sync {
     }
 }
 
-/// Splits a tensor into consecutive rows for each rank: the first `counts[0]`, the next `counts[1]`, ..
+/// Splits a tensor into consecutive rows for each rank: the first `counts[0]`, the next
+/// `counts[1]`, ..
 pub(crate) fn rows_for_each(tensor: &DispatchTensor, counts: &[usize]) -> Vec<Vec<DispatchTensor>> {
     let mut start = 0;
     let next = |count: &usize| {

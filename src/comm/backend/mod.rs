@@ -1,8 +1,8 @@
 //! Interface of a backend: [`Backend`] and [`GroupBackend`] carry out collectives among ranks.
 //!
-//! A [`Communicator`](super::Communicator) checks its arguments, counts the call, and passes it to the backend as
-//! one of a few operations. The backend moves tensors and detects ranks whose calls differ. It knows nothing about
-//! layouts, gradients or ledgers.
+//! A [`Communicator`](super::Communicator) checks its arguments, counts the call, and passes it to
+//! the backend as one of a few operations. The backend moves tensors and detects ranks whose calls
+//! differ. It knows nothing about layouts, gradients or ledgers.
 //!
 //! | operation | a rank passes | a rank receives |
 //! |---|---|---|
@@ -15,36 +15,40 @@
 //! | [`receive`](GroupBackend::receive) | nothing | tensors that a given rank, or any rank, has sent |
 //! | [`Backend::channel`] | a group and a name | a handle on the group |
 //!
-//! All other operations are provided methods built from these. A backend can override them with faster
-//! implementations. The book's page "Writing a backend" names an example in another crate, across processes too.
+//! All other operations are provided methods built from these. A backend can override them with
+//! faster implementations. The book's page "Writing a backend" names an example in another crate,
+//! across processes too.
 //!
 //! # Guarantees of a backend
 //!
-//! 1. **Order.** The n-th collective of a rank on a channel matches the n-th collective of every other rank of the
-//!    group, in whatever order the ranks wait for the results. Messages do not count. Messages with the same sender
-//!    and tag are received in the order in which they were sent, by receives in the order in which they were
-//!    posted. Posting never waits for other ranks.
+//! 1. **Order.** The n-th collective of a rank on a channel matches the n-th collective of every
+//!    other rank of the group, in whatever order the ranks wait for the results. Messages do not
+//!    count. Messages with the same sender and tag are received in the order in which they were
+//!    sent, by receives in the order in which they were posted. Posting never waits for other
+//!    ranks.
 //! 2. **Agreement.** The backend compares the [`CallSignature`]s of the ranks; a
-//!    [difference](CallSignature::difference) is [`CommError::Mismatch`] on every rank of the world. When the
-//!    signatures of all ranks of a collective are available, it also compares the digests in them; a
-//!    [divergence](CallSignature::divergence) is [`CommError::Diverged`].
-//! 3. **Termination.** Only the first [`Failure`] of a world counts, and it ends every wait of every rank with the
-//!    same error. A wait also ends when a rank that it needs has [exited](Backend::rank_exited), with
-//!    [`CommError::RankReturned`], and at its deadline, with [`CommError::DeadlineExceeded`]: both are then the world's
-//!    failure, [`Failure::Collective`].
-//! 4. **Reproducible bits.** A reduction adds neighbours in one fixed binary tree over the group's ranks. f16 and
-//!    bf16 are summed in f32 and rounded once; narrow integers are averaged in 64 bits. A minimum or maximum is NaN if any
-//!    rank has NaN; of bools, the maximum is their "or" and the minimum their "and".
-//! 5. **Memory.** The backend owns posted tensors until every rank has received what it needs from them. Results
-//!    may alias: ranks of one process can hold handles to the same memory. This is safe because burn writes in
-//!    place only through a unique handle (copy-on-write otherwise). On a GPU, work runs after it was submitted: a backend
-//!    that reads a rank's memory by a handle also makes the read run after what that rank submitted before the call, and
-//!    before what it submits once the handle is dropped. Any number of deferred calls may be posted, such as all the
-//!    all-gathers of a backward, so a backend must not fill result buffers when a call is posted. A backend for ranks
-//!    as threads holds only references to the shards.
-//! 6. **Progress.** If nothing else makes progress, [`Request::wait`] does, on the thread that waits. A [`Request`]
-//!    may be dropped at any time without blocking: the rank has taken part, and the other ranks receive their
-//!    results.
+//!    [difference](CallSignature::difference) is [`CommError::Mismatch`] on every rank of the
+//!    world. When the signatures of all ranks of a collective are available, it also compares the
+//!    digests in them; a [divergence](CallSignature::divergence) is [`CommError::Diverged`].
+//! 3. **Termination.** Only the first [`Failure`] of a world counts, and it ends every wait of
+//!    every rank with the same error. A wait also ends when a rank that it needs has
+//!    [exited](Backend::rank_exited), with [`CommError::RankReturned`], and at its deadline, with
+//!    [`CommError::DeadlineExceeded`]: both are then the world's failure, [`Failure::Collective`].
+//! 4. **Reproducible bits.** A reduction adds neighbours in one fixed binary tree over the group's
+//!    ranks. f16 and bf16 are summed in f32 and rounded once; narrow integers are averaged in 64
+//!    bits. A minimum or maximum is NaN if any rank has NaN; of bools, the maximum is their "or"
+//!    and the minimum their "and".
+//! 5. **Memory.** The backend owns posted tensors until every rank has received what it needs from
+//!    them. Results may alias: ranks of one process can hold handles to the same memory. This is
+//!    safe because burn writes in place only through a unique handle (copy-on-write otherwise). On
+//!    a GPU, work runs after it was submitted: a backend that reads a rank's memory by a handle
+//!    also makes the read run after what that rank submitted before the call, and before what it
+//!    submits once the handle is dropped. Any number of deferred calls may be posted, such as all
+//!    the all-gathers of a backward, so a backend must not fill result buffers when a call is
+//!    posted. A backend for ranks as threads holds only references to the shards.
+//! 6. **Progress.** If nothing else makes progress, [`Request::wait`] does, on the thread that
+//!    waits. A [`Request`] may be dropped at any time without blocking: the rank has taken part,
+//!    and the other ranks receive their results.
 
 mod failure;
 mod generic;
@@ -81,33 +85,36 @@ pub trait Backend: Debug + Send + Sync {
     /// Returns the ranks that run in this process, ascending.
     fn local_ranks(&self) -> Vec<usize>;
 
-    /// Returns the [`launch_number`] of this backend, which distinguishes the launches of a process.
+    /// Returns the [`launch_number`] of this backend, which distinguishes the launches of a
+    /// process.
     fn launch(&self) -> u64;
 
-    /// Returns the id by which the flight recorder knows the launch: the same in all processes of the launch.
+    /// Returns the id by which the flight recorder knows the launch: the same in all processes of
+    /// the launch.
     ///
     /// The provided implementation is for backends whose ranks are all in this process.
     fn launch_id(&self) -> LaunchId {
         LaunchId::of_process(launcher::process_index(), self.launch())
     }
 
-    /// Returns the handle of `member` on its group. `name` distinguishes channels of the same ranks: calls on a
-    /// channel match only calls on the channel of the same name.
+    /// Returns the handle of `member` on its group. `name` distinguishes channels of the same
+    /// ranks: calls on a channel match only calls on the channel of the same name.
     ///
-    /// It is called once for each member, group and name, but not by all ranks at the same time. A backend whose
-    /// groups must be created by all their ranks together therefore creates a group at its first operation.
+    /// It is called once for each member, group and name, but not by all ranks at the same time. A
+    /// backend whose groups must be created by all their ranks together therefore creates a group
+    /// at its first operation.
     fn channel(self: Arc<Self>, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend>;
 
-    /// Ends every wait of every rank, now and later. Returns the error of the first failure, which may be an
-    /// earlier one.
+    /// Ends every wait of every rank, now and later. Returns the error of the first failure, which
+    /// may be an earlier one.
     fn fail(&self, failure: Failure) -> CommError;
 
     /// Returns the first failure, if there was one.
     fn failure(&self) -> Option<Failure>;
 
-    /// Notifies the backend that the program of `rank` is over, so that ranks waiting for it stop waiting. `error`
-    /// is the error with which the program ended, if it did not succeed, and `at` is the line where it unwound with
-    /// that error; both are for the reports of other processes.
+    /// Notifies the backend that the program of `rank` is over, so that ranks waiting for it stop
+    /// waiting. `error` is the error with which the program ended, if it did not succeed, and `at`
+    /// is the line where it unwound with that error; both are for the reports of other processes.
     fn rank_exited(
         &self,
         rank: usize,
@@ -115,17 +122,18 @@ pub trait Backend: Debug + Send + Sync {
         at: Option<&'static Location<'static>>,
     );
 
-    /// Describes the activity of `rank` at the first failure, or now if there was none: a few words that continue
-    /// "rank 1 was".
+    /// Describes the activity of `rank` at the first failure, or now if there was none: a few words
+    /// that continue "rank 1 was".
     fn activity(&self, rank: usize) -> String;
 
     /// Returns true if the programs of all ranks are over.
     fn is_finished(&self) -> bool;
 
-    /// Ends this world, if it has not failed yet, and waits until every rank has called this method or its program
-    /// is over, at most for `deadline`. Returns the world of the ranks that called.
+    /// Ends this world, if it has not failed yet, and waits until every rank has called this method
+    /// or its program is over, at most for `deadline`. Returns the world of the ranks that called.
     ///
-    /// The provided implementation is for backends without support: it returns [`CommError::CannotShrink`].
+    /// The provided implementation is for backends without support: it returns
+    /// [`CommError::CannotShrink`].
     fn shrink(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
         let _ = deadline;
         Err(CommError::CannotShrink { rank })
@@ -136,11 +144,13 @@ pub trait Backend: Debug + Send + Sync {
         None
     }
 
-    /// Waits until the programs of all ranks are over, including those of other processes. If the world has failed, it
-    /// waits at most for `deadline`, because a program may be stuck outside collectives. Returns the outcome of the
-    /// ranks in other processes; a rank whose program is not over has the error [`CommError::StillRunning`].
+    /// Waits until the programs of all ranks are over, including those of other processes. If the
+    /// world has failed, it waits at most for `deadline`, because a program may be stuck outside
+    /// collectives. Returns the outcome of the ranks in other processes; a rank whose program is
+    /// not over has the error [`CommError::StillRunning`].
     ///
-    /// The provided implementation is for backends whose ranks are all in this process: there is nothing to report.
+    /// The provided implementation is for backends whose ranks are all in this process: there is
+    /// nothing to report.
     fn finish(&self, deadline: Duration) -> RemoteOutcome {
         let _ = deadline;
         RemoteOutcome::default()
@@ -152,7 +162,8 @@ pub trait Backend: Debug + Send + Sync {
 pub struct ShrunkWorld {
     /// Backend of the new world.
     pub backend: Arc<dyn Backend>,
-    /// Old rank of each new rank, ascending: rank `i` of the new world was rank `ranks[i]` of the old one.
+    /// Old rank of each new rank, ascending: rank `i` of the new world was rank `ranks[i]` of the
+    /// old one.
     pub ranks: Arc<[usize]>,
 }
 
@@ -175,8 +186,9 @@ pub struct ProcessOptions {
 }
 
 impl Default for ProcessOptions {
-    /// Returns the default: one thread of a rank at a time, and shared memory. In builds with a sanitizer the
-    /// memory is separate, so that the sanitizer detects uses of memory that its rank has released.
+    /// Returns the default: one thread of a rank at a time, and shared memory. In builds with a
+    /// sanitizer the memory is separate, so that the sanitizer detects uses of memory that its rank
+    /// has released.
     fn default() -> Self {
         Self {
             multithreaded: false,
@@ -202,8 +214,8 @@ pub fn launch_number() -> u64 {
     LAUNCHES.fetch_add(1, Ordering::Relaxed)
 }
 
-/// Numbers of worlds of [one device](super::World::of_device), from the greatest down, so that they leave no gap among
-/// the launches, whose numbers are equal in all processes.
+/// Numbers of worlds of [one device](super::World::of_device), from the greatest down, so that they
+/// leave no gap among the launches, whose numbers are equal in all processes.
 pub(super) fn device_number() -> u64 {
     static DEVICES: AtomicU64 = AtomicU64::new(u64::MAX);
     DEVICES.fetch_sub(1, Ordering::Relaxed)
@@ -231,8 +243,8 @@ impl GroupMember {
         self.group.ranks()[self.group.rank()]
     }
 
-    /// Returns the device of the results of a call with `tensors`: the device of the tensors, or the rank's device
-    /// if the rank passes none.
+    /// Returns the device of the results of a call with `tensors`: the device of the tensors, or
+    /// the rank's device if the rank passes none.
     pub fn home(&self, tensors: &[DispatchTensor]) -> Device {
         tensors.first().map_or_else(
             || self.device.clone(),
@@ -264,11 +276,12 @@ pub trait Request<T>: Send {
     /// Returns true if [`wait`](Self::wait) would return without waiting for other ranks.
     fn is_complete(&self) -> bool;
 
-    /// Starts the transfer of a [deferred](CallContext::is_deferred) call, if the backend can transfer data
-    /// before the rank waits for it. Returns at once.
+    /// Starts the transfer of a [deferred](CallContext::is_deferred) call, if the backend can
+    /// transfer data before the rank waits for it. Returns at once.
     fn start(&mut self) {}
 
-    /// Blocks until the result is ready, the world has failed, or `deadline` has passed, which is a failure.
+    /// Blocks until the result is ready, the world has failed, or `deadline` has passed, which is a
+    /// failure.
     fn wait(self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError>;
 }
 
@@ -286,7 +299,8 @@ pub struct Completed<T> {
 }
 
 impl<T> Completed<T> {
-    /// Runs `make` and measures its time. The last rank and the timestamps of the transfer are unknown.
+    /// Runs `make` and measures its time. The last rank and the timestamps of the transfer are
+    /// unknown.
     pub fn timed(make: impl FnOnce() -> T) -> Self {
         let start = Instant::now();
         Self {
@@ -317,8 +331,8 @@ impl<T: Send> Request<T> for Completed<T> {
 /// | `started` | the first bytes for this rank were announced | the rank that waits began to copy or reduce |
 /// | `completed` | the last bytes arrived, or the rank itself joined last | the copy or reduction was complete |
 ///
-/// For a deferred call, `started` and `completed` are never earlier than the moment at which this rank requested the
-/// result, even if another rank started the transfer earlier.
+/// For a deferred call, `started` and `completed` are never earlier than the moment at which this
+/// rank requested the result, even if another rank started the transfer earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransferTiming {
     /// Start of sending; `None` if all data had arrived before this process began to send.

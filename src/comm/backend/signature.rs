@@ -12,8 +12,8 @@ use crate::placement::ShardSizes;
 
 /// The arguments of one collective, except for the data. The ranks compare them.
 ///
-/// A backend whose ranks are in several processes sends signatures with serde, and checks that a received one
-/// [fits](Self::fits) its group.
+/// A backend whose ranks are in several processes sends signatures with serde, and checks that a
+/// received one [fits](Self::fits) its group.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CallSignature {
@@ -47,7 +47,8 @@ pub struct CallSignature {
     pub digests: Option<Arc<[Digests]>>,
 }
 
-/// Tensors that one rank sends to each rank of its group, and those that it receives from each, in group order.
+/// Tensors that one rank sends to each rank of its group, and those that it receives from each, in
+/// group order.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct PairwiseSignature {
     /// Group rank of this rank.
@@ -177,7 +178,8 @@ impl TensorSignature {
     }
 }
 
-/// Returns true if a tensor of this shape is not quantized and its number of bytes does not overflow.
+/// Returns true if a tensor of this shape is not quantized and its number of bytes does not
+/// overflow.
 fn is_plain(shape: &Shape, dtype: DType) -> bool {
     let bytes = shape
         .iter()
@@ -218,15 +220,15 @@ impl CallSignature {
         }
     }
 
-    /// Returns the number of bytes of the full tensors, plus the bytes that the rank sends to others in an
-    /// all-to-all of lists.
+    /// Returns the number of bytes of the full tensors, plus the bytes that the rank sends to
+    /// others in an all-to-all of lists.
     pub fn bytes(&self) -> u64 {
         self.tensors.iter().map(TensorSignature::bytes).sum::<u64>()
             + self.pairs.as_ref().map_or(0, |pairs| pairs.bytes())
     }
 
-    /// Returns true if the fields fit each other and a group of `ranks` ranks. Those of a call always do; those of a
-    /// signature that was received may not, and must not be used then.
+    /// Returns true if the fields fit each other and a group of `ranks` ranks. Those of a call
+    /// always do; those of a signature that was received may not, and must not be used then.
     pub fn fits(&self, ranks: usize) -> bool {
         let Self {
             root,
@@ -239,14 +241,15 @@ impl CallSignature {
             && pairs.as_ref().is_none_or(|pairs| pairs.fits(ranks))
     }
 
-    /// Returns a hash of all fields that is the same in all processes. Two ranks whose calls agree may have different
-    /// hashes, because their [models](ShardedModel) may have been sharded at different lines.
+    /// Returns a hash of all fields that is the same in all processes. Two ranks whose calls agree
+    /// may have different hashes, because their [models](ShardedModel) may have been sharded at
+    /// different lines.
     pub fn hash128(&self) -> u128 {
         XxHash3_128::oneshot(&postcard::to_stdvec(self).expect("a vector takes every signature"))
     }
 
-    /// Describes the first difference from `other`, with the value of `self` first. Returns `None` if the calls
-    /// agree.
+    /// Describes the first difference from `other`, with the value of `self` first. Returns `None`
+    /// if the calls agree.
     pub fn difference(&self, other: &Self) -> Option<String> {
         differ("operation", &self.op, &other.op, Op::to_string)
             .or_else(|| {
@@ -308,16 +311,16 @@ impl CallSignature {
             .or_else(|| self.compared_otherwise(other))
     }
 
-    /// Compares the digests of all ranks of a collective. `signatures` yields them in group order; no two
-    /// of them may have a [`difference`](Self::difference). Returns the first divergence.
+    /// Compares the digests of all ranks of a collective. `signatures` yields them in group order;
+    /// no two of them may have a [`difference`](Self::difference). Returns the first divergence.
     pub fn divergence<'a>(
         signatures: impl Iterator<Item = &'a Self> + Clone,
     ) -> Option<Divergence> {
         Divergence::among(signatures.map(Self::digests))
     }
 
-    /// Describes why a receive with this signature rejects the message `sent`, with its own value first. Returns
-    /// `None` if it accepts the message.
+    /// Describes why a receive with this signature rejects the message `sent`, with its own value
+    /// first. Returns `None` if it accepts the message.
     pub fn refusal(&self, sent: &Self) -> Option<String> {
         let label = differ("label", &self.label, &sent.label, |label| {
             format!("`{label}`")
@@ -343,8 +346,8 @@ impl CallSignature {
             .then(|| format!("model {} vs {}", says(&self.model), says(&other.model)))
     }
 
-    /// Describes the first difference between the states of one model's parameters, with the parameter's name if it
-    /// has one.
+    /// Describes the first difference between the states of one model's parameters, with the
+    /// parameter's name if it has one.
     fn states_differ(&self, other: &Self) -> Option<String> {
         let (own, its) = (self.model.as_ref()?, other.model.as_ref()?);
         if own.states == its.states {
@@ -390,8 +393,8 @@ impl CallSignature {
             })
     }
 
-    /// Returns true if each pair of ranks must agree separately: from two pairs that agree it does not follow that
-    /// a third does.
+    /// Returns true if each pair of ranks must agree separately: from two pairs that agree it does
+    /// not follow that a third does.
     pub fn is_of_pairs(&self) -> bool {
         self.pairs.is_some()
     }

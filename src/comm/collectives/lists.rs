@@ -7,9 +7,10 @@ use crate::comm::{Call, Communicator, Op, ReduceOp, ShardedTensor, TensorMeta, W
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// Sends a different tensor, of any shape and dtype, or none, to each rank of the group: `parts[i]` is for
-    /// group rank `i`. Returns the tensors from all ranks for this one, in group order. `metas` describes these,
-    /// and is compared with what the ranks send. The rank's tensor for itself is returned unchanged.
+    /// Sends a different tensor, of any shape and dtype, or none, to each rank of the group:
+    /// `parts[i]` is for group rank `i`. Returns the tensors from all ranks for this one, in group
+    /// order. `metas` describes these, and is compared with what the ranks send. The rank's tensor
+    /// for itself is returned unchanged.
     ///
     /// ```
     /// use burn::tensor::{DType, Shape, Tensor};
@@ -36,8 +37,8 @@ impl Communicator {
         self.exchange(Op::AllToAllList, call, None, parts, metas)
     }
 
-    /// Gathers one tensor of any shape and dtype from every rank. Returns them in group order on every rank.
-    /// `metas` describes all of them, on every rank.
+    /// Gathers one tensor of any shape and dtype from every rank. Returns them in group order on
+    /// every rank. `metas` describes all of them, on every rank.
     pub fn all_gather_list(
         &self,
         call: Call,
@@ -50,8 +51,9 @@ impl Communicator {
             .then(|parts| parts.into_iter().flatten().collect())
     }
 
-    /// Reduces lists of tensors over the ranks: group rank `i` receives the reduction of all ranks' `parts[i]`.
-    /// `parts[i]` must have the same shape on all ranks, but tensors for different ranks may have different shapes.
+    /// Reduces lists of tensors over the ranks: group rank `i` receives the reduction of all ranks'
+    /// `parts[i]`. `parts[i]` must have the same shape on all ranks, but tensors for different
+    /// ranks may have different shapes.
     pub fn reduce_scatter_list(
         &self,
         call: Call,
@@ -74,8 +76,8 @@ impl Communicator {
             .then(move |mut parts| parts.swap_remove(own))
     }
 
-    /// Sends `parts[i]` to group rank `i`, and returns the tensors from all ranks, as `metas` describes. Implements
-    /// all collectives of lists.
+    /// Sends `parts[i]` to group rank `i`, and returns the tensors from all ranks, as `metas`
+    /// describes. Implements all collectives of lists.
     pub(super) fn exchange(
         &self,
         op: Op,

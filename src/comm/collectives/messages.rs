@@ -7,11 +7,12 @@ use crate::comm::backend::{CallSignature, ReceivedTensors};
 use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
 
 impl Communicator {
-    /// Sends tensors of any shapes and dtypes to group rank `to`, which may be this rank. It is not a collective:
-    /// rank `to` must call [`receive`](Self::receive).
+    /// Sends tensors of any shapes and dtypes to group rank `to`, which may be this rank. It is not
+    /// a collective: rank `to` must call [`receive`](Self::receive).
     ///
-    /// It never waits for the receiver, so ranks may send in any order. `wait` returns when the tensors may be
-    /// reused. Several messages may be in flight; messages with the same sender and `tag` arrive in order.
+    /// It never waits for the receiver, so ranks may send in any order. `wait` returns when the
+    /// tensors may be reused. Several messages may be in flight; messages with the same sender and
+    /// `tag` arrive in order.
     ///
     /// ```
     /// use burn::tensor::Tensor;
@@ -43,9 +44,9 @@ impl Communicator {
         })
     }
 
-    /// Receives the next message with `tag` from group rank `from`, or from any rank if `from` is `None`. Returns
-    /// its tensors and the sender. The label of the message must equal the label of this call, and its tensors must
-    /// match `metas` if it is given.
+    /// Receives the next message with `tag` from group rank `from`, or from any rank if `from` is
+    /// `None`. Returns its tensors and the sender. The label of the message must equal the label of
+    /// this call, and its tensors must match `metas` if it is given.
     ///
     /// Several receives may be posted; they match messages in the order in which they were posted.
     pub fn receive(

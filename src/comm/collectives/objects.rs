@@ -1,8 +1,8 @@
-//! Collectives of objects that serde can serialize, such as configurations, metrics and shapes. They are sent as
-//! CBOR in 32-bit words.
+//! Collectives of objects that serde can serialize, such as configurations, metrics and shapes.
+//! They are sent as CBOR in 32-bit words.
 //!
-//! These methods block until they are complete. Each makes two collectives: one for the lengths and one for the
-//! objects. They are meant for small objects; send tensors as tensors, which is faster.
+//! These methods block until they are complete. Each makes two collectives: one for the lengths and
+//! one for the objects. They are meant for small objects; send tensors as tensors, which is faster.
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
@@ -33,8 +33,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// See [`Communicator`]; [`CommError::InvalidArgument`] on every rank if an object cannot be serialized, or
-    /// cannot be deserialized as a `T`.
+    /// See [`Communicator`]; [`CommError::InvalidArgument`] on every rank if an object cannot be
+    /// serialized, or cannot be deserialized as a `T`.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(
         &self,
         call: Call,
@@ -60,8 +60,8 @@ impl Communicator {
         parts.into_iter().zip(lengths).map(object).collect()
     }
 
-    /// Sends an object from group rank `root` to all ranks. `object` is `Some` on the root, and ignored on the
-    /// other ranks.
+    /// Sends an object from group rank `root` to all ranks. `object` is `Some` on the root, and
+    /// ignored on the other ranks.
     ///
     /// # Errors
     /// See [`all_gather_object`](Self::all_gather_object).
@@ -92,7 +92,8 @@ impl Communicator {
         self.decode(op, &call, &read_words(words), len)
     }
 
-    /// Gathers one object from every rank on group rank `root`, in group order. The other ranks receive `None`.
+    /// Gathers one object from every rank on group rank `root`, in group order. The other ranks
+    /// receive `None`.
     ///
     /// # Errors
     /// See [`all_gather_object`](Self::all_gather_object).
@@ -129,8 +130,8 @@ impl Communicator {
             .map(Some)
     }
 
-    /// Sends a different object from group rank `root` to each rank. `objects` contains one per rank on the root,
-    /// and is `None` on the other ranks.
+    /// Sends a different object from group rank `root` to each rank. `objects` contains one per
+    /// rank on the root, and is `None` on the other ranks.
     ///
     /// # Errors
     /// See [`all_gather_object`](Self::all_gather_object).
@@ -169,8 +170,8 @@ impl Communicator {
         self.decode(op, &call, &read_words(words), len)
     }
 
-    /// Sends an object to group rank `to`, which must call [`receive_object`](Self::receive_object). It is not a
-    /// collective.
+    /// Sends an object to group rank `to`, which must call
+    /// [`receive_object`](Self::receive_object). It is not a collective.
     pub fn send_object<T: Serialize>(
         &self,
         call: Call,
@@ -187,8 +188,8 @@ impl Communicator {
         }
     }
 
-    /// Receives the next object with `tag` from group rank `from`, or from any rank if `from` is `None`. Returns
-    /// the sender and the object.
+    /// Receives the next object with `tag` from group rank `from`, or from any rank if `from` is
+    /// `None`. Returns the sender and the object.
     ///
     /// # Errors
     /// See [`all_gather_object`](Self::all_gather_object).

@@ -13,10 +13,11 @@ use crate::comm::{
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// Prepares an [`all_gather`](Self::all_gather). `full_tensors` contains the description of each full tensor,
-    /// the dimension along which it is sharded, and its shard sizes. Local.
+    /// Prepares an [`all_gather`](Self::all_gather). `full_tensors` contains the description of
+    /// each full tensor, the dimension along which it is sharded, and its shard sizes. Local.
     ///
-    /// [`execute_plan`](Self::execute_plan) then takes this rank's shards and returns the full tensors.
+    /// [`execute_plan`](Self::execute_plan) then takes this rank's shards and returns the full
+    /// tensors.
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if a sharding does not fit.
@@ -29,8 +30,8 @@ impl Communicator {
 
     /// Prepares a [`reduce_scatter`](Self::reduce_scatter) of these full tensors. Local.
     ///
-    /// [`execute_plan`](Self::execute_plan) then takes full tensors and returns this rank's shards of their
-    /// reductions.
+    /// [`execute_plan`](Self::execute_plan) then takes full tensors and returns this rank's shards
+    /// of their reductions.
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if a sharding does not fit, or `op` cannot reduce a dtype.
@@ -59,7 +60,8 @@ impl Communicator {
 
     /// Prepares an [`all_reduce`](Self::all_reduce) of tensors with these descriptions. Local.
     ///
-    /// [`execute_plan`](Self::execute_plan) then takes tensors of these shapes and returns their reductions.
+    /// [`execute_plan`](Self::execute_plan) then takes tensors of these shapes and returns their
+    /// reductions.
     ///
     /// # Errors
     /// [`CommError::InvalidArgument`] if `op` cannot reduce a dtype.
@@ -76,15 +78,15 @@ impl Communicator {
         )
     }
 
-    /// Executes `plan`, which was made for a group of the same size. It takes this rank's shards for an all-gather,
-    /// and full tensors for a reduction.
+    /// Executes `plan`, which was made for a group of the same size. It takes this rank's shards
+    /// for an all-gather, and full tensors for a reduction.
     ///
     /// # Collective
     /// Called by all ranks of the group, with equal plans.
     ///
     /// # Errors
-    /// Returned by the work: [`CommError::InvalidArgument`] if the tensors do not match the plan or the group has
-    /// another size; [`CommError::Mismatch`] if the plans of the ranks differ.
+    /// Returned by the work: [`CommError::InvalidArgument`] if the tensors do not match the plan or
+    /// the group has another size; [`CommError::Mismatch`] if the plans of the ranks differ.
     pub fn execute_plan(
         &self,
         call: Call,

@@ -10,8 +10,8 @@ use crate::comm::{Call, CollectivePlan, Communicator, Op, ReduceOp, TensorMeta, 
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// Sends tensors from group rank `root` to all ranks. `metas` describes them on every rank; `tensors` is `Some`
-    /// on the root and ignored elsewhere.
+    /// Sends tensors from group rank `root` to all ranks. `metas` describes them on every rank;
+    /// `tensors` is `Some` on the root and ignored elsewhere.
     pub fn broadcast(
         &self,
         call: Call,
@@ -36,9 +36,9 @@ impl Communicator {
         })
     }
 
-    /// Sends each rank its shards of the tensors of group rank `root`: `shardings[i]` contains the dimension and
-    /// the shard sizes of tensor `i`. `metas` describes the full tensors on every rank; `tensors` is `Some` on the
-    /// root and ignored elsewhere.
+    /// Sends each rank its shards of the tensors of group rank `root`: `shardings[i]` contains the
+    /// dimension and the shard sizes of tensor `i`. `metas` describes the full tensors on every
+    /// rank; `tensors` is `Some` on the root and ignored elsewhere.
     pub fn scatter(
         &self,
         call: Call,
@@ -65,8 +65,8 @@ impl Communicator {
         })
     }
 
-    /// Reduces tensors of the same shape over the ranks. Group rank `root` receives the result, the other ranks
-    /// receive `None`.
+    /// Reduces tensors of the same shape over the ranks. Group rank `root` receives the result, the
+    /// other ranks receive `None`.
     pub fn reduce(
         &self,
         call: Call,
@@ -104,8 +104,9 @@ impl Communicator {
         work.then(move |tensors| is_root.then_some(tensors))
     }
 
-    /// Gathers one tensor of any shape and dtype from every rank on group rank `root`, in group order. The other
-    /// ranks receive `None`. `metas` describes the tensors on the root, and is `None` elsewhere.
+    /// Gathers one tensor of any shape and dtype from every rank on group rank `root`, in group
+    /// order. The other ranks receive `None`. `metas` describes the tensors on the root, and is
+    /// `None` elsewhere.
     pub fn gather(
         &self,
         call: Call,
@@ -130,9 +131,9 @@ impl Communicator {
         work.then(move |parts| is_root.then(|| parts.into_iter().flatten().collect()))
     }
 
-    /// Sends a different tensor, of any shape and dtype, from group rank `root` to each rank: tensor `i` goes to
-    /// group rank `i`. `tensors` is `Some` on the root and `None` elsewhere; `meta` describes the tensor for this
-    /// rank.
+    /// Sends a different tensor, of any shape and dtype, from group rank `root` to each rank:
+    /// tensor `i` goes to group rank `i`. `tensors` is `Some` on the root and `None` elsewhere;
+    /// `meta` describes the tensor for this rank.
     pub fn scatter_list(
         &self,
         call: Call,

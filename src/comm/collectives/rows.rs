@@ -8,12 +8,13 @@ use crate::comm::{Call, CommError, Communicator, Op, ShardedTensor, TensorMeta, 
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// Sends rows of a tensor, along its first dimension, to each rank of the group: the first `send_counts[0]` to group
-    /// rank 0, the next `send_counts[1]` to group rank 1, and so on. Returns the rows from all ranks for this one,
-    /// `recv_counts[i]` from group rank `i`, in group order (`torch.distributed.all_to_all_single`).
+    /// Sends rows of a tensor, along its first dimension, to each rank of the group: the first
+    /// `send_counts[0]` to group rank 0, the next `send_counts[1]` to group rank 1, and so on.
+    /// Returns the rows from all ranks for this one, `recv_counts[i]` from group rank `i`, in group
+    /// order (`torch.distributed.all_to_all_single`).
     ///
-    /// If a rank does not know how many rows it will receive, [`exchange_splits`](Self::exchange_splits) returns
-    /// the counts.
+    /// If a rank does not know how many rows it will receive,
+    /// [`exchange_splits`](Self::exchange_splits) returns the counts.
     ///
     /// ```
     /// use burn::tensor::Tensor;
@@ -72,8 +73,9 @@ impl Communicator {
         })
     }
 
-    /// Sends `send_counts[i]`, a number of rows, to group rank `i`. Returns the numbers from all ranks for this one, in
-    /// group order: the `recv_counts` of [`all_to_all_single`](Self::all_to_all_single).
+    /// Sends `send_counts[i]`, a number of rows, to group rank `i`. Returns the numbers from all
+    /// ranks for this one, in group order: the `recv_counts` of
+    /// [`all_to_all_single`](Self::all_to_all_single).
     pub fn exchange_splits(&self, call: Call, send_counts: &[usize]) -> Work<Vec<usize>> {
         accepted!(
             arguments::one_each("send counts", send_counts.len(), self.group()),

@@ -10,7 +10,8 @@ use crate::comm::{
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// Gathers the shards of every tensor and concatenates them. Every rank receives the full tensors.
+    /// Gathers the shards of every tensor and concatenates them. Every rank receives the full
+    /// tensors.
     pub fn all_gather(&self, call: Call, shards: Vec<ShardedTensor>) -> Work<Vec<DispatchTensor>> {
         let (parts, shardings) = unpacked(shards);
         let checked = arguments::check_shards(&parts, &shardings, self.group());
@@ -25,8 +26,8 @@ impl Communicator {
         self.begin(call, &plan.into(), parts)
     }
 
-    /// Gathers tensors of the same shape from all ranks. Every rank receives them stacked in group order, with
-    /// shape `[ranks, ..]` (`all_gather_into_tensor` in stack layout).
+    /// Gathers tensors of the same shape from all ranks. Every rank receives them stacked in group
+    /// order, with shape `[ranks, ..]` (`all_gather_into_tensor` in stack layout).
     pub fn all_gather_stacked(
         &self,
         call: Call,
@@ -102,8 +103,9 @@ impl Communicator {
 
     /// Changes the dimension along which a tensor is sharded, from `shard.dim` to `to_dim`.
     ///
-    /// `shard` is the rank's shard along `shard.dim`, complete along `to_dim`. The result is complete along
-    /// `shard.dim`, and is the rank's shard along `to_dim` with the sizes `to_sizes`.
+    /// `shard` is the rank's shard along `shard.dim`, complete along `to_dim`. The result is
+    /// complete along `shard.dim`, and is the rank's shard along `to_dim` with the sizes
+    /// `to_sizes`.
     pub fn all_to_all(
         &self,
         call: Call,
@@ -130,8 +132,9 @@ impl Communicator {
 
     /// Returns once every rank of the group has called it.
     ///
-    /// At the deadline, [`CommError::DeadlineExceeded`](crate::comm::CommError) names all ranks that are missing
-    /// (`torch.distributed.monitored_barrier`). [`Work::wait_timeout`] sets a deadline for one call.
+    /// At the deadline, [`CommError::DeadlineExceeded`](crate::comm::CommError) names all ranks
+    /// that are missing (`torch.distributed.monitored_barrier`). [`Work::wait_timeout`] sets a
+    /// deadline for one call.
     pub fn barrier(&self, call: Call) -> Work<()> {
         if self.is_alone() {
             return Work::done(());

@@ -8,12 +8,13 @@ use crate::comm::{Call, Communicator, Op, ShardedTensor, arguments};
 use crate::placement::ShardSizes;
 
 impl Communicator {
-    /// Sums sparse tensors, such as the gradient of an embedding, over the ranks. Row `i` of `values` belongs to
-    /// the index `indices[i]`. Returns the indices that occur on any rank, in ascending order without duplicates,
-    /// and the sums of their rows. The results are identical on all ranks.
+    /// Sums sparse tensors, such as the gradient of an embedding, over the ranks. Row `i` of
+    /// `values` belongs to the index `indices[i]`. Returns the indices that occur on any rank, in
+    /// ascending order without duplicates, and the sums of their rows. The results are identical on
+    /// all ranks.
     ///
-    /// Rows are added in the order of the ranks, and within a rank in its order; f16 and bf16 are summed in f32 and
-    /// rounded once.
+    /// Rows are added in the order of the ranks, and within a rank in its order; f16 and bf16 are
+    /// summed in f32 and rounded once.
     ///
     /// ```
     /// use burn::tensor::{Int, Tensor};
@@ -80,7 +81,8 @@ impl Communicator {
     }
 }
 
-/// Returns a tensor of `rows` rows that is zero except for the sums of the rows of `values` at `places`.
+/// Returns a tensor of `rows` rows that is zero except for the sums of the rows of `values` at
+/// `places`.
 fn added<const D: usize, K: kind::Numeric + kind::Autodiff>(
     values: Tensor<D, K>,
     places: Tensor<1, Int>,

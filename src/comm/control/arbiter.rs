@@ -2,8 +2,8 @@
 
 use crate::comm::backend::Failure;
 
-/// The first failure of a world, as far as this process knows it. Among processes, one decides which failure is the
-/// first, and the others wait for its decision.
+/// The first failure of a world, as far as this process knows it. Among processes, one decides
+/// which failure is the first, and the others wait for its decision.
 #[derive(Default)]
 pub(crate) struct FailureArbiter {
     /// The first failure. It never changes.
@@ -27,8 +27,8 @@ impl FailureArbiter {
         self.decided.as_ref().or(self.found.as_ref())
     }
 
-    /// Records a failure that was found in this process; later ones are ignored. Returns it if it is decided to be
-    /// the first.
+    /// Records a failure that was found in this process; later ones are ignored. Returns it if it
+    /// is decided to be the first.
     pub fn find(&mut self, failure: Failure) -> Option<Failure> {
         if self.known().is_some() {
             return None;
@@ -48,22 +48,23 @@ impl FailureArbiter {
         self.defers = true;
     }
 
-    /// Returns true if this process has found a failure and does not know yet which failure is the first.
+    /// Returns true if this process has found a failure and does not know yet which failure is the
+    /// first.
     pub fn is_undecided(&self) -> bool {
         self.decided.is_none() && self.found.is_some()
     }
 
-    /// Makes this process decide, because the one that decided is lost or silent. Returns the failure that is the
-    /// first then. The other processes may not have received what was sent to that one, so they are notified in any
-    /// case.
+    /// Makes this process decide, because the one that decided is lost or silent. Returns the
+    /// failure that is the first then. The other processes may not have received what was sent to
+    /// that one, so they are notified in any case.
     pub fn decide_here(&mut self) -> Option<Failure> {
         self.defers = false;
         self.is_unsent = self.known().is_some();
         self.found.clone()
     }
 
-    /// Takes the failure of which the other processes must be notified, and whether this process decides that it is
-    /// the first. Otherwise it is for the process that decides.
+    /// Takes the failure of which the other processes must be notified, and whether this process
+    /// decides that it is the first. Otherwise it is for the process that decides.
     pub fn take_unsent(&mut self) -> Option<(Failure, bool)> {
         let failure = self
             .known()

@@ -3,7 +3,8 @@
 use super::{Parts, Signature};
 
 pub(super) struct MatchEntry<F, P> {
-    /// For each member that has posted, its signature, and its contribution until the collective is complete.
+    /// For each member that has posted, its signature, and its contribution until the collective is
+    /// complete.
     pub(super) posts: Vec<Option<(F, Option<P>)>>,
     /// First member, in group order, that has posted.
     pub(super) first: usize,
@@ -48,10 +49,11 @@ impl<F: Signature, P> MatchEntry<F, P> {
         }
     }
 
-    /// Adds the call of `member`. If its signature differs from those present, returns a member that it differs from.
+    /// Adds the call of `member`. If its signature differs from those present, returns a member
+    /// that it differs from.
     ///
-    /// All members present agree so far. With two or more of them, `member` is therefore the one that deviates, and
-    /// it suffices to compare with one of them.
+    /// All members present agree so far. With two or more of them, `member` is therefore the one
+    /// that deviates, and it suffices to compare with one of them.
     pub(super) fn post(&mut self, member: usize, signature: F) -> Option<usize> {
         let present = self.posts.iter().enumerate().skip(self.first);
         let present = present.filter_map(|(i, post)| Some((i, &post.as_ref()?.0)));

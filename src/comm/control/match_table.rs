@@ -2,23 +2,27 @@
 //!
 //! Invariants, cited by number in the tests:
 //! 1. The n-th call of one rank on a group matches the n-th call of every other rank.
-//! 2. A collective is complete when every rank of its group has posted with the same signature and contributed.
-//!    Values that all ranks must hold identically are compared when the last rank has posted.
-//! 3. The contributions of a collective are freed once every rank has taken its result or released its handle. This
-//!    does not depend on other collectives. If a failure leaves collectives incomplete, their contributions are
-//!    freed with it.
+//! 2. A collective is complete when every rank of its group has posted with the same signature and
+//!    contributed. Values that all ranks must hold identically are compared when the last rank has
+//!    posted.
+//! 3. The contributions of a collective are freed once every rank has taken its result or released
+//!    its handle. This does not depend on other collectives. If a failure leaves collectives
+//!    incomplete, their contributions are freed with it.
 //! 4. The first failure is the only one: it is final, and all groups fail with it.
-//! 5. A rank that waits gets an error at once when a rank it needs has returned or waits for it. A cycle of waits
-//!    proves a deadlock only if a waiting rank cannot post. In a single-threaded world, a rank that posts while it
-//!    waits is at fault. In a multithreaded world it may do so, so no deadlock is reported. A receive from any rank
-//!    is not reported either, unless all other ranks have returned.
-//! 6. A call may be posted before its contribution arrives ([`CallData`]). The post is all that counts in 1, 2 and 5;
-//!    without the contribution nothing is complete. A rank of another process takes no result here. A contribution on
-//!    demand is sent if a local rank requests it, and declined once all local ranks have released the collective.
-//! 7. If another process decides which failure is the first, a failure found here ends nothing until that is known.
-//!    A collective whose ranks disagree is never complete.
+//! 5. A rank that waits gets an error at once when a rank it needs has returned or waits for it. A
+//!    cycle of waits proves a deadlock only if a waiting rank cannot post. In a single-threaded
+//!    world, a rank that posts while it waits is at fault. In a multithreaded world it may do so,
+//!    so no deadlock is reported. A receive from any rank is not reported either, unless all other
+//!    ranks have returned.
+//! 6. A call may be posted before its contribution arrives ([`CallData`]). The post is all that
+//!    counts in 1, 2 and 5; without the contribution nothing is complete. A rank of another process
+//!    takes no result here. A contribution on demand is sent if a local rank requests it, and
+//!    declined once all local ranks have released the collective.
+//! 7. If another process decides which failure is the first, a failure found here ends nothing
+//!    until that is known. A collective whose ranks disagree is never complete.
 //!
-//! Messages between two ranks are in [`P2pQueue`]. Waits and deadlock detection are in `stalled_wait.rs`.
+//! Messages between two ranks are in [`P2pQueue`]. Waits and deadlock detection are in
+//! `stalled_wait.rs`.
 
 #[path = "arbiter.rs"] // needed where the rendezvous model includes this file
 mod arbiter;
@@ -52,13 +56,14 @@ pub(crate) trait Signature {
     fn label(&self) -> Arc<str>;
     /// Describes the difference to `other`, with the value of `self` first; `None` if they agree.
     fn difference(&self, other: &Self) -> Option<String>;
-    /// Returns the reason why a receive with this signature refuses a message with the signature `sent`; `None` if
-    /// it accepts it.
+    /// Returns the reason why a receive with this signature refuses a message with the signature
+    /// `sent`; `None` if it accepts it.
     fn refusal(&self, sent: &Self) -> Option<String> {
         self.difference(sent)
     }
-    /// Returns the divergence if some ranks hold other values than the rest, of those that must be identical.
-    /// `all` are the signatures of all ranks of a collective, in group order; they agree otherwise.
+    /// Returns the divergence if some ranks hold other values than the rest, of those that must be
+    /// identical. `all` are the signatures of all ranks of a collective, in group order; they agree
+    /// otherwise.
     fn divergence<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> Option<Divergence>
     where
         Self: 'a,
@@ -66,8 +71,8 @@ pub(crate) trait Signature {
         let _ = all;
         None
     }
-    /// Returns true if every two ranks agree on something separately, so that agreement is not transitive and all
-    /// pairs must be compared.
+    /// Returns true if every two ranks agree on something separately, so that agreement is not
+    /// transitive and all pairs must be compared.
     fn is_of_pairs(&self) -> bool {
         false
     }
@@ -86,8 +91,9 @@ pub(crate) enum DataMode {
 
 /// Contribution of a call that is being posted.
 pub(crate) enum CallData<P> {
-    /// Contribution of a local rank. If there is none, the rank [contributes later](MatchTable::provide_data), and the
-    /// call is an internal part of the rank's last call, which stays the one that is reported.
+    /// Contribution of a local rank. If there is none, the rank [contributes
+    /// later](MatchTable::provide_data), and the call is an internal part of the rank's last call,
+    /// which stays the one that is reported.
     Local(Option<P>),
     /// The contribution of a rank of another process arrives later.
     Remote(DataMode),
@@ -187,8 +193,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         }
     }
 
-    /// Returns the key of the group with these ranks, in this order, and this name. All its ranks receive the same
-    /// key.
+    /// Returns the key of the group with these ranks, in this order, and this name. All its ranks
+    /// receive the same key.
     pub fn group(&mut self, ranks: &[usize], name: impl Into<Cow<'static, str>>) -> GroupKey {
         let named = self.keys.entry(name.into()).or_default();
         if let Some(key) = named.get(ranks) {
@@ -239,8 +245,9 @@ impl<F: Signature, P> MatchTable<F, P> {
             .unwrap_or_else(|| self.describe(rank))
     }
 
-    /// Posts the next collective of `member` on `group`. Returns true if that has a consequence: the collective is
-    /// now complete, or a rank already needs the contribution that is offered on demand.
+    /// Posts the next collective of `member` on `group`. Returns true if that has a consequence:
+    /// the collective is now complete, or a rank already needs the contribution that is offered on
+    /// demand.
     pub fn post(
         &mut self,
         group: GroupKey,
@@ -275,8 +282,8 @@ impl<F: Signature, P> MatchTable<F, P> {
             None => g.diverged(seq),
         };
         if let Some(error) = error {
-            // The collective can never complete, also while another process decides whether this failure is the
-            // first.
+            // The collective can never complete, also while another process decides whether this
+            // failure is the first.
             g.entries[at].absent += 1;
             self.freed.extend(part.map(|part| Arc::from([part])));
             self.fail(Failure::Collective(error.clone()));
@@ -298,8 +305,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok((op, is_needed))
     }
 
-    /// Adds the contribution of a posted call. Returns true if the collective is now complete: all contributions have
-    /// arrived. Its waits are no longer counted then.
+    /// Adds the contribution of a posted call. Returns true if the collective is now complete: all
+    /// contributions have arrived. Its waits are no longer counted then.
     pub fn provide_data(&mut self, op: OpHandle, part: P) -> bool {
         let is_awaited = self.failure().is_none()
             && self
@@ -325,8 +332,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         true
     }
 
-    /// Records that `rank` makes the call `id`. Fails if the world has failed, or if the rank waits on another thread
-    /// in a single-threaded world.
+    /// Records that `rank` makes the call `id`. Fails if the world has failed, or if the rank waits
+    /// on another thread in a single-threaded world.
     fn enter(&mut self, rank: usize, id: CollectiveId) -> Result<(), CommError> {
         if let Some(failure) = self.failure() {
             return Err(failure.error(Some(id)));
@@ -339,7 +346,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         Ok(())
     }
 
-    /// Records that a local rank needs the result of `op`. Returns the offered contributions to request.
+    /// Records that a local rank needs the result of `op`. Returns the offered contributions to
+    /// request.
     pub fn request(&mut self, op: OpHandle) -> Vec<OpHandle> {
         let entry = self.entry_mut(op);
         entry.is_wanted = true;
@@ -349,8 +357,8 @@ impl<F: Signature, P> MatchTable<F, P> {
             .collect()
     }
 
-    /// Returns the contributions of the collective if it is complete, and its state otherwise. The rank then computes
-    /// with them, whatever it posted in the meantime, such as a prefetch.
+    /// Returns the contributions of the collective if it is complete, and its state otherwise. The
+    /// rank then computes with them, whatever it posted in the meantime, such as a prefetch.
     pub fn poll(&mut self, op: OpHandle) -> Poll<Parts<P>> {
         let entry = self.entry(op);
         match entry.parts.clone() {
@@ -369,7 +377,8 @@ impl<F: Signature, P> MatchTable<F, P> {
     /// Returns true if the result of `op` is available, or only offered contributions are missing.
     pub fn is_complete(&self, op: OpHandle) -> bool {
         let entry = self.entry(op);
-        // A member that has not posted has not offered anything, nor has one whose contribution is in flight.
+        // A member that has not posted has not offered anything, nor has one whose contribution is
+        // in flight.
         let are_offered =
             || !entry.is_wanted && self.without_data(op).count() == entry.offered.len();
         self.is_over(Wait::All(op)) || are_offered()
@@ -387,8 +396,8 @@ impl<F: Signature, P> MatchTable<F, P> {
             .map(|(signature, _)| signature)
     }
 
-    /// Releases a handle: its rank has taken the result or does not need it. After the last release, the entry is
-    /// freed.
+    /// Releases a handle: its rank has taken the result or does not need it. After the last
+    /// release, the entry is freed.
     pub fn release(&mut self, op: OpHandle) {
         let g = &mut self.groups[op.group.0];
         let entry = &mut g.entries[(op.seq - g.base) as usize];
@@ -415,13 +424,15 @@ impl<F: Signature, P> MatchTable<F, P> {
         std::mem::take(&mut self.freed)
     }
 
-    /// Takes the offers that no local rank will request, for which the other processes must be notified.
+    /// Takes the offers that no local rank will request, for which the other processes must be
+    /// notified.
     #[must_use]
     pub fn take_declined(&mut self) -> Vec<OpHandle> {
         std::mem::take(&mut self.declined)
     }
 
-    /// Records the first failure and ignores later ones. Returns the first failure as far as this process knows it.
+    /// Records the first failure and ignores later ones. Returns the first failure as far as this
+    /// process knows it.
     pub fn fail(&mut self, failure: Failure) -> Failure {
         if let Some(first) = self.arbiter.find(failure.clone()) {
             self.decide(first);
@@ -447,7 +458,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.free_messages();
     }
 
-    /// Makes this process decide which failure is the first, because the process that decided is lost.
+    /// Makes this process decide which failure is the first, because the process that decided is
+    /// lost.
     pub fn decide_here(&mut self) {
         if let Some(found) = self.arbiter.decide_here() {
             self.decide(found);
@@ -473,8 +485,9 @@ impl<F: Signature, P> MatchTable<F, P> {
             .collect()
     }
 
-    /// Returns true if `rank`, of another process, has posted a collective without its contribution, and a local
-    /// rank has not taken the result; or if it has sent a message without its data, which a local rank may receive.
+    /// Returns true if `rank`, of another process, has posted a collective without its
+    /// contribution, and a local rank has not taken the result; or if it has sent a message without
+    /// its data, which a local rank may receive.
     pub fn owes(&self, rank: usize) -> bool {
         self.groups.iter().any(|g| {
             let Some(member) = g.ranks.iter().position(|other| *other == rank) else {
@@ -486,7 +499,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         })
     }
 
-    /// Returns the last call that the rank of `member` has posted, or whose result it has taken since.
+    /// Returns the last call that the rank of `member` has posted, or whose result it has taken
+    /// since.
     pub fn last_call(&self, group: GroupKey, member: usize) -> Option<CollectiveId> {
         self.ranks[self.ranks(group)[member]].last.clone()
     }
@@ -532,7 +546,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         &mut g.entries[(op.seq - g.base) as usize]
     }
 
-    /// Returns the entry of `op`. There is none before the first rank has posted, nor after the collective is over.
+    /// Returns the entry of `op`. There is none before the first rank has posted, nor after the
+    /// collective is over.
     fn find_entry(&self, op: OpHandle) -> Option<&MatchEntry<F, P>> {
         let g = &self.groups[op.group.0];
         g.entries.get(op.seq.checked_sub(g.base)? as usize)
@@ -585,8 +600,8 @@ impl<F: Signature, P> GroupState<F, P> {
         }
     }
 
-    /// Returns the error if the ranks hold different values where they must be identical. Compares once all ranks
-    /// have posted.
+    /// Returns the error if the ranks hold different values where they must be identical. Compares
+    /// once all ranks have posted.
     fn diverged(&self, seq: u64) -> Option<CommError> {
         let entry = &self.entries[(seq - self.base) as usize];
         if entry.expected > 0 {

@@ -139,8 +139,8 @@ fn invariant_7_replicated_values_are_compared_with_remote_ones() {
     }
 }
 
-/// The rank owes its contribution to the others, which wait for it as for a remote rank. Its reports do not name
-/// this internal call.
+/// The rank owes its contribution to the others, which wait for it as for a remote rank. Its
+/// reports do not name this internal call.
 #[test]
 fn invariant_6_a_rank_here_joins_before_its_deposit_is_there() {
     let (mut board, group) = board(2);
@@ -429,8 +429,8 @@ mod messages {
         }
     }
 
-    /// Also for a receive from any rank: the message that was announced first is received first, even if another
-    /// message's data arrives first.
+    /// Also for a receive from any rank: the message that was announced first is received first,
+    /// even if another message's data arrives first.
     #[test]
     fn are_taken_in_the_order_in_which_they_are_announced() {
         let (mut board, group) = board(3);

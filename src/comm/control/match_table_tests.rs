@@ -102,7 +102,8 @@ impl Watched {
         parts.into_iter().enumerate().map(join).collect()
     }
 
-    /// Drops the freed contributions, and returns for each collective whether its contributions are alive.
+    /// Drops the freed contributions, and returns for each collective whether its contributions are
+    /// alive.
     fn alive(&mut self) -> Vec<bool> {
         drop(self.0.take_freed());
         self.2
@@ -284,8 +285,8 @@ fn doing_is_what_it_was_at_the_failure() {
     );
 }
 
-/// A rank that waits for one collective after it has posted the next one, as a unit and a prefetch, computes with the
-/// result of the former.
+/// A rank that waits for one collective after it has posted the next one, as a unit and a prefetch,
+/// computes with the result of the former.
 #[test]
 fn a_rank_computes_since_the_collective_whose_result_it_took() {
     let (mut board, group) = board(2);
@@ -308,8 +309,8 @@ fn a_rank_computes_since_the_collective_whose_result_it_took() {
     );
 }
 
-/// Values that a rank expects of each other rank, by group rank. Two ranks agree if both expect the same of each
-/// other.
+/// Values that a rank expects of each other rank, by group rank. Two ranks agree if both expect the
+/// same of each other.
 struct Expects(usize, [u8; 3]);
 
 impl Signature for Expects {

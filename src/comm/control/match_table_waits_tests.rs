@@ -187,8 +187,8 @@ fn ranks_that_wait_in_one_collective_search_for_nothing() {
     assert!(board.failure().is_none());
 }
 
-/// Runs random programs. Whenever a rank begins to wait, a deadlock must be reported exactly if the rank can be
-/// reached from itself, by steps from a waiting rank to the ranks that have not posted.
+/// Runs random programs. Whenever a rank begins to wait, a deadlock must be reported exactly if the
+/// rank can be reached from itself, by steps from a waiting rank to the ranks that have not posted.
 #[test]
 fn invariant_5_a_deadlock_is_told_just_when_waits_form_a_cycle() {
     const RANKS: usize = 6;
@@ -211,7 +211,8 @@ fn invariant_5_a_deadlock_is_told_just_when_waits_form_a_cycle() {
     for _ in 0..5000 {
         let mut board = Plain::new(RANKS, false);
         let keys = groups.map(|ranks| board.group(ranks, ""));
-        // Ranks that have posted each collective of each group, and the call in which each rank waits.
+        // Ranks that have posted each collective of each group, and the call in which each rank
+        // waits.
         let mut joined: [Vec<Vec<usize>>; 6] = Default::default();
         let mut waits: [Option<(usize, usize, OpHandle)>; RANKS] = [None; RANKS];
         for _ in 0..60 {

@@ -1,6 +1,6 @@
-//! Control plane: which rank has called what. It matches calls, compares their signatures, agrees on the first
-//! failure, detects deadlocks and decides which ranks survive. It knows neither tensors nor bytes:
-//! what a call contributes is a type parameter.
+//! Control plane: which rank has called what. It matches calls, compares their signatures, agrees
+//! on the first failure, detects deadlocks and decides which ranks survive. It knows neither
+//! tensors nor bytes: what a call contributes is a type parameter.
 //!
 //! | file | content |
 //! |---|---|

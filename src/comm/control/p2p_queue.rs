@@ -3,11 +3,11 @@
 //!
 //! Invariants, cited by number in the tests:
 //! 1. Messages of one sender and one tag are received in the order in which they were sent.
-//! 2. A message goes to the first posted receive that accepts it. A receive takes the first sent message that it
-//!    accepts, also after its handle was released.
+//! 2. A message goes to the first posted receive that accepts it. A receive takes the first sent
+//!    message that it accepts, also after its handle was released.
 //! 3. Sending never blocks. The queue owns a message until a receive takes it or the world ends.
-//! 4. A message may be sent before its data arrives, as by a rank of another process. Sending is all that counts in 1
-//!    and 2; the message has not arrived until its data has.
+//! 4. A message may be sent before its data arrives, as by a rank of another process. Sending is
+//!    all that counts in 1 and 2; the message has not arrived until its data has.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -102,8 +102,8 @@ impl<F, P> P2pQueue<F, P> {
         self.calls - 1
     }
 
-    /// Delivers `message` to the first receive that accepts it, and queues it if there is none. Returns its number,
-    /// and the index of the receive.
+    /// Delivers `message` to the first receive that accepts it, and queues it if there is none.
+    /// Returns its number, and the index of the receive.
     fn deliver(&mut self, message: P2pMessage<F, Option<P>>) -> (u64, Option<usize>) {
         self.sent += 1;
         let message = (self.sent, message);
@@ -129,8 +129,8 @@ impl<F, P> P2pQueue<F, P> {
         self.receives.len() - 1
     }
 
-    /// Adds the data of message `number`. Returns the index of the receive that has taken the message, if one has, and
-    /// the data as an error if it is not needed.
+    /// Adds the data of message `number`. Returns the index of the receive that has taken the
+    /// message, if one has, and the data as an error if it is not needed.
     fn provide(&mut self, number: u64, part: P) -> Result<Option<usize>, P> {
         let is_it = |(other, _): &QueuedMessage<F, P>| *other == number;
         let taken = self
@@ -148,7 +148,8 @@ impl<F, P> P2pQueue<F, P> {
         Ok(taken)
     }
 
-    /// Returns true if the data of a message of member `from` has not arrived, and the message may be received.
+    /// Returns true if the data of a message of member `from` has not arrived, and the message may
+    /// be received.
     pub(super) fn awaits_data_of(&self, from: usize) -> bool {
         let receives = self.receives.iter().filter(|receive| !receive.is_released);
         let mut messages = receives
@@ -191,8 +192,8 @@ impl<F, P> P2pQueue<F, P> {
 }
 
 impl<F: Signature, P> MatchTable<F, P> {
-    /// Sends a message to member `to` of the group; its data may be [provided later](Self::provide_message). Returns
-    /// true if a rank may be waiting for it.
+    /// Sends a message to member `to` of the group; its data may be [provided
+    /// later](Self::provide_message). Returns true if a rank may be waiting for it.
     pub fn send(
         &mut self,
         group: GroupKey,
@@ -219,7 +220,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         ))
     }
 
-    /// Counts a message that a rank here sends to another process. Fails as if it were sent to a rank here.
+    /// Counts a message that a rank here sends to another process. Fails as if it were sent to a
+    /// rank here.
     pub fn send_elsewhere(
         &mut self,
         group: GroupKey,
@@ -230,7 +232,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.enter(rank, id)
     }
 
-    /// Adds the data of a message that was sent without. Returns true if a rank may be waiting for it.
+    /// Adds the data of a message that was sent without. Returns true if a rank may be waiting for
+    /// it.
     pub fn provide_message(&mut self, message: MessageHandle, part: P) -> bool {
         let MessageHandle { group, to, number } = message;
         let provided = self.groups[group.0].queues[to].provide(number, part);
@@ -284,7 +287,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         })
     }
 
-    /// Returns the message of `receive` if it has arrived. Afterwards the handle is no longer valid.
+    /// Returns the message of `receive` if it has arrived. Afterwards the handle is no longer
+    /// valid.
     pub fn poll_message(&mut self, receive: RecvHandle) -> Poll<P2pMessage<F, P>> {
         let queue = &mut self.groups[receive.group.0].queues[receive.member];
         match queue.take(queue.index(receive.number)) {

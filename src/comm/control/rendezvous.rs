@@ -1,18 +1,18 @@
 //! [`Rendezvous`]: the [`MatchTable`] behind one lock, with an event count for each group.
 //!
-//! One lock for all groups makes it simple that all ranks fail together: a failure is set under the lock that every
-//! waiter holds when it decides to sleep, so no wake-up can be lost. The lock covers bookkeeping only. Tensors are
-//! read and dropped outside it. The ranks of a complete collective are also woken outside it, because they would
-//! otherwise have to wait for the lock.
+//! One lock for all groups makes it simple that all ranks fail together: a failure is set under the
+//! lock that every waiter holds when it decides to sleep, so no wake-up can be lost. The lock
+//! covers bookkeeping only. Tensors are read and dropped outside it. The ranks of a complete
+//! collective are also woken outside it, because they would otherwise have to wait for the lock.
 //!
-//! Before a waiter sleeps, it [spins or yields](SpinPolicy), because sleeping and waking takes longer than most
-//! ranks are late. Among several processes, it makes progress on the transport during this time if it
-//! [can](PeerNotifier::progress). A message can then complete the wait without waking the thread of the transport or
-//! the rank.
+//! Before a waiter sleeps, it [spins or yields](SpinPolicy), because sleeping and waking takes
+//! longer than most ranks are late. Among several processes, it makes progress on the transport
+//! during this time if it [can](PeerNotifier::progress). A message can then complete the wait
+//! without waking the thread of the transport or the rank.
 //!
-//! If a launch has several processes, each of them has a rendezvous, and the messages of the other processes post
-//! calls on behalf of their ranks. Such calls never block. A rank that finds a failure does block, until the
-//! process that decides has named the first failure.
+//! If a launch has several processes, each of them has a rendezvous, and the messages of the other
+//! processes post calls on behalf of their ranks. Such calls never block. A rank that finds a
+//! failure does block, until the process that decides has named the first failure.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -35,17 +35,19 @@ pub(crate) struct Rendezvous<F, P> {
 
 /// Other processes of a launch, as the rendezvous notifies them. Called outside its lock.
 pub(crate) trait PeerNotifier: Send + Sync {
-    /// Notifies the other processes of `event`. Returns a failure that follows from it, such as a deadlock.
+    /// Notifies the other processes of `event`. Returns a failure that follows from it, such as a
+    /// deadlock.
     fn notify(&self, event: PeerEvent) -> Option<Failure>;
 
-    /// Makes progress on the transport with the calling thread, whose rank waits. Returns the result of
-    /// [`Transport::progress`](crate::comm::transport::Transport).
+    /// Makes progress on the transport with the calling thread, whose rank waits. Returns the
+    /// result of [`Transport::progress`](crate::comm::transport::Transport).
     fn progress(&self) -> Option<bool>;
 }
 
 /// Event of which other processes are notified.
 pub(crate) enum PeerEvent {
-    /// A failure was found in this process, which has `decided` that it is the first, or leaves that to another process.
+    /// A failure was found in this process, which has `decided` that it is the first, or leaves
+    /// that to another process.
     Failed { failure: Failure, decided: bool },
     /// No local rank needs these contributions, which other processes had offered.
     Declined(Vec<OpHandle>),
@@ -60,18 +62,19 @@ pub(crate) enum PeerEvent {
 pub(crate) enum SpinPolicy {
     /// Polls at most this many times. For ranks that have a core each.
     Spinning(u32),
-    /// Yields the core at most this many times and for at most this long. For ranks that share cores: the rank that
-    /// is waited for may need this one.
+    /// Yields the core at most this many times and for at most this long. For ranks that share
+    /// cores: the rank that is waited for may need this one.
     Yielding(u32, Duration),
 }
 
 impl SpinPolicy {
-    /// Policy of a rank that cannot make progress on the transport: it yields, above all to the thread of the
-    /// transport. If no other thread needs the core, this takes some 100 microseconds: more than a small collective,
-    /// and less than waking an idle core.
+    /// Policy of a rank that cannot make progress on the transport: it yields, above all to the
+    /// thread of the transport. If no other thread needs the core, this takes some 100
+    /// microseconds: more than a small collective, and less than waking an idle core.
     const AMONG_PROCESSES: Self = Self::Yielding(300, LINGER);
 
-    /// Spins or yields according to the policy, while `quiet` returns true and at most until `until`.
+    /// Spins or yields according to the policy, while `quiet` returns true and at most until
+    /// `until`.
     pub fn pass(self, until: Instant, quiet: impl Fn() -> bool) {
         match self {
             Self::Spinning(times) => (0..times).take_while(|_| quiet()).for_each(|_| spin_loop()),
@@ -86,12 +89,12 @@ impl SpinPolicy {
     }
 }
 
-/// Maximum time for which a waiter yields if few ranks share a core, and for which it makes progress on the
-/// transport while no message moves.
+/// Maximum time for which a waiter yields if few ranks share a core, and for which it makes
+/// progress on the transport while no message moves.
 pub(crate) const LINGER: Duration = Duration::from_millis(1);
 
-/// Maximum number of times that a waiter spins before it sleeps, when each notification was meant for another wait
-/// of the group.
+/// Maximum number of times that a waiter spins before it sleeps, when each notification was meant
+/// for another wait of the group.
 const SPINS: u32 = 64;
 
 /// Deadline that stands for "none". It can be added to any instant.
@@ -100,8 +103,8 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Time that a rank waits for ranks of other processes before it asks whether those wait, too.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Time that a rank with a failure waits for the decision which failure is the first. After that its process
-/// decides by itself.
+/// Time that a rank with a failure waits for the decision which failure is the first. After that
+/// its process decides by itself.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// A complete collective, as [`Rendezvous::wait`] returns it.
@@ -119,8 +122,8 @@ struct RendezvousState<F, P> {
     end: Arc<EventCount>,
 }
 
-/// Event count on which the waiters of a group sleep. It is notified whenever they must look again; the new state
-/// is set under the lock before.
+/// Event count on which the waiters of a group sleep. It is notified whenever they must look again;
+/// the new state is set under the lock before.
 #[derive(Default)]
 struct EventCount {
     condvar: Condvar,
@@ -138,7 +141,8 @@ impl EventCount {
         }
     }
 
-    /// Sleeps until the next notification or until `deadline`. Returns true if the deadline has passed.
+    /// Sleeps until the next notification or until `deadline`. Returns true if the deadline has
+    /// passed.
     fn sleep<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,
@@ -169,8 +173,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         }
     }
 
-    /// Creates the rendezvous of a world of `ranks` ranks in several processes. `decides` is true in the one
-    /// process that decides which failure is the first.
+    /// Creates the rendezvous of a world of `ranks` ranks in several processes. `decides` is true
+    /// in the one process that decides which failure is the first.
     pub fn among_processes(
         ranks: usize,
         multithreaded: bool,
@@ -187,8 +191,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         rendezvous
     }
 
-    /// Returns the key of the group with these ranks, in this order, and this name. All its ranks receive the same
-    /// key.
+    /// Returns the key of the group with these ranks, in this order, and this name. All its ranks
+    /// receive the same key.
     pub fn group(&self, ranks: &[usize], name: impl Into<Cow<'static, str>>) -> GroupKey {
         let mut state = self.state.lock();
         let key = state.table.group(ranks, name);
@@ -203,8 +207,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
         read(&mut self.state.lock().table)
     }
 
-    /// Posts the next collective of `member` on `group`. Never blocks, unless a local rank's call fails. Returns true if
-    /// the collective is now complete, or the contribution that is offered on demand must be requested.
+    /// Posts the next collective of `member` on `group`. Never blocks, unless a local rank's call
+    /// fails. Returns true if the collective is now complete, or the contribution that is offered
+    /// on demand must be requested.
     pub fn post(
         &self,
         group: GroupKey,
@@ -222,7 +227,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.change(group, is_local.then_some(member), change)
     }
 
-    /// Adds the contribution of a call that was posted without one. Returns true if the collective is now complete.
+    /// Adds the contribution of a call that was posted without one. Returns true if the collective
+    /// is now complete.
     pub fn provide_data(&self, op: OpHandle, part: P) -> bool {
         let provide = |table: &mut MatchTable<F, P>| {
             let is_complete = table.provide_data(op, part);
@@ -232,8 +238,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
             .is_ok_and(|is_complete| is_complete)
     }
 
-    /// Sends a message to member `to` of the group, with its data if a local rank sends it. Never blocks, unless a
-    /// local rank's call fails.
+    /// Sends a message to member `to` of the group, with its data if a local rank sends it. Never
+    /// blocks, unless a local rank's call fails.
     pub fn send(
         &self,
         group: GroupKey,
@@ -248,7 +254,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.change(group, caller, send)
     }
 
-    /// Counts a message that a rank here sends to another process. Fails as if it were sent to a rank here.
+    /// Counts a message that a rank here sends to another process. Fails as if it were sent to a
+    /// rank here.
     pub fn send_elsewhere(
         &self,
         group: GroupKey,
@@ -266,8 +273,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         let _ = self.change(message.group, None, provide);
     }
 
-    /// Posts a receive of `member` for a message from `from`, or from any member if that is `None`. Never blocks,
-    /// unless it fails.
+    /// Posts a receive of `member` for a message from `from`, or from any member if that is `None`.
+    /// Never blocks, unless it fails.
     pub fn receive(
         &self,
         group: GroupKey,
@@ -282,8 +289,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.change(group, Some(member), receive)
     }
 
-    /// Changes the table by a call on `group`, and notifies the waiters that the result concerns: those of the group if
-    /// `change` returns true, all if it returns an error. For a local `caller`, the error is the one that counts.
+    /// Changes the table by a call on `group`, and notifies the waiters that the result concerns:
+    /// those of the group if `change` returns true, all if it returns an error. For a local
+    /// `caller`, the error is the one that counts.
     fn change<T>(
         &self,
         group: GroupKey,
@@ -307,8 +315,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         }
     }
 
-    /// Blocks until every member has contributed, the world has failed, or `deadline` has passed. Then releases the
-    /// handle.
+    /// Blocks until every member has contributed, the world has failed, or `deadline` has passed.
+    /// Then releases the handle.
     pub fn wait(&self, op: OpHandle, deadline: Duration) -> Result<Matched<P>, CommError> {
         let (mut state, result) = self.block(Wait::All(op), deadline, |table| table.poll(op));
         let result = result.map(|parts| Matched {
@@ -320,8 +328,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         result
     }
 
-    /// Blocks until the message of `receive` has arrived, the world has failed, or `deadline` has passed. Afterwards
-    /// the handle is no longer valid.
+    /// Blocks until the message of `receive` has arrived, the world has failed, or `deadline` has
+    /// passed. Afterwards the handle is no longer valid.
     pub fn wait_for_message(
         &self,
         receive: RecvHandle,
@@ -403,8 +411,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         (state, result)
     }
 
-    /// Makes progress, spins or yields before the caller sleeps, while `quiet` returns true and at most until
-    /// `until`.
+    /// Makes progress, spins or yields before the caller sleeps, while `quiet` returns true and at
+    /// most until `until`.
     fn spin(&self, until: Instant, quiet: impl Fn() -> bool) {
         let Some(peers) = &self.peers else {
             return self.spin.pass(until, quiet);
@@ -454,16 +462,16 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.unlock(state);
     }
 
-    /// Records the first failure and wakes all waiters. Waits for the process that decides which failure is the
-    /// first, and returns the error of that one.
+    /// Records the first failure and wakes all waiters. Waits for the process that decides which
+    /// failure is the first, and returns the error of that one.
     pub fn fail(&self, failure: Failure) -> CommError {
         let found = self.find(failure);
         let state = self.decided();
         state.table.failure().unwrap_or(&found).error(None)
     }
 
-    /// Like [`fail`](Self::fail), but does not wait for the process that decides. Returns the first failure as far
-    /// as this process knows it.
+    /// Like [`fail`](Self::fail), but does not wait for the process that decides. Returns the first
+    /// failure as far as this process knows it.
     pub fn find(&self, failure: Failure) -> Failure {
         self.change_failure(|table| table.fail(failure))
     }
@@ -491,8 +499,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         self.read(|table| table.failure().cloned())
     }
 
-    /// Returns the error that counts for a call of `member` that was refused with `error`. If another process
-    /// decides, that is the error of the failure that it named as the first.
+    /// Returns the error that counts for a call of `member` that was refused with `error`. If
+    /// another process decides, that is the error of the failure that it named as the first.
     fn counted(&self, group: GroupKey, member: usize, error: CommError) -> CommError {
         if self.peers.is_none() {
             return error;
@@ -506,8 +514,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         }
     }
 
-    /// Blocks while it is undecided which failure is the first. If the process that decides does not answer in
-    /// time, this process decides.
+    /// Blocks while it is undecided which failure is the first. If the process that decides does
+    /// not answer in time, this process decides.
     fn decided(&self) -> Guard<'_, F, P> {
         let (mut state, is_late) = self.sleep_while(GRACE, |table| table.arbiter.is_undecided());
         if is_late {
@@ -519,8 +527,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         state
     }
 
-    /// Waits a short time for the message about a failure that is known to have occurred. Returns the first
-    /// failure.
+    /// Waits a short time for the message about a failure that is known to have occurred. Returns
+    /// the first failure.
     pub fn await_failure(&self) -> Option<Failure> {
         let (state, _) = self.sleep_while(GRACE, |table| table.failure().is_none());
         state.table.failure().cloned()
@@ -543,8 +551,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         (state, false)
     }
 
-    /// Records that the program of a rank has ended, and wakes all ranks that may be waiting for it. Returns false
-    /// if that was recorded before.
+    /// Records that the program of a rank has ended, and wakes all ranks that may be waiting for
+    /// it. Returns false if that was recorded before.
     pub fn returned(&self, rank: usize) -> bool {
         let mut state = self.state.lock();
         let is_first = state.table.returned(rank);
@@ -555,8 +563,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         is_first
     }
 
-    /// Blocks until the programs of all ranks have ended or, if the world has failed, `deadline` has passed. Returns
-    /// the ranks whose programs have not ended.
+    /// Blocks until the programs of all ranks have ended or, if the world has failed, `deadline`
+    /// has passed. Returns the ranks whose programs have not ended.
     pub fn finish(&self, deadline: Duration) -> Vec<usize> {
         let is_running = |table: &MatchTable<F, P>| !table.running().is_empty();
         let (state, _) = self.sleep_while(LONGEST, |table| {
@@ -567,8 +575,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         state.table.running()
     }
 
-    /// Unlocks, then drops the freed contributions and notifies other processes of a failure and of declined
-    /// offers.
+    /// Unlocks, then drops the freed contributions and notifies other processes of a failure and of
+    /// declined offers.
     fn unlock(&self, mut state: Guard<'_, F, P>) {
         let freed = state.table.take_freed();
         let events = self.peers.as_ref().map(|peers| {

@@ -23,7 +23,8 @@ pub(crate) struct StalledWait {
     /// Number of this wait, counted over all waits of the rank.
     pub number: u64,
     pub during: CollectiveId,
-    /// Ranks that the wait needs, each with the number of the wait it is in, if it is local and waits.
+    /// Ranks that the wait needs, each with the number of the wait it is in, if it is local and
+    /// waits.
     pub needs: Vec<(usize, Option<u64>)>,
 }
 
@@ -91,11 +92,11 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.waits += usize::from(pending);
     }
 
-    /// Returns true if ranks wait for incomplete operations other than the target of `wait`, or its rank for its own
-    /// message.
+    /// Returns true if ranks wait for incomplete operations other than the target of `wait`, or its
+    /// rank for its own message.
     ///
-    /// If no rank does, no rank that `wait` needs is waiting, so no cycle leads through it. In a program of one
-    /// group, no search ever runs.
+    /// If no rank does, no rank that `wait` needs is waiting, so no cycle leads through it. In a
+    /// program of one group, no search ever runs.
     pub(super) fn others_wait_elsewhere(&self, wait: Wait) -> bool {
         let here = match wait {
             Wait::All(op) => self.entry(op).waits,
@@ -181,8 +182,9 @@ impl<F: Signature, P> MatchTable<F, P> {
         self.groups[group.0].ranks[member]
     }
 
-    /// Returns the description of a stalled wait, with which other processes search for a deadlock. Returns `None`
-    /// if a waiting rank may call on another thread, because no deadlock can be proved then.
+    /// Returns the description of a stalled wait, with which other processes search for a deadlock.
+    /// Returns `None` if a waiting rank may call on another thread, because no deadlock can be
+    /// proved then.
     pub fn stalled(&self, wait: Wait) -> Option<StalledWait> {
         if self.multithreaded || self.is_over(wait) {
             return None;
@@ -226,8 +228,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         })
     }
 
-    /// Searches for a cycle of waits through `start`. Returns each rank of it, the call that it waits in, and the
-    /// next rank.
+    /// Searches for a cycle of waits through `start`. Returns each rank of it, the call that it
+    /// waits in, and the next rank.
     fn cycle(&self, start: usize) -> Option<Vec<(usize, CollectiveId, usize)>> {
         let (mut path, mut seen) = (Vec::new(), HashSet::new());
         self.follow(start, start, &mut seen, &mut path).then(|| {
@@ -236,10 +238,11 @@ impl<F: Signature, P> MatchTable<F, P> {
         })
     }
 
-    /// Returns true if waits lead from `rank` to `start`, and then adds them to `path` in reverse order.
+    /// Returns true if waits lead from `rank` to `start`, and then adds them to `path` in reverse
+    /// order.
     ///
-    /// Most ranks that a rank waits for do not wait themselves, and are skipped quickly. All waits for one
-    /// collective need the same ranks, so only one of them is followed.
+    /// Most ranks that a rank waits for do not wait themselves, and are skipped quickly. All waits
+    /// for one collective need the same ranks, so only one of them is followed.
     fn follow(
         &self,
         rank: usize,

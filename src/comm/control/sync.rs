@@ -1,9 +1,9 @@
-//! Blocking primitives of the rendezvous, and of other data on which many ranks wait at once. They are in one
-//! module so that a model checker can replace them.
+//! Blocking primitives of the rendezvous, and of other data on which many ranks wait at once. They
+//! are in one module so that a model checker can replace them.
 //!
-//! They are those of std: all sleepers of a condition variable sleep on one address and wake at once. parking_lot
-//! would wake them one after another, each after the previous one has released the lock. With many ranks on few
-//! cores that takes 1.5 times as long.
+//! They are those of std: all sleepers of a condition variable sleep on one address and wake at
+//! once. parking_lot would wake them one after another, each after the previous one has released
+//! the lock. With many ranks on few cores that takes 1.5 times as long.
 
 use std::sync::PoisonError;
 

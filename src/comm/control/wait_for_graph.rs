@@ -1,7 +1,7 @@
 //! [`WaitForGraph`]: detection of deadlocks among ranks of several processes. Pure state.
 //!
-//! Each process knows which ranks its own ranks wait for, but not whether those wait, too. A rank that has waited
-//! for long asks:
+//! Each process knows which ranks its own ranks wait for, but not whether those wait, too. A rank
+//! that has waited for long asks:
 //!
 //! ```text
 //! process of rank a                           process of rank b
@@ -10,9 +10,9 @@
 //! still needs b: --WaitsFor--> first process  (a, 7) needs (b, 3)
 //! ```
 //!
-//! The messages of a process arrive in order. When `Waiting` arrives, all earlier calls of `b` have therefore
-//! arrived. If `a` still needs `b`, it does so until the next call of `b`, which `b` does not make before its wait
-//! 3 is over. A cycle of such needs never ends.
+//! The messages of a process arrive in order. When `Waiting` arrives, all earlier calls of `b` have
+//! therefore arrived. If `a` still needs `b`, it does so until the next call of `b`, which `b` does
+//! not make before its wait 3 is over. A cycle of such needs never ends.
 
 use std::collections::{HashMap, HashSet};
 
@@ -62,8 +62,8 @@ struct WaitingRank {
 type Cycle = Vec<(usize, CollectiveId, usize)>;
 
 impl WaitForGraph {
-    /// Adds an edge: wait `number` of `rank` needs `other`, which is in its wait `in_wait`. Returns a cycle if the
-    /// edge closes one.
+    /// Adds an edge: wait `number` of `rank` needs `other`, which is in its wait `in_wait`. Returns
+    /// a cycle if the edge closes one.
     pub fn add(
         &mut self,
         rank: usize,
@@ -93,7 +93,8 @@ impl WaitForGraph {
             })
     }
 
-    /// Returns true if waits lead from `rank` to `start`, and then adds them to `path` in reverse order.
+    /// Returns true if waits lead from `rank` to `start`, and then adds them to `path` in reverse
+    /// order.
     fn follow(
         &self,
         rank: usize,

@@ -45,8 +45,8 @@ pub(crate) struct Arrival {
 #[derive(Debug)]
 pub(crate) struct Contribution {
     pub tensors: Vec<DispatchTensor>,
-    /// Group rank that each tensor is for, ascending. Set for an all-to-all of lists, and for remote data that
-    /// differs between the local ranks; empty otherwise.
+    /// Group rank that each tensor is for, ascending. Set for an all-to-all of lists, and for
+    /// remote data that differs between the local ranks; empty otherwise.
     pub recipients: Vec<usize>,
     /// Plan of an all-gather.
     pub plan: Option<Arc<CollectivePlan>>,
@@ -67,7 +67,8 @@ pub(crate) struct Contribution {
 }
 
 impl Contribution {
-    /// Creates a contribution of references to `tensors`. Copies only tensors that peers cannot read in place.
+    /// Creates a contribution of references to `tensors`. Copies only tensors that peers cannot
+    /// read in place.
     pub fn new(tensors: Vec<DispatchTensor>) -> Self {
         #[cfg(feature = "flex")]
         let tensors: Vec<_> = tensors.into_iter().map(host::settle).collect();
@@ -92,7 +93,8 @@ impl Contribution {
         }
     }
 
-    /// Creates a contribution of separate tensors for each member: `shards[i]` is for group rank `i`.
+    /// Creates a contribution of separate tensors for each member: `shards[i]` is for group rank
+    /// `i`.
     pub fn addressed(shards: Vec<Vec<DispatchTensor>>) -> Self {
         let to = shards.into_iter().enumerate();
         let (recipients, tensors) = to
@@ -104,8 +106,8 @@ impl Contribution {
         }
     }
 
-    /// Creates the contribution of a rank of another process from received tensors. They are for all local ranks,
-    /// or, if `recipients` is not empty, for these members.
+    /// Creates the contribution of a rank of another process from received tensors. They are for
+    /// all local ranks, or, if `recipients` is not empty, for these members.
     pub fn received(recipients: Vec<usize>, tensors: Vec<DispatchTensor>) -> Self {
         Self {
             recipients,
@@ -122,7 +124,8 @@ impl Contribution {
         }
     }
 
-    /// Adds the work that the calling thread has submitted to the GPU of the tensors, for the threads that read them.
+    /// Adds the work that the calling thread has submitted to the GPU of the tensors, for the
+    /// threads that read them.
     #[cfg_attr(
         not(feature = "cuda"),
         allow(unused_mut, reason = "other backends need no order")
@@ -135,9 +138,9 @@ impl Contribution {
         self
     }
 
-    /// Returns the result of `read`, which reads these contributions. On a GPU, its reads run after what the contributing
-    /// ranks had submitted, and before what ranks other than `own` submit from now on: they may then write to their
-    /// tensors in place.
+    /// Returns the result of `read`, which reads these contributions. On a GPU, its reads run after
+    /// what the contributing ranks had submitted, and before what ranks other than `own` submit
+    /// from now on: they may then write to their tensors in place.
     pub fn read_in_order<T>(all: &[Self], own: Option<usize>, read: impl FnOnce() -> T) -> T {
         #[cfg(feature = "cuda")]
         all.iter()
@@ -159,8 +162,8 @@ impl Contribution {
         value
     }
 
-    /// Sets the time of arrival to now. `started` is the time at which the bytes were announced, if they are from
-    /// another process.
+    /// Sets the time of arrival to now. `started` is the time at which the bytes were announced, if
+    /// they are from another process.
     pub fn arrived(self, started: Option<Instant>) -> Self {
         Self {
             arrival: Some(Arrival {
@@ -171,8 +174,8 @@ impl Contribution {
         }
     }
 
-    /// Returns the timing of the transfer, if some contributions are from other processes. `sent` records when this
-    /// process sent its own.
+    /// Returns the timing of the transfer, if some contributions are from other processes. `sent`
+    /// records when this process sent its own.
     pub fn timing(all: &[Self], sent: Option<&SendStamp>) -> Option<TransferTiming> {
         let arrivals = all.iter().filter_map(|contribution| contribution.arrival);
         let started = arrivals
@@ -187,8 +190,8 @@ impl Contribution {
         })
     }
 
-    /// Returns tensor `index` as `Ok` if the sender has already sliced out the shard of `member`, and the full
-    /// tensor as `Err` otherwise.
+    /// Returns tensor `index` as `Ok` if the sender has already sliced out the shard of `member`,
+    /// and the full tensor as `Err` otherwise.
     pub fn shard_for(
         &self,
         member: usize,
@@ -201,7 +204,8 @@ impl Contribution {
         }
     }
 
-    /// Returns the tensors that the result of `member` is built from: those that are addressed to it, or all.
+    /// Returns the tensors that the result of `member` is built from: those that are addressed to
+    /// it, or all.
     pub fn tensors_for(&self, member: usize) -> &[DispatchTensor] {
         if self.recipients.is_empty() {
             return &self.tensors;
@@ -214,8 +218,8 @@ impl Contribution {
     }
 }
 
-/// Returns the slice `range` of `tensor` along `dim`. It is a view if its elements are adjacent, and a copy
-/// otherwise.
+/// Returns the slice `range` of `tensor` along `dim`. It is a view if its elements are adjacent,
+/// and a copy otherwise.
 pub(in crate::comm) fn shard(
     tensor: &DispatchTensor,
     dim: usize,

@@ -23,7 +23,8 @@ pub(in crate::comm) struct CollectiveInputs<'a> {
     pub op: OpHandle,
     /// Device for tensors without a local counterpart.
     pub device: &'a Device,
-    /// True if ranks of the world are in other processes. If not, there is no need to search for remote data.
+    /// True if ranks of the world are in other processes. If not, there is no need to search for
+    /// remote data.
     pub is_distributed: bool,
     /// Cache of results that several local ranks share; `None` if every rank needs separate memory.
     #[cfg(feature = "flex")]
@@ -35,8 +36,8 @@ pub(in crate::comm) struct CollectiveInputs<'a> {
 }
 
 impl<'a> CollectiveInputs<'a> {
-    /// Returns the results if some remote data was received in place: copies the missing contributions into the
-    /// result buffer and takes it.
+    /// Returns the results if some remote data was received in place: copies the missing
+    /// contributions into the result buffer and takes it.
     pub fn received(&self) -> Option<Vec<DispatchTensor>> {
         if !self.is_distributed {
             return None;
@@ -50,7 +51,8 @@ impl<'a> CollectiveInputs<'a> {
         for (member, contribution) in self.all.iter().enumerate() {
             let has_own = member == self.op.member && self.result_buffer.is_some();
             if contribution.result_buffer.is_none() && !has_own {
-                // SAFETY: the contributions are complete, and the tensors of this one are in this process.
+                // SAFETY: the contributions are complete, and the tensors of this one are in this
+                // process.
                 unsafe { buffer.put(member, contribution.tensors_for(self.op.member), || ()) };
             }
         }
@@ -64,7 +66,8 @@ impl<'a> CollectiveInputs<'a> {
             .map(|mut tensors| tensors.pop().expect("the result buffer has one tensor"))
     }
 
-    /// Returns the owner of a result that is identical on all ranks, if several of them are local and may share it.
+    /// Returns the owner of a result that is identical on all ranks, if several of them are local
+    /// and may share it.
     #[cfg(feature = "flex")]
     fn owner(&self, keep: host::ResultRetention) -> Option<host::Owner<'_>> {
         let local = self
@@ -121,7 +124,8 @@ impl<'a> CollectiveInputs<'a> {
         self.received().unwrap_or_else(rows)
     }
 
-    /// Changes the sharding of tensor 0 from `dim` to `to_dim`, and returns this rank's shard along `to_dim`.
+    /// Changes the sharding of tensor 0 from `dim` to `to_dim`, and returns this rank's shard along
+    /// `to_dim`.
     pub fn reshard(&self, dim: usize, to_dim: usize, to_sizes: &ShardSizes) -> DispatchTensor {
         let blocks = self
             .all
@@ -140,7 +144,8 @@ impl<'a> CollectiveInputs<'a> {
             .collect()
     }
 
-    /// Returns the tensors that each rank has addressed to this one. `own` are those of this rank itself.
+    /// Returns the tensors that each rank has addressed to this one. `own` are those of this rank
+    /// itself.
     pub fn addressed(&self, mut own: Vec<DispatchTensor>) -> Vec<Vec<DispatchTensor>> {
         let tensors =
             |(member, contribution): (usize, &Contribution)| match member == self.op.member {
@@ -165,8 +170,8 @@ impl<'a> CollectiveInputs<'a> {
             .unwrap_or_else(|| concat(rows.collect(), 0, self.device))
     }
 
-    /// Returns a tensor of `contribution` for this rank's result. It is not copied if no other rank has it, or if it
-    /// may be shared and keeps no other memory alive.
+    /// Returns a tensor of `contribution` for this rank's result. It is not copied if no other rank
+    /// has it, or if it may be shared and keeps no other memory alive.
     fn own(&self, contribution: &Contribution, tensor: &DispatchTensor) -> DispatchTensor {
         #[cfg(feature = "flex")]
         let is_shared = self.shared.is_some() && host::is_alone(tensor);
@@ -199,8 +204,8 @@ impl<'a> CollectiveInputs<'a> {
         }
     }
 
-    /// Returns a tensor of a contribution and the ranges in it that are this rank's shard, along `dim`, of tensor
-    /// `index`.
+    /// Returns a tensor of a contribution and the ranges in it that are this rank's shard, along
+    /// `dim`, of tensor `index`.
     fn block_of<'b>(
         &self,
         contribution: &'b Contribution,

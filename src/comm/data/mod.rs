@@ -1,4 +1,5 @@
-//! Data planes: what ranks contribute to a collective, and how results are built from the contributions of all ranks.
+//! Data planes: what ranks contribute to a collective, and how results are built from the
+//! contributions of all ranks.
 //!
 //! | file | content |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! Conversion of tensors to [`Payload`]s for sending, and of received [`UninitBytes`] to tensors.
 //!
-//! The elements of a Flex tensor are sent from its own memory and received into memory that a tensor then uses:
-//! zero-copy on both sides. Tensors of other backends are copied through host memory on both sides, by the sender when
-//! the elements are first needed.
+//! The elements of a Flex tensor are sent from its own memory and received into memory that a
+//! tensor then uses: zero-copy on both sides. Tensors of other backends are copied through host
+//! memory on both sides, by the sender when the elements are first needed.
 
 use std::any::Any;
 use std::mem::MaybeUninit;
@@ -64,7 +64,8 @@ impl RecvBuffer for UninitBytes {
     }
 }
 
-/// Returns the number of bytes of a tensor, or `None` if it overflows or if the tensor is quantized.
+/// Returns the number of bytes of a tensor, or `None` if it overflows or if the tensor is
+/// quantized.
 fn bytes(meta: &TensorMeta) -> Option<usize> {
     if matches!(meta.dtype, DType::QFloat(_)) {
         return None;
@@ -74,7 +75,8 @@ fn bytes(meta: &TensorMeta) -> Option<usize> {
         .try_fold(meta.dtype.size(), |bytes, len| bytes.checked_mul(*len))
 }
 
-/// Returns true if the payload sizes `lengths` match `tensors`. Tensors without elements have no payload.
+/// Returns true if the payload sizes `lengths` match `tensors`. Tensors without elements have no
+/// payload.
 pub(in crate::comm) fn are_of(lengths: &[usize], tensors: &[TensorMeta]) -> bool {
     let sizes: Option<Vec<_>> = tensors
         .iter()

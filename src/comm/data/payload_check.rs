@@ -1,18 +1,20 @@
-//! Check that the tensors that a process announces are those of the call, as its signature determines them.
+//! Check that the tensors that a process announces are those of the call, as its signature
+//! determines them.
 
 use crate::comm::backend::{CallSignature, ShardSignature, TensorSignature};
 use crate::comm::transport::header::PayloadDesc;
 use crate::comm::{Op, TensorMeta};
 
-/// Number of a group's ranks, and those of them that receive a call's data in this process, ascending.
+/// Number of a group's ranks, and those of them that receive a call's data in this process,
+/// ascending.
 pub(in crate::comm) struct Recipients<'a> {
     pub ranks: usize,
     pub members: &'a [usize],
 }
 
 impl PayloadDesc {
-    /// Returns true if this is the data that member `from` sends to `to` in a collective. The signature must
-    /// [fit](CallSignature::fits) the group.
+    /// Returns true if this is the data that member `from` sends to `to` in a collective. The
+    /// signature must [fit](CallSignature::fits) the group.
     pub fn is_of_call(&self, signature: &CallSignature, from: usize, to: &Recipients<'_>) -> bool {
         let CallSignature {
             op,

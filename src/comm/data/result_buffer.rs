@@ -1,9 +1,9 @@
 //! [`ResultBuffer`]: memory for the result of a collective, into which data of other processes is received in
 //! place.
 //!
-//! If a rank is the only one of its process in the group, the shards of the other ranks are received directly into
-//! its result and not copied again. At the same time the rank copies its own shard (its sums in an all-reduce: when all others
-//! have arrived):
+//! If a rank is the only one of its process in the group, the shards of the other ranks are
+//! received directly into its result and not copied again. At the same time the rank copies its own
+//! shard (its sums in an all-reduce: when all others have arrived):
 //!
 //! ```text
 //! full tensor   | from rank 0 | own shard | from rank 2 |
@@ -39,21 +39,21 @@ use crate::comm::backend::{self, TensorSignature};
 use crate::comm::transport::RecvBuffer;
 use crate::memory::{HostMemoryPool, UninitBytes};
 
-/// Minimum number of bytes of a shard that is received in place. Smaller shards are copied faster than their
-/// region is found.
+/// Minimum number of bytes of a shard that is received in place. Smaller shards are copied faster
+/// than their region is found.
 pub(in crate::comm) const WORTH: usize = 64 << 10;
 
 /// Number of bytes that are copied between two calls of `meanwhile` in [`ResultBuffer::put`].
 const FRAGMENT: usize = 1 << 20;
 
-/// Returns true if results of `bytes` bytes, sharded over `ranks` ranks, have shards large enough to be received
-/// in place.
+/// Returns true if results of `bytes` bytes, sharded over `ranks` ranks, have shards large enough
+/// to be received in place.
 pub(in crate::comm) fn pay(bytes: u64, ranks: usize) -> bool {
     bytes >= (WORTH * ranks) as u64
 }
 
-/// Layout of a tensor in which the shard of each rank is contiguous. This is the case if the tensor is sharded
-/// along its first dimension, or if all dimensions before the sharded one have size 1.
+/// Layout of a tensor in which the shard of each rank is contiguous. This is the case if the tensor
+/// is sharded along its first dimension, or if all dimensions before the sharded one have size 1.
 ///
 /// ```text
 /// | shard of rank 0 | shard of rank 1 | shard of rank 2 |
@@ -68,8 +68,8 @@ pub(in crate::comm) struct ContiguousLayout {
 }
 
 impl ContiguousLayout {
-    /// Returns the layout of a tensor whose shards have these `lengths` along `dim`, by rank. Returns `None` if
-    /// the shards are not contiguous.
+    /// Returns the layout of a tensor whose shards have these `lengths` along `dim`, by rank.
+    /// Returns `None` if the shards are not contiguous.
     pub fn new(
         shape: Shape,
         dtype: DType,
@@ -94,9 +94,9 @@ impl ContiguousLayout {
         })
     }
 
-    /// Returns the layouts of full tensors that are sharded over `ranks` ranks as the signatures state. Returns
-    /// `None` if the shards of a tensor are not contiguous, or if a signature has no sharding or shard sizes for
-    /// another number of ranks.
+    /// Returns the layouts of full tensors that are sharded over `ranks` ranks as the signatures
+    /// state. Returns `None` if the shards of a tensor are not contiguous, or if a signature has no
+    /// sharding or shard sizes for another number of ranks.
     pub fn of_full(signatures: &[TensorSignature], ranks: usize) -> Option<Vec<Self>> {
         let layout = |signature: &TensorSignature| {
             let sizes = signature.sharding.as_ref().filter(|sizes| {
@@ -164,8 +164,8 @@ impl ResultBuffer {
             })
     }
 
-    /// Returns the regions into which the shards of `member` are received, except shards without elements. Returns
-    /// `None` if the sizes of `parts` differ from those of the shards.
+    /// Returns the regions into which the shards of `member` are received, except shards without
+    /// elements. Returns `None` if the sizes of `parts` differ from those of the shards.
     pub fn regions(
         self: &Arc<Self>,
         member: usize,
@@ -197,8 +197,8 @@ impl ResultBuffer {
         )
     }
 
-    /// Copies the shards of `member`, a rank of this process, into the buffer. Calls `meanwhile` before every
-    /// fragment.
+    /// Copies the shards of `member`, a rank of this process, into the buffer. Calls `meanwhile`
+    /// before every fragment.
     ///
     /// # Safety
     /// These shards must not be received or copied by any other thread.
@@ -219,8 +219,8 @@ impl ResultBuffer {
             let mut at = at.0.as_ptr().cast::<u8>();
             for fragment in elements.chunks(FRAGMENT) {
                 meanwhile();
-                // SAFETY: the region is inside the tensor and belongs to this member alone; its size was compared
-                // above.
+                // SAFETY: the region is inside the tensor and belongs to this member alone; its
+                // size was compared above.
                 unsafe {
                     at.copy_from_nonoverlapping(fragment.as_ptr(), fragment.len());
                     at = at.add(fragment.len());
@@ -254,8 +254,8 @@ struct BufferRegion {
 
 impl RecvBuffer for BufferRegion {
     fn space(&mut self) -> &mut [MaybeUninit<u8>] {
-        // SAFETY: the region is inside the tensor, which is not taken before all shards are received, and regions
-        // do not overlap.
+        // SAFETY: the region is inside the tensor, which is not taken before all shards are
+        // received, and regions do not overlap.
         unsafe { std::slice::from_raw_parts_mut(self.at.0.as_ptr(), self.len) }
     }
 }
@@ -339,8 +339,8 @@ mod tests {
         );
     }
 
-    /// Fills a result of 8 elements, with shards of 3 and 5, and adds 1 to it. Returns the result's address, the
-    /// sum, and the sum's address; the addresses are equal if burn wrote in place.
+    /// Fills a result of 8 elements, with shards of 3 and 5, and adds 1 to it. Returns the result's
+    /// address, the sum, and the sum's address; the addresses are equal if burn wrote in place.
     #[cfg(feature = "flex")]
     fn add_one(results: &ResultBuffer) -> (usize, Tensor<1>, usize) {
         use crate::memory::flex;

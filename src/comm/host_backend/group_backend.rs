@@ -52,8 +52,8 @@ impl HostGroupBackend {
         }
     }
 
-    /// Returns the key and the remote ranks of an internal group with the same members, on which second phases are
-    /// posted.
+    /// Returns the key and the remote ranks of an internal group with the same members, on which
+    /// second phases are posted.
     pub fn second_phases(&self) -> (GroupKey, Arc<RemoteGroup>) {
         let name = format!("{PRIVATE}second phases of {}", self.name);
         let key = self
@@ -74,8 +74,9 @@ impl HostGroupBackend {
         }
     }
 
-    /// Posts the next collective of the group. Other processes receive the data of the contribution that they `need`.
-    /// If this rank has `own` shards, remote data may be received into the result, to which it writes them.
+    /// Posts the next collective of the group. Other processes receive the data of the contribution
+    /// that they `need`. If this rank has `own` shards, remote data may be received into the
+    /// result, to which it writes them.
     fn post<T: Send + 'static>(
         &self,
         post: CallContext,
@@ -157,8 +158,9 @@ impl HostGroupBackend {
             .is_some_and(|remote| remote.receives_in_place(bytes))
     }
 
-    /// Returns this rank's shard of a result with the shape `shape`, if remote data is received in place. The result
-    /// has the device and the element type of `like`, and is split along `dim` into `lengths`, by rank.
+    /// Returns this rank's shard of a result with the shape `shape`, if remote data is received in
+    /// place. The result has the device and the element type of `like`, and is split along `dim`
+    /// into `lengths`, by rank.
     fn own_shard(
         &self,
         shape: Shape,

@@ -1,4 +1,5 @@
-//! Messages of other processes: they [post calls](HostBackend::receive) on behalf of remote ranks and report failures.
+//! Messages of other processes: they [post calls](HostBackend::receive) on behalf of remote ranks
+//! and report failures.
 
 use std::sync::{Arc, Weak};
 
@@ -36,8 +37,8 @@ impl HostBackend {
         })
     }
 
-    /// Returns the regions of a result into which payloads with this description are received: large ones, in the
-    /// result of the only local rank of the group, if its layout is known.
+    /// Returns the regions of a result into which payloads with this description are received:
+    /// large ones, in the result of the only local rank of the group, if its layout is known.
     pub(super) fn regions(
         &self,
         target: PayloadTarget,
@@ -60,8 +61,8 @@ impl HostBackend {
         if self.local_members(&ranks).count() != 1 {
             return None;
         }
-        // The signature of an all-gather determines the layout. For an all-to-all, the local rank provides it when it
-        // calls.
+        // The signature of an all-gather determines the layout. For an all-to-all, the local rank
+        // provides it when it calls.
         let is_gathered = contents.recipients.is_empty() && signature.op == Op::AllGather;
         let layouts = || {
             is_gathered
@@ -72,8 +73,8 @@ impl HostBackend {
             .regions(op.member, &contents.tensors)
     }
 
-    /// Returns the result buffer of the collective `op` for the only local rank of the group. If there is none yet,
-    /// creates it with `layouts`, for as long as it is alive.
+    /// Returns the result buffer of the collective `op` for the only local rank of the group. If
+    /// there is none yet, creates it with `layouts`, for as long as it is alive.
     pub(super) fn result_buffer(
         &self,
         op: OpHandle,
@@ -115,7 +116,8 @@ impl HostBackend {
         }
     }
 
-    /// Adds the contribution of `op`. If that completes the collective, the completion thread completes its requests.
+    /// Adds the contribution of `op`. If that completes the collective, the completion thread
+    /// completes its requests.
     pub(super) fn provide_data(&self, op: OpHandle, contribution: Contribution) {
         if self.rendezvous.provide_data(op, contribution) {
             self.remote().completion.complete(op);
@@ -141,8 +143,8 @@ impl HostBackend {
             .ranks_of(process)
             .filter(|rank| running.contains(rank))
             .collect();
-        // A rank may return before it has contributed to a collective that it dropped. A local rank may still wait
-        // for that.
+        // A rank may return before it has contributed to a collective that it dropped. A local rank
+        // may still wait for that.
         let is_owed = || {
             remote.local_ranks().any(|rank| running.contains(&rank))
                 && self
@@ -159,7 +161,8 @@ impl HostBackend {
         self.lose(remote.ranks_of(process).start, interrupted, error);
     }
 
-    /// Fails the world with `error` of rank `first`, and continues without these ranks, which will not report.
+    /// Fails the world with `error` of rank `first`, and continues without these ranks, which will
+    /// not report.
     fn lose(
         &self,
         first: usize,
@@ -179,8 +182,9 @@ impl HostBackend {
         }
     }
 
-    /// Compares the number of ranks in each process with that of process `from`. If they differ, the launch fails in both
-    /// processes, and neither waits for ranks that the other does not have.
+    /// Compares the number of ranks in each process with that of process `from`. If they differ,
+    /// the launch fails in both processes, and neither waits for ranks that the other does not
+    /// have.
     fn compare_ranks(&self, from: usize, each: usize) {
         let remote = self.remote();
         let ranks = remote.ranks_of(from);

@@ -1,17 +1,19 @@
 //! [`HostBackend`]: the backend for ranks that are threads, in one or more processes.
 //!
-//! A collective has two steps. Posting it adds references to the rank's tensors, with a signature, to the match table
-//! and never blocks. Waiting blocks until every rank of the group has contributed to the collective with this sequence
-//! number. The rank then builds its result directly from the memory of its peers. Any number of collectives can
-//! therefore be in flight, and they can be waited for in any order.
+//! A collective has two steps. Posting it adds references to the rank's tensors, with a signature,
+//! to the match table and never blocks. Waiting blocks until every rank of the group has
+//! contributed to the collective with this sequence number. The rank then builds its result
+//! directly from the memory of its peers. Any number of collectives can therefore be in flight, and
+//! they can be waited for in any order.
 //!
-//! Within a process, tensors are passed by reference (zero-copy). A result that is identical on all ranks, such as
-//! that of an all-gather or an all-reduce, is built by all ranks together and shared. Tensors are copy-on-write: a
-//! rank that writes to a shared tensor writes to a private copy.
+//! Within a process, tensors are passed by reference (zero-copy). A result that is identical on all
+//! ranks, such as that of an all-gather or an all-reduce, is built by all ranks together and
+//! shared. Tensors are copy-on-write: a rank that writes to a shared tensor writes to a private
+//! copy.
 //!
-//! The ranks of a launch may be in several [processes](ProcessJob). A call is then also sent to every other process
-//! that has ranks of the group ([`remote_group`]), which posts it in its match table on behalf of the calling rank
-//! ([`incoming`]):
+//! The ranks of a launch may be in several [processes](ProcessJob). A call is then also sent to
+//! every other process that has ranks of the group ([`remote_group`]), which posts it in its match
+//! table on behalf of the calling rank ([`incoming`]):
 //!
 //! ```text
 //! process 0                                     process 1
@@ -21,21 +23,23 @@
 //!                                               are complete, rank 1 computes its result from them
 //! ```
 //!
-//! A payload holds the data of one rank's tensors that the ranks of the receiving process need: the shard of an
-//! all-gather, or their blocks of a reduction or an all-to-all. It is sent to each process once, however many
-//! ranks the process has, and when it is due: that of a deferred call when it is requested. Elements on a device are
-//! copied to the host only then, on the completion thread. From then on, ranks in processes use the same code as
-//! ranks as threads: the same kernels, the same reduction tree, and bit-identical results. Between processes, a large
-//! all-reduce runs as a reduce-scatter followed by an all-gather ([`two_phase_all_reduce`]). A request that its rank
-//! has not waited for may be completed in the background ([`request`]).
+//! A payload holds the data of one rank's tensors that the ranks of the receiving process need: the
+//! shard of an all-gather, or their blocks of a reduction or an all-to-all. It is sent to each
+//! process once, however many ranks the process has, and when it is due: that of a deferred call
+//! when it is requested. Elements on a device are copied to the host only then, on the completion
+//! thread. From then on, ranks in processes use the same code as ranks as threads: the same
+//! kernels, the same reduction tree, and bit-identical results. Between processes, a large
+//! all-reduce runs as a reduce-scatter followed by an all-gather ([`two_phase_all_reduce`]). A
+//! request that its rank has not waited for may be completed in the background ([`request`]).
 //!
 //! # Failures
 //!
-//! The process of rank 0 decides which failure is the first. The other processes report the failures that they
-//! find to it, and continue when they have received its decision. A launch ends in a process when the ranks of all
-//! processes have ended, whether they succeeded or failed. By then the process has received the first failure, if
-//! any rank failed, and the outcome of each rank from that rank's process. Every process therefore has the same
-//! report; process 0 prints it. Processes whose numbers of ranks differ cannot agree on anything, so each reports that.
+//! The process of rank 0 decides which failure is the first. The other processes report the
+//! failures that they find to it, and continue when they have received its decision. A launch ends
+//! in a process when the ranks of all processes have ended, whether they succeeded or failed. By
+//! then the process has received the first failure, if any rank failed, and the outcome of each
+//! rank from that rank's process. Every process therefore has the same report; process 0 prints it.
+//! Processes whose numbers of ranks differ cannot agree on anything, so each reports that.
 
 mod group_backend;
 mod incoming;
@@ -108,8 +112,8 @@ struct RemoteRanks {
     completion: CompletionThread,
     /// Result buffers into which remote shards are received.
     result_buffers: Mutex<HashMap<(GroupKey, u64), Weak<ResultBuffer>>>,
-    /// Pool of the memory of result buffers. The thread of the rank, of the completion or of the transport
-    /// allocates from it.
+    /// Pool of the memory of result buffers. The thread of the rank, of the completion or of the
+    /// transport allocates from it.
     memory: Arc<HostMemoryPool>,
 }
 
@@ -121,16 +125,17 @@ impl Deref for RemoteRanks {
     }
 }
 
-/// Generous estimate of the time that a rank needs to post a collective, or to contribute to a small one. The
-/// estimate is generous because a rank that is woken from sleep is so late that its peers fall asleep, too.
+/// Generous estimate of the time that a rank needs to post a collective, or to contribute to a
+/// small one. The estimate is generous because a rank that is woken from sleep is so late that its
+/// peers fall asleep, too.
 const TURN: Duration = Duration::from_micros(80);
 
-/// Number of times that a rank with a core to itself polls before it sleeps, which takes about 40 microseconds.
-/// Sleeping and waking takes as long, and so does one job of a cooperative result.
+/// Number of times that a rank with a core to itself polls before it sleeps, which takes about 40
+/// microseconds. Sleeping and waking takes as long, and so does one job of a cooperative result.
 const POLLS: u32 = 1000;
 
-/// Number of times that a rank without a core to itself yields before it sleeps. While few ranks are runnable, one
-/// round of all of them takes microseconds.
+/// Number of times that a rank without a core to itself yields before it sleeps. While few ranks
+/// are runnable, one round of all of them takes microseconds.
 const YIELDS: u32 = 64;
 
 /// Returns the policy by which `ranks` ranks spin or yield before they sleep.
@@ -159,8 +164,8 @@ impl HostBackend {
         Self::build(None, 1, options, device_number(), None)
     }
 
-    /// Creates the backend of a launch in several processes. After a `shrink`, `before` is the backend of the
-    /// previous world.
+    /// Creates the backend of a launch in several processes. After a `shrink`, `before` is the
+    /// backend of the previous world.
     fn of_processes(
         before: Option<&Self>,
         peers: PeerProcesses,
@@ -183,7 +188,8 @@ impl HostBackend {
         Self::build(before, size, options, launch_number(), Some(remote))
     }
 
-    /// Creates the backend of `size` ranks. After a `shrink`, `before` is the backend of the previous world.
+    /// Creates the backend of `size` ranks. After a `shrink`, `before` is the backend of the
+    /// previous world.
     fn build(
         before: Option<&Self>,
         size: usize,
@@ -266,8 +272,8 @@ impl HostBackend {
         }
     }
 
-    /// Sends the data of a call that was posted without it. The completion thread reads data on a device, because that
-    /// waits for the device.
+    /// Sends the data of a call that was posted without it. The completion thread reads data on a
+    /// device, because that waits for the device.
     fn send_data(&self, to: usize, channel: usize, seq: u64, data: PayloadData) {
         let Some(rank) = data.device_of else {
             return self.remote().send_data(to, channel, seq, data);
@@ -417,14 +423,16 @@ impl Backend for HostBackend {
             });
         }
         remote.completion.forget();
-        // If the other ranks have continued without a remote rank, the outcome of that rank does not matter.
+        // If the other ranks have continued without a remote rank, the outcome of that rank does
+        // not matter.
         let roster = self.membership.roster();
         let counts = |rank: &usize| {
             self.local_ranks.contains(rank)
                 || roster.as_ref().is_none_or(|ranks| ranks.contains(rank))
         };
         let failure = remote.unsuccessful(counts).map(|rank| {
-            // The message with the cause may come from another process than the message that the rank has exited.
+            // The message with the cause may come from another process than the message that the
+            // rank has exited.
             let unknown = || Failure::Failed {
                 rank,
                 message: "its process did not report the cause".into(),

@@ -20,9 +20,9 @@ use crate::memory::HostMemoryPool;
 /// The processes of a job, as seen from one of them: creates the backends of its launches.
 ///
 /// Every process must make the same launches in the same order, each with the same number of ranks
-/// ([`CommError::UnequalRanks`](crate::comm::CommError::UnequalRanks)). In a launch of
-/// `t` ranks per process, process `p` has ranks `p * t` to `p * t + t - 1`. A launch fails in all processes if a
-/// rank fails in any of them.
+/// ([`CommError::UnequalRanks`](crate::comm::CommError::UnequalRanks)). In a launch of `t` ranks
+/// per process, process `p` has ranks `p * t` to `p * t + t - 1`. A launch fails in all processes
+/// if a rank fails in any of them.
 /// ```no_run
 /// # use std::sync::Arc;
 /// use burn_dtensor::comm::transport::Transport;
@@ -57,7 +57,8 @@ pub(super) struct JobState {
     early: Vec<EarlyHeader>,
     /// Number of headers received so far from each process.
     pub headers: Vec<u64>,
-    /// Targets of payloads that have not arrived completely, by sending process and index of their header.
+    /// Targets of payloads that have not arrived completely, by sending process and index of their
+    /// header.
     pub awaited: HashMap<(usize, u64), Awaited>,
     /// Processes from which no more messages arrive, and the reason.
     pub lost: Vec<(usize, String)>,
@@ -87,8 +88,8 @@ struct EarlyHeader {
 }
 
 impl ProcessJob {
-    /// Creates the job of the processes that `transport` connects, and registers it as the handler of incoming
-    /// messages.
+    /// Creates the job of the processes that `transport` connects, and registers it as the handler
+    /// of incoming messages.
     pub fn new(transport: Arc<dyn Transport>) -> Arc<Self> {
         let state = JobState {
             headers: vec![0; transport.processes()],
@@ -125,7 +126,8 @@ impl ProcessJob {
         self.backend_with_options(each, ProcessOptions::default())
     }
 
-    /// Like [`backend`](Self::backend), with the given options for threading and memory sharing in each process.
+    /// Like [`backend`](Self::backend), with the given options for threading and memory sharing in
+    /// each process.
     pub fn backend_with_options(&self, each: usize, options: ProcessOptions) -> Arc<dyn Backend> {
         let launch = self.state.lock().next_launch();
         let counts = vec![each; self.count()];
@@ -136,8 +138,8 @@ impl ProcessJob {
         backend
     }
 
-    /// Routes messages of `launch` to `backend` from now on. Passes on the headers and payloads that arrived
-    /// earlier, and reports the processes that are already lost.
+    /// Routes messages of `launch` to `backend` from now on. Passes on the headers and payloads
+    /// that arrived earlier, and reports the processes that are already lost.
     pub(super) fn begin(&self, launch: LaunchId, backend: &Arc<HostBackend>) {
         let mut state = self.state.lock();
         let this = Arc::downgrade(backend);
@@ -172,8 +174,8 @@ impl ProcessJob {
     }
 }
 
-/// Returns the processes that MPI connects with this one; the first call connects them. Returns `None` if there is
-/// only one.
+/// Returns the processes that MPI connects with this one; the first call connects them. Returns
+/// `None` if there is only one.
 ///
 /// # Collective
 /// All processes must call it.
@@ -200,8 +202,8 @@ impl JobState {
         self.backends.values().filter_map(Weak::upgrade)
     }
 
-    /// Handles a header. Returns the buffers for its payloads, or a description of the problem if the header is
-    /// invalid.
+    /// Handles a header. Returns the buffers for its payloads, or a description of the problem if
+    /// the header is invalid.
     fn take(
         &mut self,
         from: (usize, u64),

@@ -40,8 +40,8 @@ pub(super) struct RemoteGroup {
     number: usize,
     /// Other processes, each with the group ranks that it has.
     processes: Vec<(usize, Vec<usize>)>,
-    /// Locked while a call is posted here and sent, so that other processes receive calls in the order in which
-    /// they were posted.
+    /// Locked while a call is posted here and sent, so that other processes receive calls in the
+    /// order in which they were posted.
     sent: Mutex<SentState>,
 }
 
@@ -89,8 +89,9 @@ impl RemoteGroup {
         })
     }
 
-    /// Posts a collective locally with `post`, and sends the call to the other processes with the `data` for each of
-    /// them; data on a device follows when it is read. Also returns a stamp of the time at which the call was sent.
+    /// Posts a collective locally with `post`, and sends the call to the other processes with the
+    /// `data` for each of them; data on a device follows when it is read. Also returns a stamp of
+    /// the time at which the call was sent.
     pub fn post<T>(
         &self,
         signature: CallSignature,
@@ -141,7 +142,8 @@ impl RemoteGroup {
         Ok((posted, stamp))
     }
 
-    /// Sends the data of a contribution to a collective that was posted as [`Deferred`](DataMode::Deferred).
+    /// Sends the data of a contribution to a collective that was posted as
+    /// [`Deferred`](DataMode::Deferred).
     pub fn send_data(&self, seq: u64, data: Vec<PayloadData>) {
         for ((to, _), data) in self.processes.iter().zip(data) {
             self.backend.send_data(*to, self.number, seq, data);
@@ -154,8 +156,8 @@ impl RemoteGroup {
         self.processes.len() + 1
     }
 
-    /// Returns true if remote data is received in place in results of `bytes` bytes: if they are large enough and
-    /// this is the only local rank of the group.
+    /// Returns true if remote data is received in place in results of `bytes` bytes: if they are
+    /// large enough and this is the only local rank of the group.
     pub fn receives_in_place(&self, bytes: u64) -> bool {
         let size = self.member.group.size();
         let remote: usize = self
@@ -166,16 +168,17 @@ impl RemoteGroup {
         result_buffer::pay(bytes, size) && remote + 1 == size
     }
 
-    /// Returns the index among `processes` of the process of a member; `None` if the member is in this process.
+    /// Returns the index among `processes` of the process of a member; `None` if the member is in
+    /// this process.
     pub fn process_of(&self, member: usize) -> Option<usize> {
         self.processes
             .iter()
             .position(|(_, members)| members.contains(&member))
     }
 
-    /// Sends a message to member `to` of the group, in the process with index `at`, after `count` has counted it locally.
-    /// Waits for the device of the tensors, because messages arrive in the order in which they were sent, and before their
-    /// sender exits.
+    /// Sends a message to member `to` of the group, in the process with index `at`, after `count`
+    /// has counted it locally. Waits for the device of the tensors, because messages arrive in the
+    /// order in which they were sent, and before their sender exits.
     pub fn send(
         &self,
         at: usize,

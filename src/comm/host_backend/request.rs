@@ -1,9 +1,10 @@
 //! [`HostRequest`]: a collective that a rank has posted, until it has the result. The result is built by the first of two
 //! threads: the rank when it waits, or the [`CompletionThread`].
 //!
-//! Among processes, the contributions of other ranks arrive without action of the rank. But a thread is needed to
-//! build a result from them, or to send the contribution that this rank then owes the others. The rank does so when
-//! it waits. If it computes for longer, the completion thread does:
+//! Among processes, the contributions of other ranks arrive without action of the rank. But a
+//! thread is needed to build a result from them, or to send the contribution that this rank then
+//! owes the others. The rank does so when it waits. If it computes for longer, the completion
+//! thread does:
 //!
 //! ```text
 //! rank                posts ------------ computes ------------------------ waits: takes the result
@@ -11,14 +12,15 @@
 //! completion thread                                    builds the result
 //! ```
 //!
-//! - Contributions that a rank owes to others are always completed in the background, because the others wait for
-//!   them.
-//! - Results are completed in the background from [`WORTH`] bytes on, if they are built on the host. An early
-//!   result takes memory early. If its rank is alone in the process, the result replaces its inputs. With several
-//!   local ranks, results exist in addition to their inputs until the last of them is built. Results of deferred
-//!   calls are left to the rank, because their data has not been requested.
-//! - The thread completes one request at a time. A rank that waits completes its own request unless the thread has
-//!   taken it. Then it waits for the thread, at most until its deadline.
+//! - Contributions that a rank owes to others are always completed in the background, because the
+//!   others wait for them.
+//! - Results are completed in the background from [`WORTH`] bytes on, if they are built on the
+//!   host. An early result takes memory early. If its rank is alone in the process, the result
+//!   replaces its inputs. With several local ranks, results exist in addition to their inputs until
+//!   the last of them is built. Results of deferred calls are left to the rank, because their data
+//!   has not been requested.
+//! - The thread completes one request at a time. A rank that waits completes its own request unless
+//!   the thread has taken it. Then it waits for the thread, at most until its deadline.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -43,13 +45,14 @@ use crate::comm::panic::panic_text;
 use crate::comm::transport::SendStamp;
 use crate::comm::{CommError, TransferTiming};
 
-/// Minimum number of bytes of a result that is completed in the background. Smaller ones are built faster than a
-/// thread is woken.
+/// Minimum number of bytes of a result that is completed in the background. Smaller ones are built
+/// faster than a thread is woken.
 pub(super) const WORTH: u64 = 1 << 20;
 
 /// A collective that this rank has posted.
 pub(super) struct HostRequest<T> {
-    /// First phase of an [all-reduce in two phases](super::two_phase_all_reduce), which contributes to this collective.
+    /// First phase of an [all-reduce in two phases](super::two_phase_all_reduce), which contributes
+    /// to this collective.
     pub before: Option<Box<HostRequest<()>>>,
     shared: Arc<SharedRequest<T>>,
 }
@@ -59,7 +62,8 @@ struct SharedRequest<T> {
     backend: Arc<HostBackend>,
     /// Global rank that posted the call.
     rank: usize,
-    /// True if other ranks wait for the completion, so that the request is completed even if its rank drops it.
+    /// True if other ranks wait for the completion, so that the request is completed even if its
+    /// rank drops it.
     is_owed: bool,
     state: Mutex<RequestState<T>>,
     finished: Condvar,
@@ -112,7 +116,8 @@ pub(super) struct OwnShards {
 }
 
 impl OwnShards {
-    /// Creates the result buffer of the collective `op`, so that remote data is received into it from now on.
+    /// Creates the result buffer of the collective `op`, so that remote data is received into it
+    /// from now on.
     pub fn create_buffer(&mut self, backend: &HostBackend, op: OpHandle) {
         self.buffer = backend.result_buffer(op, || Some(self.layouts.clone()));
     }
@@ -123,9 +128,8 @@ impl OwnShards {
             self.create_buffer(backend, op);
         }
         let buffer = self.buffer?;
-        // Makes progress during the copy, so that messages posted before are sent first and remote data is received
-        // meanwhile.
-        // SAFETY: the region is in memory, and no other thread uses it.
+        // Makes progress during the copy, so that messages posted before are sent first and remote
+        // data is received meanwhile. SAFETY: the region is in memory, and no other thread uses it.
         unsafe { buffer.put(op.member, &self.tensors, || backend.progress()) };
         Some(buffer)
     }
@@ -185,8 +189,8 @@ impl<T> PostedCollective<T> {
 
 impl<T: Send + 'static> HostRequest<T> {
     /// Creates a request that only its rank completes, until it is passed to
-    /// [`complete_when_ready`](Self::complete_when_ready). If `is_owed`, `rank` contributes to a collective of other
-    /// ranks with it, so that it is completed even if the rank drops it.
+    /// [`complete_when_ready`](Self::complete_when_ready). If `is_owed`, `rank` contributes to a
+    /// collective of other ranks with it, so that it is completed even if the rank drops it.
     pub fn new(rank: usize, is_owed: bool, collective: PostedCollective<T>) -> Self {
         let (backend, finished) = (collective.handle.backend.clone(), Condvar::new());
         let state = Mutex::new(RequestState::Posted(collective));
@@ -202,8 +206,8 @@ impl<T: Send + 'static> HostRequest<T> {
         }
     }
 
-    /// Lets the completion thread complete the request once the collective `op` is complete, unless the rank is
-    /// first.
+    /// Lets the completion thread complete the request once the collective `op` is complete, unless
+    /// the rank is first.
     pub fn complete_when_ready(self, op: OpHandle) -> Self {
         let backend = &self.shared.backend;
         let thread = &backend.remote().completion;
@@ -245,8 +249,8 @@ impl<T> SharedRequest<T> {
         }
     }
 
-    /// Waits for the result of the completion thread, which has taken the request. Fails the world if there is none
-    /// after `deadline`.
+    /// Waits for the result of the completion thread, which has taken the request. Fails the world
+    /// if there is none after `deadline`.
     fn await_thread(&self, deadline: Duration) -> Result<Completed<T>, CommError> {
         let (mut state, until) = (self.state.lock(), Instant::now() + deadline.min(LONGEST));
         let mut is_late = false;
@@ -287,7 +291,8 @@ impl<T: Send + 'static> Request<T> for HostRequest<T> {
 
     fn wait(mut self: Box<Self>, deadline: Duration) -> Result<Completed<T>, CommError> {
         let start = Instant::now();
-        // Taken before the first phase is complete, so that the thread that completes it wakes no other thread.
+        // Taken before the first phase is complete, so that the thread that completes it wakes no
+        // other thread.
         let own = self.shared.take();
         let first = self
             .before
@@ -347,7 +352,8 @@ trait CompletionTask: Send + Sync {
     /// Returns true if other ranks wait for the completion.
     fn is_owed(&self) -> bool;
 
-    /// Completes the request, unless another thread has taken it. All contributions must have arrived.
+    /// Completes the request, unless another thread has taken it. All contributions must have
+    /// arrived.
     fn complete(&self);
 }
 
@@ -383,7 +389,8 @@ impl<T: Send> CompletionTask for SharedRequest<T> {
     }
 }
 
-/// Requests of local ranks, by the group and the sequence number of the collective that must be complete first.
+/// Requests of local ranks, by the group and the sequence number of the collective that must be
+/// complete first.
 type ByCollective = HashMap<(GroupKey, u64), Vec<Arc<dyn CompletionTask>>>;
 
 type QueuedTask = Box<dyn FnOnce() + Send>;
@@ -391,9 +398,9 @@ type QueuedTask = Box<dyn FnOnce() + Send>;
 /// Starts a thread that runs the tasks that are sent to it.
 type StartThread = fn() -> io::Result<Sender<QueuedTask>>;
 
-/// Requests of local ranks, and the thread that completes them and reads data of devices for other processes. A
-/// separate thread is needed because the rank computes and the thread of the transport must keep communicating. It
-/// ends with the backend.
+/// Requests of local ranks, and the thread that completes them and reads data of devices for other
+/// processes. A separate thread is needed because the rank computes and the thread of the transport
+/// must keep communicating. It ends with the backend.
 pub(super) struct CompletionThread {
     open: Mutex<ByCollective>,
     thread: Mutex<Option<Sender<QueuedTask>>>,
@@ -411,9 +418,9 @@ impl Default for CompletionThread {
 }
 
 impl CompletionThread {
-    /// Completes the requests that no thread has taken, now that the collective of `op` is complete. If the
-    /// thread does not start, the requests are left to their ranks, except those that other ranks wait for: the
-    /// caller completes these.
+    /// Completes the requests that no thread has taken, now that the collective of `op` is
+    /// complete. If the thread does not start, the requests are left to their ranks, except those
+    /// that other ranks wait for: the caller completes these.
     pub fn complete(&self, op: OpHandle) {
         let tasks = self
             .open
@@ -447,8 +454,8 @@ impl CompletionThread {
         sender.send(task).map_err(|SendError(task)| task)
     }
 
-    /// Drops the requests for the collective of `op` that a thread has taken, or a rank given up: if all ranks give it up,
-    /// nothing completes it.
+    /// Drops the requests for the collective of `op` that a thread has taken, or a rank given up:
+    /// if all ranks give it up, nothing completes it.
     fn discard(&self, op: OpHandle) {
         let mut open = self.open.lock();
         if let Entry::Occupied(mut tasks) = open.entry((op.group, op.seq)) {

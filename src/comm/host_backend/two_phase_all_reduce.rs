@@ -1,5 +1,5 @@
-//! All-reduce among processes in two phases: a reduce-scatter, in which every rank reduces its shard for all, and
-//! an all-gather of the reduced shards.
+//! All-reduce among processes in two phases: a reduce-scatter, in which every rank reduces its
+//! shard for all, and an all-gather of the reduced shards.
 //!
 //! ```text
 //! rank 0, in process 0            rank 1, in process 1
@@ -8,9 +8,10 @@
 //!         a+c b+d    <-b+d--  --a+c-->    a+c b+d         and sends it to all
 //! ```
 //!
-//! A process sends less than twice its tensors, for any number of processes. In one phase it would send the full
-//! tensors to each process. Both phases are posted at once. No rank has to wait between them, because the first
-//! phase is owed to the other ranks, so that the completion thread completes it.
+//! A process sends less than twice its tensors, for any number of processes. In one phase it would
+//! send the full tensors to each process. Both phases are posted at once. No rank has to wait
+//! between them, because the first phase is owed to the other ranks, so that the completion thread
+//! completes it.
 
 use std::sync::Arc;
 
@@ -31,27 +32,29 @@ use crate::placement::ShardSizes;
 /// Number of bytes that are copied in the time that a second message takes.
 const MESSAGE: u64 = 1 << 20;
 
-/// Returns true if an all-reduce of `bytes` bytes, of `ranks` ranks in `processes` processes, is faster in two
-/// phases: if a process sends and adds enough less.
+/// Returns true if an all-reduce of `bytes` bytes, of `ranks` ranks in `processes` processes, is
+/// faster in two phases: if a process sends and adds enough less.
 fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
     let (bytes, n, p) = (u128::from(bytes), ranks as u128, processes as u128);
-    // In one phase, a process sends the tensors of its `n / p` ranks to each other process. In two phases, it sends
-    // a shard of `1 / n` of them for each rank there, and the shards of its own sums. It adds half as much or less.
+    // In one phase, a process sends the tensors of its `n / p` ranks to each other process. In two
+    // phases, it sends a shard of `1 / n` of them for each rank there, and the shards of its own
+    // sums. It adds half as much or less.
     let less_sent = bytes * (p - 1) * (n * p - n - p) / (p * p);
     less_sent + bytes / 2 > u128::from(MESSAGE)
 }
 
 impl HostGroupBackend {
-    /// Returns true if an all-reduce of `bytes` bytes is faster in two phases in this group, which `remote` connects to
-    /// other processes.
+    /// Returns true if an all-reduce of `bytes` bytes is faster in two phases in this group, which
+    /// `remote` connects to other processes.
     pub(super) fn has_two_phases(&self, remote: &RemoteGroup, bytes: u64) -> bool {
         pay(bytes, self.member.group.size(), remote.processes())
     }
 
-    /// Posts an [`all_reduce`](crate::comm::backend::GroupBackend::all_reduce) in a group of several processes.
+    /// Posts an [`all_reduce`](crate::comm::backend::GroupBackend::all_reduce) in a group of
+    /// several processes.
     ///
-    /// Both phases are posted at once, the first with its data, so that calls match the calls of the other ranks in
-    /// order.
+    /// Both phases are posted at once, the first with its data, so that calls match the calls of
+    /// the other ranks in order.
     pub(super) fn all_reduce_in_two_phases(
         &self,
         remote: &RemoteGroup,

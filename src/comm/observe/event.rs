@@ -67,7 +67,8 @@ pub(crate) struct Posting<'a> {
     pub group: &'a Group,
     /// Number of the channel in the flight recorder.
     pub channel: u32,
-    /// Sequence number among the channel's collectives, or among this rank's messages on the channel.
+    /// Sequence number among the channel's collectives, or among this rank's messages on the
+    /// channel.
     pub seq: u64,
     pub signature: &'a CallSignature,
     pub phase: Phase,

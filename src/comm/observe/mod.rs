@@ -7,8 +7,9 @@
 //!                                           └─> listener  one function of a thread: `debug::trace_comm`
 //! ```
 //!
-//! [`ObservedCall`] is the only place that emits [`CallEvent`]s. Each consumer decides what an event means to it, and
-//! knows none of the others. Without a listener or a subscriber of `tracing`, an event costs a check of each.
+//! [`ObservedCall`] is the only place that emits [`CallEvent`]s. Each consumer decides what an
+//! event means to it, and knows none of the others. Without a listener or a subscriber of
+//! `tracing`, an event costs a check of each.
 
 mod event;
 pub mod flight;

@@ -9,7 +9,8 @@ use super::{CallEvent, Posting};
 use crate::comm::TensorMeta;
 use crate::comm::backend::{CallSignature, tensor_text};
 
-/// Consumes an event: creates the span when the call is posted, and adds the result of the wait to it.
+/// Consumes an event: creates the span when the call is posted, and adds the result of the wait to
+/// it.
 pub(super) fn observe(span: &mut Span, event: &CallEvent<'_>) {
     match *event {
         CallEvent::Posted(posting) => *span = posted(posting),

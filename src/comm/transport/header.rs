@@ -7,7 +7,8 @@
 //! └───────────┴────┴──────────────────
 //! ```
 //!
-//! The version comes first in every header, so that a process recognizes any message of another version.
+//! The version comes first in every header, so that a process recognizes any message of another
+//! version.
 
 use std::collections::HashMap;
 use std::mem;
@@ -22,8 +23,8 @@ use crate::comm::control::membership::MembershipMessage;
 use crate::comm::control::wait_for_graph::WaitForEdge;
 use crate::comm::{Digests, RankReport, TensorMeta};
 
-/// Version of the messages: that of this crate, and a number. Increase the number when the encoding or the meaning of a
-/// message changes.
+/// Version of the messages: that of this crate, and a number. Increase the number when the encoding
+/// or the meaning of a message changes.
 pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+3");
 
 /// A control message, with the launch to which it belongs.
@@ -44,8 +45,8 @@ pub(in crate::comm) enum ControlMessage {
         mode: DataMode,
         contents: PayloadDesc,
     },
-    /// Accepts or declines the data that a rank offered with [`DataMode::OnDemand`], in call `seq` of the
-    /// receiver's `channel`.
+    /// Accepts or declines the data that a rank offered with [`DataMode::OnDemand`], in call `seq`
+    /// of the receiver's `channel`.
     Pull {
         channel: usize,
         seq: u64,
@@ -67,20 +68,20 @@ pub(in crate::comm) enum ControlMessage {
     },
     /// The program of a rank has ended.
     RankExited(RankReport),
-    /// A failure. If `decided`, it is the first one of the world; otherwise the sender reports it to the deciding
-    /// process.
+    /// A failure. If `decided`, it is the first one of the world; otherwise the sender reports it
+    /// to the deciding process.
     Failed { failure: Failure, decided: bool },
     /// Message of the agreement on which ranks survive a failure.
     Membership(MembershipMessage),
     /// Message of deadlock detection about a rank whose wait is stalled.
     Waits(WaitForEdge),
-    /// The process has made the launch, with this number of ranks in each process. The first message of a launch, except of
-    /// one that continues after a shrink.
+    /// The process has made the launch, with this number of ranks in each process. The first
+    /// message of a launch, except of one that continues after a shrink.
     Launched { each: usize },
 }
 
-/// Signature of a call. Its names and shapes may be long, but are the same in every step. They are sent in the first
-/// call that has them, and are known by their hash afterwards.
+/// Signature of a call. Its names and shapes may be long, but are the same in every step. They are
+/// sent in the first call that has them, and are known by their hash afterwards.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in crate::comm) struct SentSignature {
     /// Hash of the signature without the fields below.
@@ -98,9 +99,9 @@ pub(in crate::comm) struct SentSignature {
 /// [Hash](CallSignature::hash128) of a signature.
 type SignatureHash = [u8; 16];
 
-/// Signatures of a channel that its process has sent, or another process has received, by hash. When there are
-/// [`CAPACITY`](Self::CAPACITY), the next one replaces all of them, on both sides: both see the same calls in the same
-/// order.
+/// Signatures of a channel that its process has sent, or another process has received, by hash.
+/// When there are [`CAPACITY`](Self::CAPACITY), the next one replaces all of them, on both sides:
+/// both see the same calls in the same order.
 #[derive(Debug)]
 pub(in crate::comm) struct KnownSignatures<T>(HashMap<SignatureHash, T>);
 
@@ -155,8 +156,8 @@ impl SentSignature {
         self
     }
 
-    /// Returns the complete signature. `known` holds those that the sender has sent before. Returns `None` if it has
-    /// not sent this one.
+    /// Returns the complete signature. `known` holds those that the sender has sent before. Returns
+    /// `None` if it has not sent this one.
     pub fn complete(self, known: &mut KnownSignatures<CallSignature>) -> Option<CallSignature> {
         let Self {
             hash,
@@ -201,7 +202,8 @@ pub(in crate::comm) struct RemoteGroupInfo {
     pub member: usize,
 }
 
-/// Describes the tensors whose elements the payloads hold. A tensor without elements has no payload.
+/// Describes the tensors whose elements the payloads hold. A tensor without elements has no
+/// payload.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(in crate::comm) struct PayloadDesc {
     /// Recipient (group rank) of each tensor, ascending; empty if all recipients need all tensors.

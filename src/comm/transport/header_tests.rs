@@ -381,7 +381,8 @@ fn a_header_is_read_as_it_was_written() {
     assert_eq!(contents.tensors, vec![meta(&[3, 5], DType::F64); 3]);
 }
 
-/// A signature is sent once, and what differs in every step, such as the states of parameters, each time.
+/// A signature is sent once, and what differs in every step, such as the states of parameters, each
+/// time.
 #[test]
 fn a_signature_that_was_sent_is_known_by_its_hash() {
     let signature = |label: &str, step: u64| CallSignature {
@@ -431,7 +432,8 @@ fn a_signature_that_was_sent_is_known_by_its_hash() {
     assert!(unknown.complete(&mut KnownSignatures::default()).is_none());
 }
 
-/// If this fails, the encoding has changed. Then increase the number in [`VERSION`], and enter it here with the hash.
+/// If this fails, the encoding has changed. Then increase the number in [`VERSION`], and enter it
+/// here with the hash.
 #[test]
 fn the_encoding_is_that_of_the_version() {
     let messages = headers()
@@ -492,9 +494,9 @@ fn how_a_rank_ended_arrives_with_the_sources_of_its_error() {
     );
 }
 
-/// Every truncated header, every header with one more byte, and every header with one changed byte is either
-/// rejected or decoded as another header, without a panic. So is a length of a list or text that the header does not
-/// have, for which no memory may be allocated: the allocator aborts.
+/// Every truncated header, every header with one more byte, and every header with one changed byte
+/// is either rejected or decoded as another header, without a panic. So is a length of a list or
+/// text that the header does not have, for which no memory may be allocated: the allocator aborts.
 #[test]
 fn what_is_no_header_is_refused_without_a_panic() {
     for header in headers() {

@@ -35,7 +35,8 @@ pub(in crate::comm) struct PeerProcesses {
     waits: Mutex<WaitForGraph>,
     /// Outcomes of ranks of all processes that have ended.
     ended: Mutex<BTreeMap<usize, EndedRank>>,
-    /// Processes that have made the launch with another number of ranks, whose messages make no sense here.
+    /// Processes that have made the launch with another number of ranks, whose messages make no
+    /// sense here.
     refused: Mutex<Vec<usize>>,
 }
 
@@ -174,7 +175,8 @@ impl PeerProcesses {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sends a control message and its payloads to a process. Records in `taken` when the message is sent.
+    /// Sends a control message and its payloads to a process. Records in `taken` when the message
+    /// is sent.
     pub fn send(
         &self,
         to: usize,
@@ -278,8 +280,8 @@ impl PeerProcesses {
         }
     }
 
-    /// Returns the group of a channel of process `from`, and the group rank of the caller. `group` returns the key of a
-    /// group that the process introduces.
+    /// Returns the group of a channel of process `from`, and the group rank of the caller. `group`
+    /// returns the key of a group that the process introduces.
     pub fn channel(
         &self,
         from: usize,
@@ -322,8 +324,8 @@ impl PeerProcesses {
         complete(self.channels.lock().signatures.entry(channel).or_default())
     }
 
-    /// Passes an edge of the wait-for graph to the first process. If this is the first process, returns a deadlock
-    /// that the edge completes.
+    /// Passes an edge of the wait-for graph to the first process. If this is the first process,
+    /// returns a deadlock that the edge completes.
     pub fn waits_for(&self, edge: WaitForEdge) -> Option<Failure> {
         if !self.decides() {
             self.notify_process(self.first(), ControlMessage::Waits(edge));
@@ -377,8 +379,9 @@ impl PeerProcesses {
         );
     }
 
-    /// Lets this process end without the processes of the ranks in `running`, whose programs have not ended in time,
-    /// and not without the others, except those that were [left behind](MembershipPeers::leave_behind) by a shrunk world.
+    /// Lets this process end without the processes of the ranks in `running`, whose programs have
+    /// not ended in time, and not without the others, except those that were [left
+    /// behind](MembershipPeers::leave_behind) by a shrunk world.
     pub fn finish(&self, running: &[usize]) {
         for process in self.peers() {
             let is_over = !running
@@ -390,7 +393,8 @@ impl PeerProcesses {
         }
     }
 
-    /// Returns the first rank whose program has failed, of the ranks for which `counts` returns true.
+    /// Returns the first rank whose program has failed, of the ranks for which `counts` returns
+    /// true.
     pub fn unsuccessful(&self, counts: impl Fn(&usize) -> bool) -> Option<usize> {
         let ended = self.ended.lock();
         let mut failed = ended
@@ -410,7 +414,8 @@ impl PeerProcesses {
             .collect()
     }
 
-    /// Returns true if the first process, which reports the outcome of the launch, does not report it.
+    /// Returns true if the first process, which reports the outcome of the launch, does not report
+    /// it.
     pub fn has_lost_first(&self) -> bool {
         let ended = self.ended.lock();
         self.ranks_of(self.first())

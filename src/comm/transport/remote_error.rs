@@ -1,8 +1,8 @@
-//! Encoding of the error in a [`RankReport`](crate::comm::RankReport), by which a process reports the outcome of a rank
-//! to the others.
+//! Encoding of the error in a [`RankReport`](crate::comm::RankReport), by which a process reports
+//! the outcome of a rank to the others.
 //!
-//! A [`CommError`] is transferred as a value. Of any other error, only the message and those of its sources are
-//! transferred.
+//! A [`CommError`] is transferred as a value. Of any other error, only the message and those of its
+//! sources are transferred.
 
 use std::error::Error as StdError;
 
@@ -27,8 +27,8 @@ struct RemoteErrorText {
 }
 
 impl RemoteErrorText {
-    /// Builds the error from its message, followed by the messages of its sources. Returns `None` if `texts` is
-    /// empty.
+    /// Builds the error from its message, followed by the messages of its sources. Returns `None`
+    /// if `texts` is empty.
     fn new(texts: Vec<String>) -> Option<Self> {
         texts.into_iter().rev().fold(None, |source, text| {
             Some(Self {

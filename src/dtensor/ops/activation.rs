@@ -77,15 +77,15 @@ elementwise! {
     mish(): NO_PARTIAL,
 }
 
-/// Defines softmaxes: a function of the local tensor, and the result from `x - max`, `max` and the sum of `exp(x -
-/// max)`.
+/// Defines softmaxes: a function of the local tensor, and the result from `x - max`, `max` and the
+/// sum of `exp(x - max)`.
 macro_rules! softmaxes {
     ($($name:ident(|$x:ident| $of:expr) = (|$shifted:ident, $max:ident, $sum:ident| $value:expr));* $(;)?) => {$(
         #[doc = concat!("Applies burn's [`", stringify!($name), "`](local::", stringify!($name), ") along `dim`.")]
         ///
         /// # Collective
-        /// If `dim` is sharded: every rank of the mesh. Forward gathers two elements of every shard for each index
-        /// of the other dimensions; backward reduce-scatters their gradients.
+        /// If `dim` is sharded: every rank of the mesh. Forward gathers two elements of every shard
+        /// for each index of the other dimensions; backward reduce-scatters their gradients.
         #[must_use]
         #[track_caller]
         pub fn $name<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> {
@@ -114,11 +114,12 @@ const GLU: EinsumRule = EinsumRule::new("glu", ".._.. -> ..D..");
 const PRELU: EinsumRule = EinsumRule::new("prelu", ".., 1 -> ..");
 const PRELU_PER_CHANNEL: EinsumRule = EinsumRule::new("prelu", "bc.., c -> bc..");
 
-/// Multiplies the first half of `dim` by the sigmoid of the second, as burn's [`glu`](local::glu). If `dim` is
-/// sharded, it is gathered first.
+/// Multiplies the first half of `dim` by the sigmoid of the second, as burn's [`glu`](local::glu).
+/// If `dim` is sharded, it is gathered first.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if the length of `dim` is odd.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if the length of
+/// `dim` is odd.
 #[must_use]
 #[track_caller]
 pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> {
@@ -137,12 +138,12 @@ pub fn glu<const D: usize>(tensor: DTensor<D>, dim: impl AsIndex) -> DTensor<D> 
     })
 }
 
-/// Multiplies negative elements by `alpha`, as burn's [`prelu`](local::prelu). `alpha` has one element, or one per
-/// channel (dimension 1).
+/// Multiplies negative elements by `alpha`, as burn's [`prelu`](local::prelu). `alpha` has one
+/// element, or one per channel (dimension 1).
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if `alpha` has another number
-/// of elements.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if `alpha` has
+/// another number of elements.
 #[must_use]
 #[track_caller]
 pub fn prelu<const D: usize>(tensor: impl Into<Operand<D>>, alpha: DTensor<1>) -> DTensor<D> {

@@ -12,12 +12,13 @@ use crate::error::OrUnwind;
 
 /// Runs the operator of `rule` on `inputs`: every rank calls `local` on its local tensors.
 ///
-/// Inputs are a [`DTensor`] or an [`Operand`], an `Option` or a `Vec` of these, or a tuple of up to five of all of
-/// them. Results are a tensor, a `Vec`, or a tuple of two or three results of which the last may be a `Vec`. The
-/// rule determines the number of results and their placements.
+/// Inputs are a [`DTensor`] or an [`Operand`], an `Option` or a `Vec` of these, or a tuple of up to
+/// five of all of them. Results are a tensor, a `Vec`, or a tuple of two or three results of which
+/// the last may be a `Vec`. The rule determines the number of results and their placements.
 ///
-/// If all results are empty and the rule does not [support empty shards](ShardingRule::supports_empty_shards),
-/// `local` is not called: `apply` creates the empty results, connected to the autodiff graph of the inputs.
+/// If all results are empty and the rule does not [support empty
+/// shards](ShardingRule::supports_empty_shards), `local` is not called: `apply` creates the empty
+/// results, connected to the autodiff graph of the inputs.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
@@ -36,8 +37,8 @@ pub fn apply<R: ShardingRule, I: Inputs, O: Outputs>(
         inputs.args(&mut args);
         Operator::resolve(rule, &args).or_unwind()
     };
-    // Fast path of most calls: no input moves. It is a separate branch because tensors are copied where branches
-    // join.
+    // Fast path of most calls: no input moves. It is a separate branch because tensors are copied
+    // where branches join.
     if operator.is_direct() && !operator.is_blank() {
         return globalized(rule, local(inputs.into_local(), &operator), &operator);
     }
@@ -63,8 +64,8 @@ fn globalized<R: ShardingRule, O: Outputs>(rule: &R, outputs: O, operator: &Oper
     outputs.globalize(operator, &mut 0)
 }
 
-/// Returns the local inputs and redistributes those that need it. A separate function, so that on the fast path
-/// tensors (256 bytes each) are moved less often.
+/// Returns the local inputs and redistributes those that need it. A separate function, so that on
+/// the fast path tensors (256 bytes each) are moved less often.
 #[track_caller]
 #[inline(never)]
 fn redistributed<I: Inputs>(inputs: I, operator: &Operator) -> I::Local {
@@ -79,8 +80,8 @@ fn blank<I: Inputs, O: Outputs>(inputs: &I::Local, operator: &Operator) -> O {
     O::blank(&blank, operator, &mut 0)
 }
 
-/// Conversion between DTensors and local tensors: implemented by an operator for its inputs and outputs, and by a
-/// [`LocalMap`](super::LocalMap) for those of its function.
+/// Conversion between DTensors and local tensors: implemented by an operator for its inputs and
+/// outputs, and by a [`LocalMap`](super::LocalMap) for those of its function.
 #[doc(hidden)]
 pub trait Boundary {
     /// Returns the local tensor of input `at`, redistributed if necessary.

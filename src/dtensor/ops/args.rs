@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use crate::Error;
 use crate::dtensor::DTensorError;
 
-/// Returns the dimension `index` of a tensor of `dims` dimensions. A negative index counts from the end.
+/// Returns the dimension `index` of a tensor of `dims` dimensions. A negative index counts from the
+/// end.
 ///
 /// # Panics
 /// Unwinds with [`DTensorError::Operands`] if the tensor does not have that dimension.
@@ -41,11 +42,12 @@ pub(super) fn dims_of(operator: &'static str, indices: &[impl AsIndex], dims: us
     found
 }
 
-/// Returns the result of `convert`: burn's conversion of an argument for a tensor of this shape. The argument cannot be
-/// validated first, because burn's traits for it only convert.
+/// Returns the result of `convert`: burn's conversion of an argument for a tensor of this shape.
+/// The argument cannot be validated first, because burn's traits for it only convert.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`] if the conversion panics. `why` describes the arguments that it accepts.
+/// Unwinds with [`DTensorError::Operands`] if the conversion panics. `why` describes the arguments
+/// that it accepts.
 #[track_caller]
 pub(super) fn converted<T>(
     operator: &'static str,

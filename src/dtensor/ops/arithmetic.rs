@@ -49,8 +49,8 @@ macro_rules! scalars {
 scalars!(f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8);
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Returns a plain tensor of one element as an operand of this tensor: replicated, since every rank computes the
-    /// same value.
+    /// Returns a plain tensor of one element as an operand of this tensor: replicated, since every
+    /// rank computes the same value.
     #[track_caller]
     fn one_element<const P: usize>(&self, operator: &'static str, plain: Tensor<P, K>) -> Self {
         if plain.shape().num_elements() != 1 {

@@ -1,6 +1,7 @@
 //! Scaled dot-product attention.
 //!
-//! Causal masks use global positions: a rank that holds a shard of the queries masks the keys after *its* rows.
+//! Causal masks use global positions: a rank that holds a shard of the queries masks the keys after
+//! *its* rows.
 
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, Tensor, module};
@@ -18,9 +19,9 @@ const fn of_scores(name: &'static str) -> EinsumRule {
 
 /// Computes `softmax(query @ keyᵀ * scale) @ value`, as burn's [`attention`](module::attention).
 ///
-/// Shapes: query `[batch, heads, queries, dim]`, key `[batch, heads, keys, dim]`, value `[batch, heads, keys,
-/// dim_v]`. The optional mask (true: not attended) and the optional bias of the scores are `[batch, heads,
-/// queries, keys]` or broadcast to it.
+/// Shapes: query `[batch, heads, queries, dim]`, key `[batch, heads, keys, dim]`, value `[batch,
+/// heads, keys, dim_v]`. The optional mask (true: not attended) and the optional bias of the scores
+/// are `[batch, heads, queries, keys]` or broadcast to it.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
@@ -45,7 +46,8 @@ pub fn attention(
 }
 
 /// Computes [`attention`] with other operators of the backend, as burn's
-/// [`attention_fallback`](module::attention_fallback). It is the reference for a backend's own attention.
+/// [`attention_fallback`](module::attention_fallback). It is the reference for a backend's own
+/// attention.
 ///
 /// # Collective
 /// As for [`attention`].
@@ -100,8 +102,9 @@ fn local(
     )
 }
 
-/// Returns the mask for this rank's queries, and whether burn should still apply its causal mask. A rank that
-/// holds only some of the queries gets an explicit mask, because burn aligns the last query with the last key.
+/// Returns the mask for this rank's queries, and whether burn should still apply its causal mask. A
+/// rank that holds only some of the queries gets an explicit mask, because burn aligns the last
+/// query with the last key.
 fn visible(op: &Operator, query: &Tensor<4>, mask: Mask, is_causal: bool) -> (Mask, bool) {
     let (rows, queries, keys) = (
         op.input_range(0, 2),

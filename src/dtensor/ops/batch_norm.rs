@@ -1,8 +1,9 @@
 //! Batch normalization, with given statistics or with those of the batch.
 //!
-//! The statistics are means over the full batch, however it is sharded: on a mesh dimension that shards the batch,
-//! the ranks sum their contributions, a few numbers per channel. Other frameworks call this synchronized batch
-//! normalization. Without it, a sharded batch would give other results than an unsharded one.
+//! The statistics are means over the full batch, however it is sharded: on a mesh dimension that
+//! shards the batch, the ranks sum their contributions, a few numbers per channel. Other frameworks
+//! call this synchronized batch normalization. Without it, a sharded batch would give other results
+//! than an unsharded one.
 //!
 //! ```text
 //!             rank 0 (4 rows)    rank 1 (3 rows)    all
@@ -11,8 +12,8 @@
 //!             (x - mean)^2       (x - mean)^2
 //! ```
 //!
-//! The variance needs its own all-reduce: computed without the mean of the full batch, it would be a small
-//! difference of large numbers. Backward sends the same amount.
+//! The variance needs its own all-reduce: computed without the mean of the full batch, it would be
+//! a small difference of large numbers. Backward sends the same amount.
 
 use burn::tensor::{DType, Shape, Tensor, module};
 
@@ -37,7 +38,8 @@ const VARIANCE: EinsumRule = EinsumRule::new("batch_norm_train", "bc.., c -> c")
 /// - gamma, beta, mean, variance: `[channels]`
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other
+/// shapes.
 #[must_use]
 #[track_caller]
 pub fn batch_norm<const D: usize>(
@@ -69,26 +71,29 @@ pub struct BatchNormTrainOutput<const D: usize> {
     pub output: DTensor<D>,
     /// The mean of the full batch, detached: `[channels]`, not partial.
     pub mean: DTensor<1>,
-    /// The variance of the full batch without Bessel's correction, detached: `[channels]`, not partial.
+    /// The variance of the full batch without Bessel's correction, detached: `[channels]`, not
+    /// partial.
     pub variance: DTensor<1>,
 }
 
 /// Normalizes a batch with the statistics of the full batch, as burn's
 /// [`batch_norm_train`](burn::tensor::module::batch_norm_train).
 ///
-/// Half precision inputs are computed in single precision, and the statistics remain in single precision.
+/// Half precision inputs are computed in single precision, and the statistics remain in single
+/// precision.
 ///
 /// # Shapes
 /// - input and output: `[batch, channels, ..]`
 /// - gamma, beta: `[channels]`
 ///
 /// # Collective
-/// If the batch is sharded: every rank of the mesh, two all-reduces of one number per channel in forward and two
-/// in backward.
+/// If the batch is sharded: every rank of the mesh, two all-reduces of one number per channel in
+/// forward and two in backward.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes, and with
-/// [`MeshMismatch`](crate::dtensor::DTensorError::MeshMismatch) for inputs on different meshes.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other
+/// shapes, and with [`MeshMismatch`](crate::dtensor::DTensorError::MeshMismatch) for inputs on
+/// different meshes.
 #[must_use]
 #[track_caller]
 pub fn batch_norm_train<const D: usize>(
@@ -98,7 +103,8 @@ pub fn batch_norm_train<const D: usize>(
     epsilon: f64,
 ) -> BatchNormTrainOutput<D> {
     let input: Operand<D> = input.into();
-    // The constraint of the input has one placement for each dimension of the mesh that the others are on.
+    // The constraint of the input has one placement for each dimension of the mesh that the others
+    // are on.
     [&gamma, &beta]
         .into_iter()
         .try_for_each(|vector| input.tensor.spec().check_same_mesh(vector.spec()))
@@ -124,8 +130,8 @@ pub fn batch_norm_train<const D: usize>(
     }
 }
 
-/// Returns this rank's contribution to the mean of each channel: the mean of its elements, times its share of all
-/// elements.
+/// Returns this rank's contribution to the mean of each channel: the mean of its elements, times
+/// its share of all elements.
 fn term_of_mean<const D: usize>(x: Tensor<D>, op: &Operator) -> Tensor<1> {
     let (local, global) = (x.shape(), op.input_spec(0).shape());
     let others: Vec<usize> = (0..D).filter(|&dim| dim != 1).collect();

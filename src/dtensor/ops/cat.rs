@@ -23,7 +23,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             )
             .unwind();
         }
-        // Burn leaves tensors without elements along `dim` out of the graph. Here every rank leaves them out.
+        // Burn leaves tensors without elements along `dim` out of the graph. Here every rank leaves
+        // them out.
         if tensors.iter().any(|tensor| tensor.dims()[dim] > 0) {
             tensors.retain(|tensor| tensor.dims()[dim] > 0);
         }

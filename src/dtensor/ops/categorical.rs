@@ -10,11 +10,12 @@ use crate::dtensor::{DTensor, DTensorSpec};
 const CATEGORICAL: EinsumRule = EinsumRule::new("categorical", "..C -> ..K");
 
 impl<const D: usize> DTensor<D> {
-    /// Draws `num_samples` categories from each distribution, as burn's [`categorical`](Tensor::categorical). The
-    /// last dimension contains the weights of the categories: `[.., categories] -> [.., num_samples]`.
+    /// Draws `num_samples` categories from each distribution, as burn's
+    /// [`categorical`](Tensor::categorical). The last dimension contains the weights of the
+    /// categories: `[.., categories] -> [.., num_samples]`.
     ///
-    /// The seed is the next one of the thread's [random number state](random), so that the samples are the same on
-    /// every mesh and under every placement.
+    /// The seed is the next one of the thread's [random number state](random), so that the samples
+    /// are the same on every mesh and under every placement.
     #[must_use]
     #[track_caller]
     pub fn categorical(self, num_samples: usize) -> DTensor<D, Int> {
@@ -36,7 +37,8 @@ impl<const D: usize> DTensor<D> {
     }
 }
 
-/// Returns the category of each number of `uniform` in `0..1`: the number of cumulative shares that are below it.
+/// Returns the category of each number of `uniform` in `0..1`: the number of cumulative shares that
+/// are below it.
 fn sample<const D: usize>(weights: Tensor<D>, uniform: Tensor<D>) -> Tensor<D, Int> {
     let (categories, shape) = (weights.dims()[D - 1], uniform.shape());
     let (rows, samples) = (shape.num_elements() / shape[D - 1], shape[D - 1]);

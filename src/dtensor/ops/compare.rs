@@ -1,8 +1,9 @@
 //! Comparisons, and tests for NaN, infinite and finite numbers.
 //!
-//! Their results are Bool, where `P(min)` is the logical "and" of the ranks' values. An extremum is NaN if one
-//! partial value is, and a comparison with NaN is false. The "and" of the comparisons is then false too, but an
-//! "or" may be true. Therefore `x > c` accepts only `P(min)`, and `x < c` turns `P(max)` into `P(min)`.
+//! Their results are Bool, where `P(min)` is the logical "and" of the ranks' values. An extremum is
+//! NaN if one partial value is, and a comparison with NaN is false. The "and" of the comparisons is
+//! then false too, but an "or" may be true. Therefore `x > c` accepts only `P(min)`, and `x < c`
+//! turns `P(max)` into `P(min)`.
 
 use burn::tensor::{Bool, Element, ElementConversion, kind};
 
@@ -70,8 +71,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 impl<const D: usize> DTensor<D> {
     mapped! { DTensor<D, Bool>; is_nan: NO_PARTIAL, is_inf: NO_PARTIAL, is_finite: NO_PARTIAL }
 
-    /// Returns true for elements that differ by at most `atol` plus `rtol` times the size of the other, as burn's
-    /// [`is_close`](burn::tensor::Tensor::is_close).
+    /// Returns true for elements that differ by at most `atol` plus `rtol` times the size of the
+    /// other, as burn's [`is_close`](burn::tensor::Tensor::is_close).
     #[must_use]
     #[track_caller]
     pub fn is_close(self, other: Self, rtol: Option<f64>, atol: Option<f64>) -> DTensor<D, Bool> {

@@ -1,11 +1,12 @@
 //! Convolutions and transposed convolutions.
 //!
-//! With one group, they are linear layers over channels: see the equations below. With several groups, complete
-//! groups may be sharded: `S(1)` for the input, `S(0)` for weight and bias, `S(1)` for the output.
+//! With one group, they are linear layers over channels: see the equations below. With several
+//! groups, complete groups may be sharded: `S(1)` for the input, `S(0)` for weight and bias, `S(1)`
+//! for the output.
 //!
-//! The weight of a transposed convolution is `[in, out, ..]`. If the output is a partial sum, the bias is
-//! converted to one as in [`linear`](super::module::linear). Spatial dimensions may be sharded: every rank then
-//! fetches its [halo](super::halo).
+//! The weight of a transposed convolution is `[in, out, ..]`. If the output is a partial sum, the
+//! bias is converted to one as in [`linear`](super::module::linear). Spatial dimensions may be
+//! sharded: every rank then fetches its [halo](super::halo).
 
 use std::ops::Range;
 use std::panic::Location;
@@ -155,8 +156,8 @@ impl<const N: usize> ShardingRule for Convolution<N> {
     }
 }
 
-/// Runs `local` with the local tensors of `x`, `weight` and `bias`, this rank's number of groups, and the spatial
-/// dimensions (counted from 0) along which `x` is already padded.
+/// Runs `local` with the local tensors of `x`, `weight` and `bias`, this rank's number of groups,
+/// and the spatial dimensions (counted from 0) along which `x` is already padded.
 #[track_caller]
 fn convolve<const N: usize, const D: usize>(
     rule: Convolution<N>,
@@ -188,8 +189,8 @@ fn convolve<const N: usize, const D: usize>(
     })
 }
 
-/// Drops the elements behind the last window of a grouped `conv1d`, which a stride may leave over. Burn 0.22 would
-/// compute wrong gradients of the weight from them (`tests/suite/burn_limits.rs`).
+/// Drops the elements behind the last window of a grouped `conv1d`, which a stride may leave over.
+/// Burn 0.22 would compute wrong gradients of the weight from them (`tests/suite/burn_limits.rs`).
 fn without_rest<const N: usize, const D: usize>(
     x: Tensor<D>,
     weight: &Tensor<D>,
@@ -205,7 +206,8 @@ fn without_rest<const N: usize, const D: usize>(
     let len = x.dims()[2];
     let rest = (len + padding.0 + padding.1 - dilation * (weight.dims()[2] - 1) - 1) % stride;
     let padded = rest.min(padding.1);
-    // If all elements are behind the last window, it sees only padding, and there is no gradient at all.
+    // If all elements are behind the last window, it sees only padding, and there is no gradient at
+    // all.
     if options.groups == 1 || rest == 0 || rest - padded >= len {
         return (x, options);
     }

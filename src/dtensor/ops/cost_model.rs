@@ -9,11 +9,12 @@ use crate::placement::CommVolume;
 
 /// Latency and bandwidth of collectives, by which an operator's layouts are chosen.
 ///
-/// Without a model, counts decide, so that a program's layouts do not depend on the lengths of its tensors: first
-/// the fewest collectives in forward, then the least volume in forward, then backward
-/// ([operators](super#how-layouts-are-chosen)). With a model, the total time of forward and backward decides,
-/// computed from actual lengths. A collective takes its [latency](Self::with_latency) plus the bytes that a rank
-/// sends, divided by the [bandwidth](Self::with_bandwidth) of the mesh dimension. If it runs along several mesh
+/// Without a model, counts decide, so that a program's layouts do not depend on the lengths of its
+/// tensors: first the fewest collectives in forward, then the least volume in forward, then
+/// backward ([operators](super#how-layouts-are-chosen)). With a model, the total time of forward
+/// and backward decides, computed from actual lengths. A collective takes its
+/// [latency](Self::with_latency) plus the bytes that a rank sends, divided by the
+/// [bandwidth](Self::with_bandwidth) of the mesh dimension. If it runs along several mesh
 /// dimensions, the slowest one counts.
 ///
 /// ```
@@ -25,10 +26,11 @@ use crate::placement::CommVolume;
 /// # let _ = layouts;
 /// ```
 ///
-/// A collective over several mesh dimensions counts as one. The halo of a convolution or pool does not count.
+/// A collective over several mesh dimensions counts as one. The halo of a convolution or pool does
+/// not count.
 ///
-/// All ranks of a mesh must use an equal model. Otherwise they choose different layouts, and their collectives end
-/// with [`CommError::Mismatch`](crate::comm::CommError::Mismatch).
+/// All ranks of a mesh must use an equal model. Otherwise they choose different layouts, and their
+/// collectives end with [`CommError::Mismatch`](crate::comm::CommError::Mismatch).
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostModel {
     call: f64,
@@ -66,8 +68,8 @@ impl CostModel {
         }
     }
 
-    /// Sets the bandwidth at which a rank sends, in bytes per second. Default: 87.7e9, PyTorch's value between
-    /// devices of a host.
+    /// Sets the bandwidth at which a rank sends, in bytes per second. Default: 87.7e9, PyTorch's
+    /// value between devices of a host.
     ///
     /// # Panics
     /// If the bandwidth is not positive.
@@ -90,9 +92,9 @@ impl CostModel {
         self
     }
 
-    /// Sets the weight of a second in backward relative to one in forward. Default: 1. Use 0 if no gradients are
-    /// computed. The weight applies to all operands that can have a gradient, whether or not one is computed, so
-    /// that layouts are the same with and without gradients.
+    /// Sets the weight of a second in backward relative to one in forward. Default: 1. Use 0 if no
+    /// gradients are computed. The weight applies to all operands that can have a gradient, whether
+    /// or not one is computed, so that layouts are the same with and without gradients.
     ///
     /// # Panics
     /// If the weight is negative or not a finite number.
@@ -164,8 +166,8 @@ pub(super) struct DecisionScope {
 
 thread_local! {
     static SCOPE: Cell<DecisionScope> = const { Cell::new(DecisionScope { model: 0, explained: false }) };
-    /// Models of this thread, by number. They are never removed: the number identifies a model as long as the
-    /// thread lives.
+    /// Models of this thread, by number. They are never removed: the number identifies a model as
+    /// long as the thread lives.
     static MODELS: RefCell<Vec<Arc<CostModel>>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -11,7 +11,8 @@ const CROSS: EinsumRule =
     EinsumRule::new("cross", "..V.., ..V.. -> ..V..").with_partial_rules(BILINEAR);
 
 impl<const D: usize> DTensor<D> {
-    /// Returns the cross product of vectors along `dim`, as burn's [`cross`](burn::tensor::Tensor::cross).
+    /// Returns the cross product of vectors along `dim`, as burn's
+    /// [`cross`](burn::tensor::Tensor::cross).
     #[must_use]
     #[track_caller]
     pub fn cross<Dim: AsIndex>(self, other: Self, dim: Dim) -> Self {

@@ -10,8 +10,8 @@ const CTC_LOSS: EinsumRule = EinsumRule::new("ctc_loss", "TnC, nS, n, n -> n");
 
 /// Returns the loss of each sequence of a batch, as burn's [`ctc_loss`](module::ctc_loss).
 ///
-/// Shapes: log-probabilities `[time, batch, classes]`, targets `[batch, targets]`, lengths of both `[batch]`,
-/// result `[batch]`.
+/// Shapes: log-probabilities `[time, batch, classes]`, targets `[batch, targets]`, lengths of both
+/// `[batch]`, result `[batch]`.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.

@@ -1,8 +1,8 @@
-//! Deformable convolution. Every kernel element reads at its offset, which may be anywhere in the image, so
-//! spatial dimensions are not sharded.
+//! Deformable convolution. Every kernel element reads at its offset, which may be anywhere in the
+//! image, so spatial dimensions are not sharded.
 //!
-//! With one group, and offsets shared by all channels, it is a linear layer over channels like other
-//! [convolutions](super::conv): see the equations. Otherwise channels are not sharded either.
+//! With one group, and offsets shared by all channels, it is a linear layer over channels like
+//! other [convolutions](super::conv): see the equations. Otherwise channels are not sharded either.
 
 use burn::tensor::ops::DeformConvOptions;
 use burn::tensor::{Shape, module};

@@ -1,7 +1,7 @@
 //! Dropout.
 //!
-//! The mask is drawn by global position: a rank draws the mask of its shard, and all ranks drop the same elements
-//! of a partial input.
+//! The mask is drawn by global position: a rank draws the mask of its shard, and all ranks drop the
+//! same elements of a partial input.
 
 use burn::tensor::Distribution;
 
@@ -12,8 +12,8 @@ use crate::dtensor::{DTensor, DTensorError};
 
 /// Sets elements of `x` to zero with probability `prob`, and divides the others by `1 - prob`.
 ///
-/// The mask is a function of `seed` and the global positions alone, so the result has the same bits on every mesh.
-/// Draw a new seed for every call with [`next_seed`](random::next_seed).
+/// The mask is a function of `seed` and the global positions alone, so the result has the same bits
+/// on every mesh. Draw a new seed for every call with [`next_seed`](random::next_seed).
 ///
 /// # Panics
 /// Unwinds with [`DTensorError::Distribution`] unless `prob` is in `0..1`.
@@ -41,7 +41,8 @@ pub fn dropout<const D: usize>(x: DTensor<D>, prob: f64, seed: u64) -> DTensor<D
     )
 }
 
-/// Unwinds with [`DTensorError::Distribution`] unless `prob` is in `0..1`, so that some elements are kept.
+/// Unwinds with [`DTensorError::Distribution`] unless `prob` is in `0..1`, so that some elements
+/// are kept.
 #[track_caller]
 pub(crate) fn check_probability(prob: f64) {
     if !(0.0..1.0).contains(&prob) {

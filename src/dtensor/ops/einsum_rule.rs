@@ -14,7 +14,8 @@ use super::{ShardingRule, Strategy};
 use crate::Result;
 use crate::placement::{PartialOp, Placement};
 
-/// Sharding rule of an operator, written with a letter for each dimension of its inputs and outputs.
+/// Sharding rule of an operator, written with a letter for each dimension of its inputs and
+/// outputs.
 ///
 /// | text | dimension |
 /// |---|---|
@@ -27,8 +28,8 @@ use crate::placement::{PartialOp, Placement};
 /// | `operand*` | any number of such operands |
 /// | `+ operand` | is added to the result of the others: if that is a partial sum, the operand is converted to one |
 ///
-/// Inputs must agree on the length of an axis. The length of a capital that no input has is set with
-/// [`lens`](Self::lens).
+/// Inputs must agree on the length of an axis. The length of a capital that no input has is set
+/// with [`lens`](Self::lens).
 ///
 /// For example, the linear layer `..i, io + o* -> ..o` has these strategies:
 ///
@@ -64,7 +65,8 @@ pub struct EinsumRule {
 }
 
 impl EinsumRule {
-    /// Makes the rule of the operator `name` from its equation `text`. Partial inputs are reduced first.
+    /// Makes the rule of the operator `name` from its equation `text`. Partial inputs are reduced
+    /// first.
     ///
     /// # Panics
     /// If `text` has no `->`; in a `const`, this is a compile error.
@@ -89,7 +91,8 @@ impl EinsumRule {
 
     /// Makes the rule of the elementwise operator `name`, whose inputs broadcast.
     pub const fn pointwise(name: &'static str, partials: PartialRules) -> Self {
-        // A constant, so that it is parsed only once: activations with parameters make their rule at every call.
+        // A constant, so that it is parsed only once: activations with parameters make their rule
+        // at every call.
         const POINTWISE: EinsumRule = EinsumRule::new("", "..?* -> ..").with_empty_shards();
         Self {
             name,
@@ -98,7 +101,8 @@ impl EinsumRule {
         }
     }
 
-    /// Declares the operator linear in each of these inputs: their partial sums and averages pass through it.
+    /// Declares the operator linear in each of these inputs: their partial sums and averages pass
+    /// through it.
     #[must_use]
     pub const fn linear(self, inputs: &'static [usize]) -> Self {
         Self {
@@ -113,8 +117,8 @@ impl EinsumRule {
         Self { partials, ..self }
     }
 
-    /// Sets the reduction that combines the ranks' results if a sharded axis is missing in the output. Default:
-    /// the sum.
+    /// Sets the reduction that combines the ranks' results if a sharded axis is missing in the
+    /// output. Default: the sum.
     #[must_use]
     pub const fn reduced_by(self, op: PartialOp) -> Self {
         Self {
@@ -123,7 +127,8 @@ impl EinsumRule {
         }
     }
 
-    /// Declares that the local operator [supports empty shards](ShardingRule::supports_empty_shards).
+    /// Declares that the local operator [supports empty
+    /// shards](ShardingRule::supports_empty_shards).
     #[must_use]
     pub const fn with_empty_shards(self) -> Self {
         Self {
@@ -132,8 +137,8 @@ impl EinsumRule {
         }
     }
 
-    /// Returns the rule for the operator's dimensions `dims`, in any order: those that `d` stands for in the text
-    /// `..d..`.
+    /// Returns the rule for the operator's dimensions `dims`, in any order: those that `d` stands
+    /// for in the text `..d..`.
     ///
     /// # Panics
     /// If a dimension is 64 or more.
@@ -151,9 +156,9 @@ impl EinsumRule {
         }
     }
 
-    /// Returns the rule with the lengths `lens` of the axes that only the result has. At the operator's
-    /// dimensions, lengths are in ascending order of these. If the result is `operand*`, there are as many results
-    /// as lengths.
+    /// Returns the rule with the lengths `lens` of the axes that only the result has. At the
+    /// operator's dimensions, lengths are in ascending order of these. If the result is `operand*`,
+    /// there are as many results as lengths.
     #[must_use]
     pub fn lens(&'static self, lens: impl IntoIterator<Item = usize>) -> EinsumRuleAt {
         EinsumRuleAt {
@@ -233,7 +238,8 @@ impl ShardingRule for EinsumRule {
     }
 }
 
-/// An [`EinsumRule`] with the dimensions that its operator works along, and with lengths of its result.
+/// An [`EinsumRule`] with the dimensions that its operator works along, and with lengths of its
+/// result.
 #[derive(Debug, Clone)]
 pub struct EinsumRuleAt {
     axes: &'static EinsumRule,
@@ -251,9 +257,10 @@ impl EinsumRuleAt {
         self
     }
 
-    /// Declares that each rank sends all others this many elements of its shard along the operator's dimension, if
-    /// that is sharded (see [`ShardSummaries`](super::shard_summaries::ShardSummaries)). Results without the
-    /// dimension are then replicated. The number must follow from the lengths, because it is not compared.
+    /// Declares that each rank sends all others this many elements of its shard along the
+    /// operator's dimension, if that is sharded (see
+    /// [`ShardSummaries`](super::shard_summaries::ShardSummaries)). Results without the dimension
+    /// are then replicated. The number must follow from the lengths, because it is not compared.
     #[must_use]
     pub(super) fn with_slots(mut self, slots: usize) -> Self {
         self.slots = slots;

@@ -1,9 +1,10 @@
 //! Results without elements.
 //!
-//! burn-flex 0.22 aborts in some operators on empty tensors. For others, burn computes the result from the shapes
-//! alone, outside the autodiff graph, although a gradient may be requested. [`apply`](super::apply) therefore
-//! creates empty results itself. An operator without [support for empty
-//! shards](super::ShardingRule::supports_empty_shards) never gets a local tensor that is empty on one rank only.
+//! burn-flex 0.22 aborts in some operators on empty tensors. For others, burn computes the result
+//! from the shapes alone, outside the autodiff graph, although a gradient may be requested.
+//! [`apply`](super::apply) therefore creates empty results itself. An operator without [support for
+//! empty shards](super::ShardingRule::supports_empty_shards) never gets a local tensor that is
+//! empty on one rank only.
 
 use burn::tensor::{DType, Device, Shape, Tensor, kind};
 
@@ -11,8 +12,8 @@ use crate::dtensor::Kind;
 use crate::dtensor::kind::is_of_kind;
 use crate::dtensor::local::{as_float, zeros};
 
-/// Template of results without elements: a zero in the graph of all float inputs, and the element types of the
-/// inputs.
+/// Template of results without elements: a zero in the graph of all float inputs, and the element
+/// types of the inputs.
 #[derive(Debug, Default)]
 pub struct EmptyOutput {
     zero: Option<Tensor<1>>,
@@ -53,8 +54,8 @@ impl EmptyOutput {
     }
 }
 
-/// Returns a zero that is connected to the graph of `x`: the contribution of `x` to a result that does not depend
-/// on it.
+/// Returns a zero that is connected to the graph of `x`: the contribution of `x` to a result that
+/// does not depend on it.
 pub(super) fn nothing<const D: usize, K: Kind + kind::Numeric>(x: Tensor<D, K>) -> Tensor<1, K> {
     x.sum().mul_scalar(0)
 }

@@ -52,8 +52,9 @@ const REPEAT_DIM: EinsumRule = EinsumRule::new("repeat_dim", ".._.. -> ..D..")
     .with_empty_shards();
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Broadcasts to `shape`, as burn's [`expand`](burn::tensor::Tensor::expand): dimensions of length 1 are
-    /// repeated and new dimensions are added in front. A length of -1 keeps the input's.
+    /// Broadcasts to `shape`, as burn's [`expand`](burn::tensor::Tensor::expand): dimensions of
+    /// length 1 are repeated and new dimensions are added in front. A length of -1 keeps the
+    /// input's.
     #[must_use]
     #[track_caller]
     pub fn expand<const D2: usize, S: BroadcastArgs<D, D2>>(self, shape: S) -> DTensor<D2, K> {
@@ -77,7 +78,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         })
     }
 
-    /// Repeats the tensor `times` times along `dim`, as burn's [`repeat_dim`](burn::tensor::Tensor::repeat_dim).
+    /// Repeats the tensor `times` times along `dim`, as burn's
+    /// [`repeat_dim`](burn::tensor::Tensor::repeat_dim).
     #[must_use]
     #[track_caller]
     pub fn repeat_dim(self, dim: impl AsIndex, times: usize) -> Self {

@@ -14,8 +14,8 @@ use super::{ShardingRule, Strategy};
 use crate::Result;
 use crate::placement::{CommVolume, Layout};
 
-/// Runs `f` and explains every operator in it: which layouts were considered, and what they cost. This includes
-/// operators whose decisions are cached.
+/// Runs `f` and explains every operator in it: which layouts were considered, and what they cost.
+/// This includes operators whose decisions are cached.
 ///
 /// ```
 /// use burn_dtensor::dtensor::ops::explain;
@@ -42,9 +42,9 @@ use crate::placement::{CommVolume, Layout};
 /// ```
 ///
 /// The first line is marked as chosen. The others cost more, in the order of [how layouts are
-/// chosen](super#how-layouts-are-chosen). Bytes are the volume that a rank sends if shards are even. The column
-/// `backward` counts inputs that can have gradients, whether or not one is computed. Under a
-/// [`CostModel`](super::CostModel), another column shows the times.
+/// chosen](super#how-layouts-are-chosen). Bytes are the volume that a rank sends if shards are
+/// even. The column `backward` counts inputs that can have gradients, whether or not one is
+/// computed. Under a [`CostModel`](super::CostModel), another column shows the times.
 ///
 /// If explanations are nested, the innermost one gets the tables.
 ///
@@ -92,7 +92,8 @@ thread_local! {
     static RECORDED: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Maximum number of lines of a table. On a mesh of several dimensions there may be hundreds of combinations.
+/// Maximum number of lines of a table. On a mesh of several dimensions there may be hundreds of
+/// combinations.
 const LINES: usize = 12;
 
 /// Records the table of `rule` for these inputs.

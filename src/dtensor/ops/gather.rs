@@ -17,7 +17,8 @@ const GATHER_BOOL: EinsumRule =
 const SCATTER: EinsumRule = EinsumRule::new("scatter", "..v.., ..I.., ..I.. -> ..v..");
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Returns the elements at `indices` along `dim`, as burn's [`gather`](burn::tensor::Tensor::gather).
+    /// Returns the elements at `indices` along `dim`, as burn's
+    /// [`gather`](burn::tensor::Tensor::gather).
     ///
     /// A tensor sharded along `dim` is not moved: the result is a partial sum.
     #[must_use]
@@ -49,7 +50,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 
     /// Updates the elements at `indices` along `dim` with `values`, as burn's
-    /// [`scatter`](burn::tensor::Tensor::scatter): assigns them, or combines them as `update` specifies.
+    /// [`scatter`](burn::tensor::Tensor::scatter): assigns them, or combines them as `update`
+    /// specifies.
     #[must_use]
     #[track_caller]
     pub fn scatter(

@@ -1,5 +1,5 @@
-//! Gather and scatter of slices by tuples of indices. The last dimension of the indices contains tuples of `k`
-//! indices into the first `k` dimensions of the tensor.
+//! Gather and scatter of slices by tuples of indices. The last dimension of the indices contains
+//! tuples of `k` indices into the first `k` dimensions of the tensor.
 //!
 //! ```text
 //! x [a, b, c], indices [i, 2]  ->  found [i, c]     found[n, :] = x[indices[n, 0], indices[n, 1], :]
@@ -17,8 +17,8 @@
 //! | `c` | `S(2)` | `R` | `S(1)` | `S(2)` |
 //! | `i`, for additions | `P(sum)` | `S(0)` | `S(0)` | `P(sum)` |
 //!
-//! If `a` or `b` is sharded, gather is a masked [lookup](super::lookup), and scatter updates the rows that each
-//! rank holds.
+//! If `a` or `b` is sharded, gather is a masked [lookup](super::lookup), and scatter updates the
+//! rows that each rank holds.
 
 use std::ops::Range;
 
@@ -65,7 +65,8 @@ impl<'a> Tuples<'a> {
         [self.indices, &self.x[self.indexed..]].concat().into()
     }
 
-    /// Returns the dimensions of the tensor that are not indexed, each with its dimension in the slices.
+    /// Returns the dimensions of the tensor that are not indexed, each with its dimension in the
+    /// slices.
     fn others(&self) -> impl Iterator<Item = (usize, usize)> {
         (self.indexed..self.x.len()).map(|dim| (dim, self.indices.len() + dim - self.indexed))
     }
@@ -151,8 +152,9 @@ fn sharded_ranges(op: &Operator, indexed: usize) -> SmallVec<[(usize, Range<usiz
         .collect()
 }
 
-/// Converts `indices` to indices into this rank's shard along `sharding_dims`. Indices of other ranks' rows are
-/// replaced by `other` of the rank's interval, and the returned mask, `[.., 1]`, marks tuples with such an index.
+/// Converts `indices` to indices into this rank's shard along `sharding_dims`. Indices of other
+/// ranks' rows are replaced by `other` of the rank's interval, and the returned mask, `[.., 1]`,
+/// marks tuples with such an index.
 fn localize<const M: usize>(
     indices: Tensor<M, Int>,
     sharding_dims: &[(usize, Range<usize>)],
@@ -190,8 +192,8 @@ fn check_numbers<const D: usize, K: Kind>(operator: &'static str, x: &DTensor<D,
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Returns the slices at tuples of `indices`, as burn's [`gather_nd`](Tensor::gather_nd). For a tensor `[a, b,
-    /// c]` and indices `[.., 2]`, the result is `[.., c]`.
+    /// Returns the slices at tuples of `indices`, as burn's [`gather_nd`](Tensor::gather_nd). For a
+    /// tensor `[a, b, c]` and indices `[.., 2]`, the result is `[.., c]`.
     ///
     /// A tensor sharded along an indexed dimension is not moved: the result is a partial sum.
     #[must_use]
@@ -227,9 +229,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         })
     }
 
-    /// Updates the slices at tuples of `indices` with `values`, as burn's [`scatter_nd`](Tensor::scatter_nd):
-    /// assigns them, or combines them as `update` specifies. For a tensor `[a, b, c]` and indices `[.., 2]`, the
-    /// values are `[.., c]`.
+    /// Updates the slices at tuples of `indices` with `values`, as burn's
+    /// [`scatter_nd`](Tensor::scatter_nd): assigns them, or combines them as `update` specifies.
+    /// For a tensor `[a, b, c]` and indices `[.., 2]`, the values are `[.., c]`.
     #[must_use]
     #[track_caller]
     pub fn scatter_nd<const M: usize, const DV: usize>(

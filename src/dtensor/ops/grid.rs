@@ -14,7 +14,8 @@ const GRID_SAMPLE_2D: EinsumRule =
 const AFFINE_GRID_2D: EinsumRule =
     EinsumRule::new("affine_grid_2d", "bAC -> bHWT").with_partial_rules(LINEAR);
 
-/// Returns the coordinates of a grid along each of its dimensions, as burn's [`meshgrid`](grid::meshgrid).
+/// Returns the coordinates of a grid along each of its dimensions, as burn's
+/// [`meshgrid`](grid::meshgrid).
 #[must_use]
 #[track_caller]
 pub fn meshgrid<const N: usize, K: Kind>(
@@ -37,7 +38,8 @@ pub fn meshgrid<const N: usize, K: Kind>(
     })
 }
 
-/// Returns the coordinates of every point of a grid, as burn's [`meshgrid_stack`](grid::meshgrid_stack).
+/// Returns the coordinates of every point of a grid, as burn's
+/// [`meshgrid_stack`](grid::meshgrid_stack).
 #[must_use]
 #[track_caller]
 pub fn meshgrid_stack<const D: usize, const D2: usize, K: Kind>(
@@ -59,9 +61,9 @@ pub fn meshgrid_stack<const D: usize, const D2: usize, K: Kind>(
     DTensor::stack(meshgrid(tensors, GridOptions::default()).into(), dim)
 }
 
-/// Returns the source coordinates of each pixel of images `dims`, `[batch, channels, height, width]`, under the
-/// affine maps `transform`, `[batch, 2, 3]`, as burn's [`affine_grid_2d`](grid::affine_grid_2d): `[batch, height,
-/// width, 2]`.
+/// Returns the source coordinates of each pixel of images `dims`, `[batch, channels, height,
+/// width]`, under the affine maps `transform`, `[batch, 2, 3]`, as burn's
+/// [`affine_grid_2d`](grid::affine_grid_2d): `[batch, height, width, 2]`.
 #[must_use]
 #[track_caller]
 pub fn affine_grid_2d(transform: DTensor<3>, dims: [usize; 4]) -> DTensor<4> {
@@ -81,11 +83,13 @@ pub fn affine_grid_2d(transform: DTensor<3>, dims: [usize; 4]) -> DTensor<4> {
 }
 
 impl<const D: usize> DTensor<D> {
-    /// Samples images `[batch, channels, height, width]` at the coordinates `grid`, `[batch, height_out,
-    /// width_out, 2]` in -1..1, as burn's [`grid_sample_2d`](burn::tensor::Tensor::grid_sample_2d): `[batch,
-    /// channels, height_out, width_out]`.
+    /// Samples images `[batch, channels, height, width]` at the coordinates `grid`, `[batch,
+    /// height_out, width_out, 2]` in -1..1, as burn's
+    /// [`grid_sample_2d`](burn::tensor::Tensor::grid_sample_2d): `[batch, channels, height_out,
+    /// width_out]`.
     ///
-    /// Coordinates may be anywhere in the image, so height and width are gathered if they are sharded.
+    /// Coordinates may be anywhere in the image, so height and width are gathered if they are
+    /// sharded.
     #[must_use]
     #[track_caller]
     pub fn grid_sample_2d(self, grid: Self, options: impl Into<GridSampleOptions>) -> Self {

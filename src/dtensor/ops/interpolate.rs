@@ -1,5 +1,6 @@
-//! Interpolation of images, from the nearest element or from two along each dimension. If a dimension is sharded,
-//! every rank fetches its [halo](super::halo). Other modes do not shard spatial dimensions.
+//! Interpolation of images, from the nearest element or from two along each dimension. If a
+//! dimension is sharded, every rank fetches its [halo](super::halo). Other modes do not shard
+//! spatial dimensions.
 
 use std::ops::Range;
 use std::panic::Location;
@@ -16,8 +17,8 @@ use crate::dtensor::DTensor;
 /// [`interpolate`](module::interpolate).
 ///
 /// # Collective
-/// If the rule has to redistribute, or a spatial dimension is sharded: every rank of the mesh, in forward and in
-/// backward.
+/// If the rule has to redistribute, or a spatial dimension is sharded: every rank of the mesh, in
+/// forward and in backward.
 ///
 /// # Panics
 /// As burn's function, unless exactly one of `output_size` and `scale_factor` is set.
@@ -54,7 +55,8 @@ pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
     }
 }
 
-/// Interpolates sharded dimensions from the elements that this rank has read, and the others with burn.
+/// Interpolates sharded dimensions from the elements that this rank has read, and the others with
+/// burn.
 fn by_dimension(
     x: Tensor<4>,
     halo: &Halo,
@@ -83,7 +85,8 @@ struct InterpolationScale {
 }
 
 impl InterpolationScale {
-    /// Returns the element from which output `at` is computed, or the first of two, and the weight of the second.
+    /// Returns the element from which output `at` is computed, or the first of two, and the weight
+    /// of the second.
     fn source(self, at: usize) -> (usize, f64) {
         let (from, to, at) = (self.from as f64, self.to as f64, at as f64);
         let last = self.from.saturating_sub(1);

@@ -13,14 +13,16 @@ use super::placements::R;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Returns zeros in the shape of this tensor, as burn's [`zeros_like`](burn::tensor::Tensor::zeros_like).
+    /// Returns zeros in the shape of this tensor, as burn's
+    /// [`zeros_like`](burn::tensor::Tensor::zeros_like).
     #[must_use]
     #[track_caller]
     pub fn zeros_like(&self) -> Self {
         self.like(self.local.zeros_like())
     }
 
-    /// Returns ones in the shape of this tensor, as burn's [`ones_like`](burn::tensor::Tensor::ones_like).
+    /// Returns ones in the shape of this tensor, as burn's
+    /// [`ones_like`](burn::tensor::Tensor::ones_like).
     #[must_use]
     #[track_caller]
     pub fn ones_like(&self) -> Self {

@@ -1,7 +1,8 @@
 //! Linear algebra, with the names of [`burn::linalg`].
 //!
-//! Norms and products are composed of other operators, so a sharded dimension is never gathered: the ranks'
-//! partial sums or maxima are reduced. [Decompositions](lu) need complete matrices, but batches may be sharded.
+//! Norms and products are composed of other operators, so a sharded dimension is never gathered:
+//! the ranks' partial sums or maxima are reduced. [Decompositions](lu) need complete matrices, but
+//! batches may be sharded.
 
 mod decompositions;
 
@@ -135,8 +136,9 @@ pub fn vector_normalize<const D: usize, E: ElementConversion>(
     x / norm
 }
 
-/// Returns the cosine of the angle between vectors along `dim`, which then has length 1. A vector is taken to be
-/// at least `eps` long; the default is the smallest positive normal number of the type.
+/// Returns the cosine of the angle between vectors along `dim`, which then has length 1. A vector
+/// is taken to be at least `eps` long; the default is the smallest positive normal number of the
+/// type.
 #[must_use]
 #[track_caller]
 pub fn cosine_similarity<const D: usize>(
@@ -157,8 +159,8 @@ pub fn cosine_similarity<const D: usize>(
     (normalized(x1.clone()) * normalized(x2)).sum_dim(dim)
 }
 
-/// Returns the products of all elements of `lhs` with all elements of `rhs` along the last dimension: `[.., m]`
-/// and `[.., n]` to `[.., m, n]`. The other dimensions broadcast.
+/// Returns the products of all elements of `lhs` with all elements of `rhs` along the last
+/// dimension: `[.., m]` and `[.., n]` to `[.., m, n]`. The other dimensions broadcast.
 #[must_use]
 #[track_caller]
 pub fn outer<const D: usize, const R: usize, K: Kind + kind::Numeric>(
@@ -187,7 +189,8 @@ pub fn outer_dim<const D: usize, const R: usize, Dim: AsIndex, K: Kind + kind::N
     lhs.unsqueeze_dim::<R>(dim + 1) * rhs.unsqueeze_dim::<R>(dim)
 }
 
-/// Multiplies matrices `[.., m, n]` by vectors `[.., n]`: `[.., m]`. The other dimensions broadcast.
+/// Multiplies matrices `[.., m, n]` by vectors `[.., n]`: `[.., m]`. The other dimensions
+/// broadcast.
 #[must_use]
 #[track_caller]
 pub fn matvec<const DM: usize, const DV: usize, K: Kind + kind::Numeric>(
@@ -228,7 +231,8 @@ pub fn trace<const D: usize, const DO: usize>(tensor: DTensor<D>) -> DTensor<DO>
     diag::<D, DO, _>(tensor).sum_dim(DO - 1)
 }
 
-/// Returns the numbers of rows and columns of matrices, after checking that they have `rank` dimensions.
+/// Returns the numbers of rows and columns of matrices, after checking that they have `rank`
+/// dimensions.
 #[track_caller]
 fn matrix<const D: usize, K: Kind>(
     operator: &'static str,

@@ -1,15 +1,16 @@
 //! The linear transformation `x @ weight + bias`.
 //!
-//! If the product is a partial sum, a replicated bias is converted to one: the first rank adds it. This costs no
-//! communication in forward or backward, and the product need not be reduced before the bias is added.
+//! If the product is a partial sum, a replicated bias is converted to one: the first rank adds it.
+//! This costs no communication in forward or backward, and the product need not be reduced before
+//! the bias is added.
 
 use super::{EinsumRule, Operand, apply, product};
 use crate::dtensor::DTensor;
 
 const LINEAR: EinsumRule = EinsumRule::new("linear", "..i, io + o* -> ..o").linear(&[0, 1]);
 
-/// Computes `x @ weight + bias`, as burn's [`linear`](burn::tensor::module::linear), for an input `[.., d_in]`, a
-/// weight `[d_in, d_out]` and a bias `[d_out]`.
+/// Computes `x @ weight + bias`, as burn's [`linear`](burn::tensor::module::linear), for an input
+/// `[.., d_in]`, a weight `[d_in, d_out]` and a bias `[d_out]`.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.

@@ -11,10 +11,12 @@ use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement, Placements};
 
-/// Placements of the inputs and outputs of a function of local tensors, as in PyTorch's `local_map`.
+/// Placements of the inputs and outputs of a function of local tensors, as in PyTorch's
+/// `local_map`.
 ///
-/// It is for a custom computation that every rank does locally and that has no [rule](super::ShardingRule): the
-/// caller states how the inputs must be placed, and how the outputs are. Placements are one per mesh dimension.
+/// It is for a custom computation that every rank does locally and that has no
+/// [rule](super::ShardingRule): the caller states how the inputs must be placed, and how the
+/// outputs are. Placements are one per mesh dimension.
 ///
 /// ```
 /// use burn_dtensor::dtensor::ops::LocalMap;
@@ -36,10 +38,11 @@ use crate::placement::{Layout, Placement, Placements};
 /// ```
 ///
 /// # Gradients
-/// The gradient of an input is placed as the input, or replicated if the input is partial. For a replicated input
-/// this is correct only if all ranks use it in the same computation. If each rank computes a partial gradient,
-/// for example because it multiplies a weight by its own rows, declare the gradient as `P(sum)` with
-/// [`with_input_and_grad`](Self::with_input_and_grad); backward then sums it over the ranks.
+/// The gradient of an input is placed as the input, or replicated if the input is partial. For a
+/// replicated input this is correct only if all ranks use it in the same computation. If each rank
+/// computes a partial gradient, for example because it multiplies a weight by its own rows, declare
+/// the gradient as `P(sum)` with [`with_input_and_grad`](Self::with_input_and_grad); backward then
+/// sums it over the ranks.
 #[derive(Debug, Clone, Default)]
 pub struct LocalMap {
     inputs: Vec<LocalMapInput>,
@@ -69,7 +72,8 @@ impl LocalMap {
         Self::default()
     }
 
-    /// Declares the placements of the next input. If any input is declared, all must be, in their order.
+    /// Declares the placements of the next input. If any input is declared, all must be, in their
+    /// order.
     #[must_use]
     pub fn with_input(mut self, placements: impl AsRef<[Placement]>) -> Self {
         self.inputs.push(LocalMapInput {
@@ -79,9 +83,9 @@ impl LocalMap {
         self
     }
 
-    /// Declares the placements of the next input, and of its gradient. `grads` has the same placements, except `R`
-    /// for partial values, or `P(sum)` where the input is replicated and each rank computes a partial
-    /// gradient.
+    /// Declares the placements of the next input, and of its gradient. `grads` has the same
+    /// placements, except `R` for partial values, or `P(sum)` where the input is replicated and
+    /// each rank computes a partial gradient.
     #[must_use]
     pub fn with_input_and_grad(
         mut self,
@@ -103,8 +107,8 @@ impl LocalMap {
         self
     }
 
-    /// Declares the placements of the next output. All shards have equal shapes: a dimension sharded over `k`
-    /// ranks is `k` times as long in the global tensor.
+    /// Declares the placements of the next output. All shards have equal shapes: a dimension
+    /// sharded over `k` ranks is `k` times as long in the global tensor.
     #[must_use]
     pub fn with_output(mut self, placements: impl AsRef<[Placement]>) -> Self {
         self.outputs.push(LocalMapOutput {
@@ -114,7 +118,8 @@ impl LocalMap {
         self
     }
 
-    /// Declares the placements and the global shape of the next output, whose shards may be uneven or empty.
+    /// Declares the placements and the global shape of the next output, whose shards may be uneven
+    /// or empty.
     #[must_use]
     pub fn with_output_of_shape(
         mut self,
@@ -135,7 +140,8 @@ impl LocalMap {
         self
     }
 
-    /// Redistributes inputs to their declared placements. Default: an input with other placements is an error.
+    /// Redistributes inputs to their declared placements. Default: an input with other placements
+    /// is an error.
     #[must_use]
     pub fn with_redistributed_inputs(mut self) -> Self {
         self.redistributes = true;
@@ -144,18 +150,20 @@ impl LocalMap {
 
     /// Runs `f` on this rank's local tensors of the inputs, and makes DTensors of the results.
     ///
-    /// Inputs and outputs are of the types that [`apply`](super::apply) accepts. `f` captures any other arguments.
+    /// Inputs and outputs are of the types that [`apply`](super::apply) accepts. `f` captures any
+    /// other arguments.
     ///
     /// # Collective
-    /// If an input is redistributed: every rank of the mesh, in forward and in backward; also in backward if a
-    /// gradient is `P(sum)`.
+    /// If an input is redistributed: every rank of the mesh, in forward and in backward; also in
+    /// backward if a gradient is `P(sum)`.
     ///
     /// # Panics
-    /// Unwinds with a typed [`Error`](crate::Error) on every rank: [`MapCount`](DTensorError::MapCount) if the
-    /// number of inputs or outputs differs from the declared one, [`MapInput`](DTensorError::MapInput) if an input
-    /// has other placements, [`MeshMismatch`](DTensorError::MeshMismatch),
-    /// [`GradPlacement`](DTensorError::GradPlacement), and the errors of [`from_local`](DTensor::from_local) for
-    /// placements and shapes.
+    /// Unwinds with a typed [`Error`](crate::Error) on every rank:
+    /// [`MapCount`](DTensorError::MapCount) if the number of inputs or outputs differs from the
+    /// declared one, [`MapInput`](DTensorError::MapInput) if an input has other placements,
+    /// [`MeshMismatch`](DTensorError::MeshMismatch),
+    /// [`GradPlacement`](DTensorError::GradPlacement), and the errors of
+    /// [`from_local`](DTensor::from_local) for placements and shapes.
     #[track_caller]
     pub fn run<I: Inputs, O: Outputs>(
         &self,

@@ -1,5 +1,5 @@
-//! Lookups along a sharded dimension: each rank looks up the rows that it holds and returns zeros for the others.
-//! The sum over the ranks is the result.
+//! Lookups along a sharded dimension: each rank looks up the rows that it holds and returns zeros
+//! for the others. The sum over the ranks is the result.
 //!
 //! ```text
 //! indices [4, 0, 7, 2]                       rank 0: rows 0..4          rank 1: rows 4..8
@@ -7,11 +7,11 @@
 //! results, zeros for rows of other ranks     [0, x0, 0, x2]             [x4, 0, x7, 0]
 //! ```
 //!
-//! No row is moved, and no rank needs to know the rows of the others. Updates add one row to the shard: it
-//! receives the updates of other ranks' rows and is then dropped.
+//! No row is moved, and no rank needs to know the rows of the others. Updates add one row to the
+//! shard: it receives the updates of other ranks' rows and is then dropped.
 //!
-//! An index outside the dimension stays out of bounds on every rank. burn's operator then handles it as on an
-//! unsharded tensor (Flex panics).
+//! An index outside the dimension stays out of bounds on every rank. burn's operator then handles
+//! it as on an unsharded tensor (Flex panics).
 
 use std::ops::Range;
 
@@ -20,7 +20,8 @@ use burn::tensor::{Bool, DType, Int, IntDType, Shape, Tensor};
 use super::Operator;
 use crate::dtensor::Kind;
 
-/// Returns this rank's interval of dimension `dim` of input `at`, or `None` if the rank holds all of it.
+/// Returns this rank's interval of dimension `dim` of input `at`, or `None` if the rank holds all
+/// of it.
 pub(super) fn part(op: &Operator, at: usize, dim: usize) -> Option<Range<usize>> {
     let range = op.input_range(at, dim);
     (range.len() < op.input_spec(at).shape()[dim]).then_some(range)
@@ -71,8 +72,9 @@ pub(super) fn with_extra_row<const D: usize, K: Kind>(x: Tensor<D, K>, dim: usiz
     Tensor::cat(vec![x, extra], dim)
 }
 
-/// Converts `indices` into `len` rows to indices into this rank's rows `range`. Rows of other ranks get the index
-/// `other`, and the returned mask marks them. Indices that no rank holds stay out of bounds.
+/// Converts `indices` into `len` rows to indices into this rank's rows `range`. Rows of other ranks
+/// get the index `other`, and the returned mask marks them. Indices that no rank holds stay out of
+/// bounds.
 pub(super) fn localize<const I: usize>(
     indices: Tensor<I, Int>,
     range: &Range<usize>,
@@ -85,8 +87,8 @@ pub(super) fn localize<const I: usize>(
     (local.mask_fill(nowhere, len as i64), elsewhere)
 }
 
-/// Returns `indices` relative to `start`, or `other` for those marked `elsewhere`. The mask is applied first, so
-/// that unsigned indices do not go below 0.
+/// Returns `indices` relative to `start`, or `other` for those marked `elsewhere`. The mask is
+/// applied first, so that unsigned indices do not go below 0.
 pub(super) fn moved<const I: usize>(
     indices: Tensor<I, Int>,
     elsewhere: &Tensor<I, Bool>,
@@ -98,8 +100,8 @@ pub(super) fn moved<const I: usize>(
         .sub_scalar(start as i64)
 }
 
-/// Converts `indices` to a type that holds every index of `len` rows and the bounds around them. In a narrow type,
-/// a bound would wrap around: as bytes, 256 is 0.
+/// Converts `indices` to a type that holds every index of `len` rows and the bounds around them. In
+/// a narrow type, a bound would wrap around: as bytes, 256 is 0.
 pub(super) fn holding<const I: usize>(indices: Tensor<I, Int>, len: usize) -> Tensor<I, Int> {
     match len {
         _ if len > i32::MAX as usize => indices.cast(IntDType::I64),

@@ -2,9 +2,9 @@
 //!
 //! # Cross-entropy
 //!
-//! If logits are sharded over classes ("loss parallel"), no rank has a complete row. The loss is computed from
-//! sums over classes, for which the largest logit `m` of a row is subtracted. One all-reduce sums them over the
-//! ranks:
+//! If logits are sharded over classes ("loss parallel"), no rank has a complete row. The loss is
+//! computed from sums over classes, for which the largest logit `m` of a row is subtracted. One
+//! all-reduce sums them over the ranks:
 //!
 //! ```text
 //!           rank 0              rank 1
@@ -15,13 +15,13 @@
 //!  loss     log(sum of e) - (z4 - m)                    backward sends nothing
 //! ```
 //!
-//! A mean divides by the count (or weight) over all ranks, so uneven shards and ignored targets are weighted
-//! correctly. Over sharded leading dimensions, the loss is `P(sum)`.
+//! A mean divides by the count (or weight) over all ranks, so uneven shards and ignored targets are
+//! weighted correctly. Over sharded leading dimensions, the loss is `P(sum)`.
 //!
 //! # Elementwise losses
 //!
-//! The squared error and the binary cross-entropy are pointwise, followed by a mean or a sum. If the inputs have
-//! the same sharding, the loss is `P(sum)` and nothing is sent.
+//! The squared error and the binary cross-entropy are pointwise, followed by a mean or a sum. If
+//! the inputs have the same sharding, the loss is `P(sum)` and nothing is sent.
 
 mod config;
 mod cross_entropy;

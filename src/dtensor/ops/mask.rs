@@ -1,7 +1,8 @@
 //! Selection by a mask.
 //!
-//! Every element of the result is one of two values, so partial values are accepted if both inputs have the same
-//! reduction. A scalar is its own average, maximum and minimum, but its own sum only if it is zero.
+//! Every element of the result is one of two values, so partial values are accepted if both inputs
+//! have the same reduction. A scalar is its own average, maximum and minimum, but its own sum only
+//! if it is zero.
 //!
 //! | | | mask | value | |
 //! |---|---|---|---|---|
@@ -56,8 +57,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         )
     }
 
-    /// Returns the elements at which `mask` is true, as burn's [`mask_select`](burn::tensor::Tensor::mask_select):
-    /// `[count]`. The count depends on the values, so both inputs are gathered first ([`replicated`]).
+    /// Returns the elements at which `mask` is true, as burn's
+    /// [`mask_select`](burn::tensor::Tensor::mask_select): `[count]`. The count depends on the
+    /// values, so both inputs are gathered first ([`replicated`]).
     #[must_use]
     #[track_caller]
     pub fn mask_select(self, mask: DTensor<D, Bool>) -> DTensor<1, K> {

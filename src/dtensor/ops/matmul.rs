@@ -5,8 +5,8 @@ use burn::tensor::kind;
 use super::{EinsumRule, apply, product};
 use crate::dtensor::{DTensor, Kind};
 
-/// Rule with the strategies `S(0), R -> S(0)` (m), `S(1), S(0) -> P(sum)` (k) and `R, S(1) -> S(1)` (n) for
-/// matrices. A partial sum of either factor passes through, and batches broadcast.
+/// Rule with the strategies `S(0), R -> S(0)` (m), `S(1), S(0) -> P(sum)` (k) and `R, S(1) -> S(1)`
+/// (n) for matrices. A partial sum of either factor passes through, and batches broadcast.
 const MATMUL: EinsumRule = EinsumRule::new("matmul", "..?mk, ..?kn -> ..mn").linear(&[0, 1]);
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {

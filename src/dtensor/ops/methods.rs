@@ -1,4 +1,5 @@
-//! Macros for methods with burn's names: each defines a sharding rule and runs burn's method on the local tensor.
+//! Macros for methods with burn's names: each defines a sharding rule and runs burn's method on the
+//! local tensor.
 
 /// Defines elementwise methods of one tensor, with an optional scalar argument.
 macro_rules! mapped {
@@ -24,7 +25,8 @@ macro_rules! zipped {
     )*};
 }
 
-/// Defines methods along one dimension: name, output type, the rule's subscripts, and further calls on the rule.
+/// Defines methods along one dimension: name, output type, the rule's subscripts, and further calls
+/// on the rule.
 macro_rules! along {
     ($($name:ident -> $Output:ty: $text:literal $([$($more:tt)+])?);* $(;)?) => {$(
         #[doc = concat!("Applies burn's [`", stringify!($name), "`](Tensor::", stringify!($name), ") along `dim`. Sharding rule: `", $text, "`.")]

@@ -17,10 +17,12 @@
 //!
 //! # Rules
 //!
-//! A rule describes the dimensions of inputs and outputs with einsum [letters](EinsumRule). That of the matrix
-//! product is `..mk, ..kn -> ..mn`. A table for *one* mesh dimension follows from it. Each row of the table is a
+//! A rule describes the dimensions of inputs and outputs with einsum [letters](EinsumRule). That of
+//! the matrix product is `..mk, ..kn -> ..mn`. A table for *one* mesh dimension follows from it.
+//! Each row of the table is a
 //! [`Strategy`]: if the inputs are placed like this, every rank computes its local output without communication,
-//! with burn's own operator on local tensors (`S(d)` shards tensor dimension `d`, `R` replicates, `P` is partial):
+//! with burn's own operator on local tensors (`S(d)` shards tensor dimension `d`, `R` replicates,
+//! `P` is partial):
 //!
 //! | axis | `a` | `b` | `a @ b` |
 //! |---|---|---|---|
@@ -30,44 +32,49 @@
 //!
 //! This is enough for every operator, because of four invariants:
 //!
-//! 1. **Any mesh.** The local computation of an operator is the operator itself, so each mesh dimension has its
-//!    own strategy.
-//! 2. **Any placements.** If the inputs are placed otherwise, the [cheapest strategies](#how-layouts-are-chosen)
-//!    are selected and the inputs are redistributed in forward. Under [`RedistributePolicy::Deny`], this is an
-//!    error that names the call to insert.
-//! 3. **Gradients.** If an input is replicated in a strategy that has sharded or partial placements, it
-//!    [varies](crate::dtensor::DTensor::vary): each rank computes a partial gradient, and backward sums them.
-//!    Clones of one tensor share this sum, and every redistribution.
+//! 1. **Any mesh.** The local computation of an operator is the operator itself, so each mesh
+//!    dimension has its own strategy.
+//! 2. **Any placements.** If the inputs are placed otherwise, the [cheapest
+//!    strategies](#how-layouts-are-chosen) are selected and the inputs are redistributed in
+//!    forward. Under [`RedistributePolicy::Deny`], this is an error that names the call to insert.
+//! 3. **Gradients.** If an input is replicated in a strategy that has sharded or partial
+//!    placements, it [varies](crate::dtensor::DTensor::vary): each rank computes a partial
+//!    gradient, and backward sums them. Clones of one tensor share this sum, and every
+//!    redistribution.
 //! 4. **No repeated cost.** Decisions are cached by rule and specs.
 //!
 //! # How layouts are chosen
 //!
-//! Inputs that fit a strategy are not moved. Otherwise the strategies with the fewest collectives in forward are
-//! considered, among these the ones that send the least in forward, then the fewest collectives in backward, then
-//! the least volume in backward. The choice does not depend on lengths, nor on whether gradients are computed: a
-//! program's layouts are the same for every batch of length greater than 1 with the same sharding, in training and
-//! in inference. The price is sometimes paid in backward: slicing a large weight that no plan has placed costs
-//! nothing in forward, but its gradient is gathered. [`explain`] shows such cases. To change the choice, place the
-//! tensors, or use a [`CostModel`]: then the total time of forward and backward decides, computed from actual
-//! lengths.
+//! Inputs that fit a strategy are not moved. Otherwise the strategies with the fewest collectives
+//! in forward are considered, among these the ones that send the least in forward, then the fewest
+//! collectives in backward, then the least volume in backward. The choice does not depend on
+//! lengths, nor on whether gradients are computed: a program's layouts are the same for every batch
+//! of length greater than 1 with the same sharding, in training and in inference. The price is
+//! sometimes paid in backward: slicing a large weight that no plan has placed costs nothing in
+//! forward, but its gradient is gathered. [`explain`] shows such cases. To change the choice, place
+//! the tensors, or use a [`CostModel`]: then the total time of forward and backward decides,
+//! computed from actual lengths.
 //!
 //! # Collective
 //!
-//! Every rank of the mesh must call the operators in the same order. An operator communicates if it redistributes
-//! an input, and in backward if an input was redistributed or varies. Otherwise it is local, except for operators
-//! that exchange a few elements of their [shards](crate::dtensor::DTensor::cumsum); their documentation says so.
+//! Every rank of the mesh must call the operators in the same order. An operator communicates if it
+//! redistributes an input, and in backward if an input was redistributed or varies. Otherwise it is
+//! local, except for operators that exchange a few elements of their
+//! [shards](crate::dtensor::DTensor::cumsum); their documentation says so.
 //!
 //! # Panics
 //!
-//! An operator unwinds with a typed [`Error`](crate::Error) on every rank if inputs or arguments do not fit
-//! ([`Operands`](crate::dtensor::DTensorError::Operands)), if inputs are on different meshes, if the policy denies
-//! a redistribution, or if a collective fails. [`launch`](crate::comm::launch) returns the error.
+//! An operator unwinds with a typed [`Error`](crate::Error) on every rank if inputs or arguments do
+//! not fit ([`Operands`](crate::dtensor::DTensorError::Operands)), if inputs are on different
+//! meshes, if the policy denies a redistribution, or if a collective fails.
+//! [`launch`](crate::comm::launch) returns the error.
 //!
 //! # Plain tensors
 //!
-//! A plain tensor of one element combines with a DTensor like a number, and is taken as replicated. Any other is an
-//! operand only as a DTensor, because only the program knows its values on other ranks: `x + plain` unwinds with
-//! [`PlainTensor`](crate::dtensor::DTensorError::PlainTensor), which names the conversion.
+//! A plain tensor of one element combines with a DTensor like a number, and is taken as replicated.
+//! Any other is an operand only as a DTensor, because only the program knows its values on other
+//! ranks: `x + plain` unwinds with [`PlainTensor`](crate::dtensor::DTensorError::PlainTensor),
+//! which names the conversion.
 //!
 //! ```
 //! # use burn::tensor::Tensor;
@@ -80,7 +87,8 @@
 //!
 //! # Finding a rule
 //!
-//! Each family has a file in this folder. Its rules are the [`EinsumRule`] constants at the top of the file.
+//! Each family has a file in this folder. Its rules are the [`EinsumRule`] constants at the top of
+//! the file.
 //!
 //! | file | operators |
 //! |---|---|
@@ -99,14 +107,16 @@
 //! | `read` | single numbers, for the program |
 //! | [`replicated`] | any other operator, on full tensors |
 //!
-//! A call of [`apply`] resolves the sharding ([`Operator::resolve`], from a cache), redistributes each input
-//! ([`Operator::input`]), runs burn's operator, and gives the result its spec ([`Operator::output`]).
-//! `select_strategy` is the search for the cheapest strategies, and `strategy_cost` computes their costs.
-//! [`plan`](crate::placement::plan) plans the steps from one layout to another.
+//! A call of [`apply`] resolves the sharding ([`Operator::resolve`], from a cache), redistributes
+//! each input ([`Operator::input`]), runs burn's operator, and gives the result its spec
+//! ([`Operator::output`]). `select_strategy` is the search for the cheapest strategies, and
+//! `strategy_cost` computes their costs. [`plan`](crate::placement::plan) plans the steps from one
+//! layout to another.
 //!
 //! # Adding an operator
 //!
-//! An elementwise operator is one line: its name, and the [partial](partial_rules) inputs that it accepts.
+//! An elementwise operator is one line: its name, and the [partial](partial_rules) inputs that it
+//! accepts.
 //!
 //! ```
 //! use burn_dtensor::dtensor::DTensor;
@@ -118,10 +128,11 @@
 //! }
 //! ```
 //!
-//! Any other operator is described by its letters, with as many results as they state. All strategies must hold
-//! for uneven shards too. Inputs with empty shards are gathered first, unless the rule [supports
-//! them](ShardingRule::supports_empty_shards). Uneven shard sizes are kept if every dimension that the strategy
-//! shards has the length that they add up to, and the strategy does not require divisibility.
+//! Any other operator is described by its letters, with as many results as they state. All
+//! strategies must hold for uneven shards too. Inputs with empty shards are gathered first, unless
+//! the rule [supports them](ShardingRule::supports_empty_shards). Uneven shard sizes are kept if
+//! every dimension that the strategy shards has the length that they add up to, and the strategy
+//! does not require divisibility.
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -148,25 +159,28 @@
 //! # Ok::<_, burn_dtensor::comm::LaunchError>(())
 //! ```
 //!
-//! A few operators have dimensions that letters cannot describe (views, permutations, expansion, grouped
-//! channels). They list their strategies, in a [`TableRule`] or by implementing [`ShardingRule`]. A computation
-//! that occurs at one place only needs no rule: a [`LocalMap`] states the placements of its inputs and outputs
-//! there.
+//! A few operators have dimensions that letters cannot describe (views, permutations, expansion,
+//! grouped channels). They list their strategies, in a [`TableRule`] or by implementing
+//! [`ShardingRule`]. A computation that occurs at one place only needs no rule: a [`LocalMap`]
+//! states the placements of its inputs and outputs there.
 //!
-//! A strategy never communicates; an operator that needs elements of other ranks redistributes its inputs. There
-//! are two exceptions. Along a dimension that it would otherwise gather, a strategy may exchange a few elements of
-//! each shard, whose number it declares (`shard_summaries`). Windows over a sharded dimension fetch the elements
-//! that they lack in a separate exchange, in forward and backward (`halo`).
+//! A strategy never communicates; an operator that needs elements of other ranks redistributes its
+//! inputs. There are two exceptions. Along a dimension that it would otherwise gather, a strategy
+//! may exchange a few elements of each shard, whose number it declares (`shard_summaries`). Windows
+//! over a sharded dimension fetch the elements that they lack in a separate exchange, in forward
+//! and backward (`halo`).
 //!
-//! The local operator must record the same number of autodiff nodes for shards of any length. Otherwise ranks get
-//! out of step in backward. Burn's own operators do, except `matmul`, `linear` and `einsum`, which are different
-//! for a length of 1. The prover compares the graph depths of all ranks' results.
+//! The local operator must record the same number of autodiff nodes for shards of any length.
+//! Otherwise ranks get out of step in backward. Burn's own operators do, except `matmul`, `linear`
+//! and `einsum`, which are different for a length of 1. The prover compares the graph depths of all
+//! ranks' results.
 //!
-//! Then prove the rule: `cargo run --example prove_rule` shows how. It compares every placement on every mesh with
-//! the operator on full tensors, forward and backward.
+//! Then prove the rule: `cargo run --example prove_rule` shows how. It compares every placement on
+//! every mesh with the operator on full tensors, forward and backward.
 //!
-//! In this crate, a method with burn's name is a line in one of the macros of `methods` (`mapped!`, `zipped!`,
-//! `along!`, `reductions!`). Its proof is a `case!` in `tests/operators/rules`, and a test fails without it.
+//! In this crate, a method with burn's name is a line in one of the macros of `methods` (`mapped!`,
+//! `zipped!`, `along!`, `reductions!`). Its proof is a `case!` in `tests/operators/rules`, and a
+//! test fails without it.
 
 // Resolving and running.
 mod apply;

@@ -19,15 +19,17 @@ use crate::dtensor::local::reshape;
 const LAYER_NORM: EinsumRule = EinsumRule::new("layer_norm", "..D, D* -> ..D");
 const RMS_NORM: EinsumRule = EinsumRule::new("rms_norm", "..D, D -> ..D");
 
-/// Normalizes a layer over the last dimension, as burn's [`layer_norm`](burn::tensor::module::layer_norm): `(x -
-/// mean) / sqrt(var + epsilon) * gamma + beta`.
+/// Normalizes a layer over the last dimension, as burn's
+/// [`layer_norm`](burn::tensor::module::layer_norm): `(x - mean) / sqrt(var + epsilon) * gamma +
+/// beta`.
 ///
 /// # Shapes
 /// - input and output: `[.., d_model]`
 /// - gamma, beta: `[d_model]`
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other
+/// shapes.
 #[must_use]
 #[track_caller]
 pub fn layer_norm<const D: usize>(
@@ -56,15 +58,17 @@ pub(crate) fn layer_norm_by<const D: usize>(
     )
 }
 
-/// Normalizes by the root mean square over the last dimension, as burn's [`RmsNorm`](burn::nn::RmsNorm): `x /
-/// sqrt(mean(x^2) + epsilon) * gamma`. The mean is computed in single precision.
+/// Normalizes by the root mean square over the last dimension, as burn's
+/// [`RmsNorm`](burn::nn::RmsNorm): `x / sqrt(mean(x^2) + epsilon) * gamma`. The mean is computed in
+/// single precision.
 ///
 /// # Shapes
 /// - input and output: `[.., d_model]`
 /// - gamma: `[d_model]`
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other
+/// shapes.
 #[must_use]
 #[track_caller]
 pub fn rms_norm<const D: usize>(
@@ -85,7 +89,8 @@ pub fn rms_norm<const D: usize>(
     })
 }
 
-/// Rule for normalizing channels (dimension 1) in groups of equal size, together with all dimensions after them.
+/// Rule for normalizing channels (dimension 1) in groups of equal size, together with all
+/// dimensions after them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ChannelGroups(usize);
 
@@ -122,15 +127,17 @@ impl ShardingRule for ChannelGroups {
     }
 }
 
-/// Normalizes groups of channels, as burn's [`GroupNorm`](burn::nn::GroupNorm): each of the `num_groups` groups is
-/// normalized over its channels and all dimensions after them, followed by `* gamma + beta` per channel.
+/// Normalizes groups of channels, as burn's [`GroupNorm`](burn::nn::GroupNorm): each of the
+/// `num_groups` groups is normalized over its channels and all dimensions after them, followed by
+/// `* gamma + beta` per channel.
 ///
 /// # Shapes
 /// - input and output: `[batch, channels, ..]`
 /// - gamma, beta: `[channels]`
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other shapes.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) for other
+/// shapes.
 #[must_use]
 #[track_caller]
 pub fn group_norm<const D: usize>(

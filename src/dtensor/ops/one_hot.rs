@@ -34,8 +34,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         encode(self, num_classes, D, |x| x.one_hot(num_classes))
     }
 
-    /// Encodes each element as a vector with `on_value` at its class and `off_value` elsewhere, along a new
-    /// dimension `axis`, as burn's [`one_hot_fill`](Tensor::one_hot_fill).
+    /// Encodes each element as a vector with `on_value` at its class and `off_value` elsewhere,
+    /// along a new dimension `axis`, as burn's [`one_hot_fill`](Tensor::one_hot_fill).
     #[must_use]
     #[track_caller]
     pub fn one_hot_fill<const D2: usize>(

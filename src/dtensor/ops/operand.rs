@@ -11,8 +11,8 @@ use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec, Kind, RequiredPlacements};
 use crate::placement::Placement;
 
-/// An input of an operator: a DTensor that the rule may place as is cheapest, or one that is constrained to a
-/// placement.
+/// An input of an operator: a DTensor that the rule may place as is cheapest, or one that is
+/// constrained to a placement.
 #[derive(Debug)]
 pub struct Operand<const D: usize, K: Kind = Float> {
     pub(super) tensor: DTensor<D, K>,
@@ -59,9 +59,10 @@ impl<const D: usize, K: Kind> From<DTensor<D, K>> for Operand<D, K> {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Constrains this tensor to `placement` on every mesh dimension when an operator takes it, even if another
-    /// strategy of the operator's rule is cheaper. Tensor-parallel styles use it. If sharding would leave a rank
-    /// without elements, `Replicate` is used instead; `None` leaves the choice to the rule.
+    /// Constrains this tensor to `placement` on every mesh dimension when an operator takes it,
+    /// even if another strategy of the operator's rule is cheaper. Tensor-parallel styles use it.
+    /// If sharding would leave a rank without elements, `Replicate` is used instead; `None` leaves
+    /// the choice to the rule.
     ///
     /// The redistribution includes what the operator needs in backward. If three projections read a
     /// sequence-sharded activation as `R`, one all-gather and one reduce-scatter serve all three.
@@ -82,8 +83,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 }
 
 impl<const D: usize, K: Kind> Operand<D, K> {
-    /// Redistributes the tensor to its constraint. For a computation that consists of several operators which all
-    /// read it.
+    /// Redistributes the tensor to its constraint. For a computation that consists of several
+    /// operators which all read it.
     pub(super) fn placed(self) -> Result<DTensor<D, K>> {
         match self.pin {
             Some(pin) => {

@@ -1,8 +1,9 @@
 //! [`Operator`]: the sharding that a rule resolves to for inputs of given specs, and the cache of these decisions.
 //!
-//! Resolving searches over placements, and a training step repeats the same few searches. The cache key is the
-//! rule, the specs of the inputs with their constraints, and the [cost model](super::CostModel) in force. Specs
-//! are interned, so looking up a repeated operator hashes a few pointers and allocates nothing.
+//! Resolving searches over placements, and a training step repeats the same few searches. The cache
+//! key is the rule, the specs of the inputs with their constraints, and the [cost
+//! model](super::CostModel) in force. Specs are interned, so looking up a repeated operator hashes
+//! a few pointers and allocates nothing.
 
 use std::any::{Any, TypeId};
 use std::cell::RefCell;
@@ -27,11 +28,12 @@ use crate::error::OrUnwind;
 use crate::placement::Layout;
 use crate::{Error, Result};
 
-/// A rule resolved for inputs of given specs: the layout to which each input is redistributed, and the layouts of
-/// the outputs.
+/// A rule resolved for inputs of given specs: the layout to which each input is redistributed, and
+/// the layouts of the outputs.
 ///
-/// [`apply`](super::apply) converts inputs and results by itself. An operator that does more between the two, such
-/// as a collective, uses [`resolve`](Self::resolve), [`input`](Self::input) and [`output`](Self::output).
+/// [`apply`](super::apply) converts inputs and results by itself. An operator that does more
+/// between the two, such as a collective, uses [`resolve`](Self::resolve), [`input`](Self::input)
+/// and [`output`](Self::output).
 #[derive(Debug)]
 pub struct Operator(ResolvedSharding);
 
@@ -40,9 +42,8 @@ impl Operator {
     ///
     /// # Errors
     /// [`MeshMismatch`](crate::dtensor::DTensorError::MeshMismatch) and
-    /// [`RankMismatch`](crate::dtensor::DTensorError::RankMismatch) if the inputs are on different meshes or
-    /// ranks;
-    /// [`Operands`](crate::dtensor::DTensorError::Operands) from the rule;
+    /// [`RankMismatch`](crate::dtensor::DTensorError::RankMismatch) if the inputs are on different
+    /// meshes or ranks; [`Operands`](crate::dtensor::DTensorError::Operands) from the rule;
     /// [`ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution) under
     /// [`RedistributePolicy::Deny`].
     pub fn resolve<R: ShardingRule>(rule: &R, inputs: &[Arg<'_>]) -> Result<Rc<Self>> {
@@ -55,7 +56,8 @@ impl Operator {
         }
     }
 
-    /// Returns the local tensor of `operand` as the local operator expects input `at`, after redistribution.
+    /// Returns the local tensor of `operand` as the local operator expects input `at`, after
+    /// redistribution.
     ///
     /// # Collective
     /// If the input is redistributed: every rank of the mesh. In backward also if it varies.
@@ -92,12 +94,13 @@ impl Operator {
     /// Returns the DTensor of output `at`, of which this rank has the local tensor `local`.
     ///
     /// # Panics
-    /// Unwinds with [`OutputShape`](DTensorError::OutputShape) if the shape of `local` is not the one that the rule
-    /// determines.
+    /// Unwinds with [`OutputShape`](DTensorError::OutputShape) if the shape of `local` is not the
+    /// one that the rule determines.
     #[inline(always)]
     #[track_caller]
     pub fn output<const D: usize, K: Kind>(&self, at: usize, local: Tensor<D, K>) -> DTensor<D, K> {
-        // Every result is checked: the key of a faulty rule may lack an argument on which the shape depends.
+        // Every result is checked: the key of a faulty rule may lack an argument on which the shape
+        // depends.
         let found = local.shape();
         if found != self.0.outputs[at].local {
             self.output_shape_error(at, &found).unwind();

@@ -1,8 +1,9 @@
-//! Operators along a dimension: cumulative ones, extrema and their positions, the `k` largest, sorting, medians.
+//! Operators along a dimension: cumulative ones, extrema and their positions, the `k` largest,
+//! sorting, medians.
 //!
-//! If the dimension is sharded, all but sorting and medians exchange a few elements per [shard](ShardSummaries).
-//! Sorting and medians need the full dimension: if there is another dimension, an all-to-all shards that one
-//! instead; otherwise the dimension is gathered.
+//! If the dimension is sharded, all but sorting and medians exchange a few elements per
+//! [shard](ShardSummaries). Sorting and medians need the full dimension: if there is another
+//! dimension, an all-to-all shards that one instead; otherwise the dimension is gathered.
 
 use std::panic::Location;
 
@@ -17,14 +18,16 @@ use super::{EinsumRule, apply};
 use crate::dtensor::{DTensor, Kind};
 use crate::error::OrUnwind;
 
-/// Defines cumulative operators, from the partial inputs that they accept and the value before the first element.
+/// Defines cumulative operators, from the partial inputs that they accept and the value before the
+/// first element.
 macro_rules! scans {
     ($($name:ident [$partials:expr, $start:path]);* $(;)?) => {$(
         #[doc = concat!("Applies burn's [`", stringify!($name), "`](Tensor::", stringify!($name), ") along `dim`.")]
         ///
         /// # Collective
-        /// If `dim` is sharded: every rank of the mesh. Forward gathers one element of every shard; backward
-        /// reduce-scatters their gradients. Half precision is computed in single precision.
+        /// If `dim` is sharded: every rank of the mesh. Forward gathers one element of every shard;
+        /// backward reduce-scatters their gradients. Half precision is computed in single
+        /// precision.
         #[must_use]
         #[track_caller]
         pub fn $name<I: AsIndex>(self, dim: I) -> Self {
@@ -44,8 +47,8 @@ macro_rules! extrema {
         #[doc = concat!("Applies burn's [`", stringify!($with_indices), "`](Tensor::", stringify!($with_indices), ") along `dim`.")]
         ///
         /// # Collective
-        /// If `dim` is sharded: every rank of the mesh. The results of all shards are gathered, and all ranks have
-        /// the final result.
+        /// If `dim` is sharded: every rank of the mesh. The results of all shards are gathered, and
+        /// all ranks have the final result.
         #[must_use]
         #[track_caller]
         pub fn $with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
@@ -102,7 +105,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         argsort_descending -> DTensor<D, Int>: "..D.. -> ..D..";
     }
 
-    /// Returns the `k` largest elements along `dim`, the largest first, as burn's [`topk`](Tensor::topk).
+    /// Returns the `k` largest elements along `dim`, the largest first, as burn's
+    /// [`topk`](Tensor::topk).
     ///
     /// # Collective
     /// As for [`topk_with_indices`](Self::topk_with_indices).
@@ -127,12 +131,13 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     }
 
     /// Returns the `k` largest elements along `dim` and their indices, as burn's
-    /// [`topk_with_indices`](Tensor::topk_with_indices). Among equal elements, the choice is unspecified, as in
-    /// burn.
+    /// [`topk_with_indices`](Tensor::topk_with_indices). Among equal elements, the choice is
+    /// unspecified, as in burn.
     ///
     /// # Collective
-    /// If `dim` is sharded: every rank of the mesh gathers the `k` largest of each shard. It gathers the dimension
-    /// instead if that is smaller or if a shard has fewer than `k` elements. All ranks have the result.
+    /// If `dim` is sharded: every rank of the mesh gathers the `k` largest of each shard. It
+    /// gathers the dimension instead if that is smaller or if a shard has fewer than `k` elements.
+    /// All ranks have the result.
     #[must_use]
     #[track_caller]
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
@@ -150,7 +155,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
         )
     }
 
-    /// Returns the indices of the `k` largest elements along `dim`, as burn's [`argtopk`](Tensor::argtopk).
+    /// Returns the indices of the `k` largest elements along `dim`, as burn's
+    /// [`argtopk`](Tensor::argtopk).
     ///
     /// # Collective
     /// As for [`topk_with_indices`](Self::topk_with_indices).

@@ -50,8 +50,8 @@ impl<const D: usize> ShardingRule for Permute<D> {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Permutes the dimensions, as burn's [`permute`](burn::tensor::Tensor::permute): dimension `d` of the result
-    /// is dimension `axes[d]`.
+    /// Permutes the dimensions, as burn's [`permute`](burn::tensor::Tensor::permute): dimension `d`
+    /// of the result is dimension `axes[d]`.
     #[must_use]
     #[track_caller]
     pub fn permute<Dim: AsIndex>(self, axes: [Dim; D]) -> Self {
@@ -86,8 +86,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.transpose()
     }
 
-    /// Moves dimensions `src` to the positions `dst`, as burn's [`movedim`](burn::tensor::Tensor::movedim). The
-    /// others keep their order.
+    /// Moves dimensions `src` to the positions `dst`, as burn's
+    /// [`movedim`](burn::tensor::Tensor::movedim). The others keep their order.
     #[must_use]
     #[track_caller]
     pub fn movedim<S1: MovedimArgs, S2: MovedimArgs>(self, src: S1, dst: S2) -> Self {

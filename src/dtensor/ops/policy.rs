@@ -4,17 +4,18 @@ use std::cell::Cell;
 
 /// Policy for inputs whose placements fit no strategy of an operator's rule.
 ///
-/// It applies to forward only. In backward, the gradient of a replicated input that enters different computations
-/// on different ranks is [summed](crate::dtensor::DTensor::vary) under either policy, because no explicit call
-/// could avoid that.
+/// It applies to forward only. In backward, the gradient of a replicated input that enters
+/// different computations on different ranks is [summed](crate::dtensor::DTensor::vary) under
+/// either policy, because no explicit call could avoid that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum RedistributePolicy {
     /// Redistributes the inputs as cheaply as the rule allows.
     #[default]
     Auto,
-    /// Fails with [`DTensorError::ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution),
-    /// which names the call to insert. A redistribution that a [`Style`](crate::parallel::Style) requests is
-    /// explicit and therefore allowed.
+    /// Fails with
+    /// [`DTensorError::ImplicitRedistribution`](crate::dtensor::DTensorError::ImplicitRedistribution),
+    /// which names the call to insert. A redistribution that a [`Style`](crate::parallel::Style)
+    /// requests is explicit and therefore allowed.
     Deny,
 }
 

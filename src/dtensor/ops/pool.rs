@@ -1,6 +1,6 @@
-//! Pooling: windows over spatial dimensions. If a spatial dimension is sharded, every rank fetches the
-//! [halo](super::halo) of its windows. Adaptive pools, and those that return indices, do not shard spatial
-//! dimensions.
+//! Pooling: windows over spatial dimensions. If a spatial dimension is sharded, every rank fetches
+//! the [halo](super::halo) of its windows. Adaptive pools, and those that return indices, do not
+//! shard spatial dimensions.
 
 use std::panic::Location;
 
@@ -128,8 +128,8 @@ fn max_pool<const D: usize, const N: usize>(
     })
 }
 
-/// If padding is not to be counted, burn would count padding that is written into the input. The averages are
-/// therefore corrected.
+/// If padding is not to be counted, burn would count padding that is written into the input. The
+/// averages are therefore corrected.
 #[track_caller]
 fn avg_pool<const D: usize, const N: usize>(
     rule: &'static EinsumRule,
@@ -183,11 +183,12 @@ macro_rules! pools {
         #[doc = concat!("Applies burn's [`", stringify!($name), "`](module::", stringify!($name), ") to an input `[batch, channels, ", $shape, "]`.")]
         ///
         /// # Collective
-        /// If the rule has to redistribute, or a spatial dimension is sharded: every rank of the mesh, in forward
-        /// and in backward.
+        /// If the rule has to redistribute, or a spatial dimension is sharded: every rank of the
+        /// mesh, in forward and in backward.
         ///
         /// # Panics
-        /// Unwinds with a typed [`Error`](crate::Error) if the kernel is longer than the padded input.
+        /// Unwinds with a typed [`Error`](crate::Error) if the kernel is longer than the padded
+        /// input.
         #[must_use]
         #[track_caller]
         pub fn $name(x: DTensor<$D>, options: $Options) -> DTensor<$D> {
@@ -212,7 +213,8 @@ macro_rules! with_indices {
         /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
         ///
         /// # Panics
-        /// Unwinds with a typed [`Error`](crate::Error) if the kernel is longer than the padded input.
+        /// Unwinds with a typed [`Error`](crate::Error) if the kernel is longer than the padded
+        /// input.
         #[must_use]
         #[track_caller]
         pub fn $name(x: DTensor<$D>, options: MaxPoolOptions<$N>) -> (DTensor<$D>, DTensor<$D, Int>) {

@@ -1,8 +1,9 @@
 //! Local matrix products that record the same number of autodiff nodes on every rank.
 //!
-//! Burn's own products depend on the local lengths: one row, one matrix, or a batch that can be folded record
-//! different nodes. If three rows are sharded over two ranks, one rank has a single row and would get out of step
-//! with the other in backward. The products here depend on global shapes only, or always do the same.
+//! Burn's own products depend on the local lengths: one row, one matrix, or a batch that can be
+//! folded record different nodes. If three rows are sharded over two ranks, one rank has a single
+//! row and would get out of step with the other in backward. The products here depend on global
+//! shapes only, or always do the same.
 
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -22,8 +23,8 @@ pub(super) fn matmul<const D: usize, K: Kind + kind::Numeric>(
         // The result is empty, or it is a sum of no products.
         return (a.sum_dim(D - 1) + b.sum_dim(D - 2)).mul_scalar(0);
     }
-    // Burn folds a batch of vectors times one matrix into a single product. A length of 1 in the global shape is
-    // also 1 on every rank.
+    // Burn folds a batch of vectors times one matrix into a single product. A length of 1 in the
+    // global shape is also 1 on every rank.
     if D > 2 && op.input_spec(0).shape()[D - 2] == 1 && op.input_spec(1).shape()[D - 3] == 1 {
         return a.matmul(b);
     }
@@ -39,7 +40,8 @@ pub(super) fn matmul_of(a: DispatchTensor, b: DispatchTensor) -> DispatchTensor 
     }
 }
 
-/// Returns `x @ weight + bias` for `[.., d_in]`, `[d_in, d_out]` and `[d_out]`, as one product of all rows.
+/// Returns `x @ weight + bias` for `[.., d_in]`, `[d_in, d_out]` and `[d_out]`, as one product of
+/// all rows.
 pub(super) fn linear<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,

@@ -1,32 +1,37 @@
 //! Reproducible random numbers, and the seeds with which they are drawn.
 //!
-//! Element `i` (row-major, in the global tensor) of the values drawn with a seed is a function of the seed and `i`
-//! alone. Replicas are therefore identical, shards differ, and a tensor has the same bits on every mesh and under
-//! every placement.
+//! Element `i` (row-major, in the global tensor) of the values drawn with a seed is a function of
+//! the seed and `i` alone. Replicas are therefore identical, shards differ, and a tensor has the
+//! same bits on every mesh and under every placement.
 //!
-//! Operators that take no seed draw one from the calling thread's stream, which [`seed`] starts. A program that is
-//! the same on all ranks draws the same seeds on all of them, without communication. A rank's thread starts with
-//! seed 0. Every other thread of a rank that runs operators gets a separate stream.
+//! Operators that take no seed draw one from the calling thread's stream, which [`seed`] starts. A
+//! program that is the same on all ranks draws the same seeds on all of them, without
+//! communication. A rank's thread starts with seed 0. Every other thread of a rank that runs
+//! operators gets a separate stream.
 //!
-//! In this sense, ranks along a data-parallel dimension are different programs if each makes DTensors of its own
-//! shard of the batch. Their DTensors are on slices of one mesh, and the values that operators draw depend on the
-//! [slice](crate::mesh::DeviceMesh::slice_index). Such ranks draw different values, while ranks that share a
-//! DTensor draw the same. A mesh that was created separately is not a slice: start its ranks with a separate seed.
+//! In this sense, ranks along a data-parallel dimension are different programs if each makes
+//! DTensors of its own shard of the batch. Their DTensors are on slices of one mesh, and the values
+//! that operators draw depend on the [slice](crate::mesh::DeviceMesh::slice_index). Such ranks draw
+//! different values, while ranks that share a DTensor draw the same. A mesh that was created
+//! separately is not a slice: start its ranks with a separate seed.
 //!
-//! Plain tensors are private to each rank. [`tensor`] draws their values, and [`nn::dropout`](crate::nn::dropout)
-//! their masks, from a stream of the rank, which [`seed`] starts too: the numbers differ between ranks and are the
-//! same in every run. burn's own `Tensor::random` and `Dropout` on the CPU use one state per process. If several
-//! ranks of a process draw from it at the same time, the result depends on timing.
+//! Plain tensors are private to each rank. [`tensor`] draws their values, and
+//! [`nn::dropout`](crate::nn::dropout) their masks, from a stream of the rank, which [`seed`]
+//! starts too: the numbers differ between ranks and are the same in every run. burn's own
+//! `Tensor::random` and `Dropout` on the CPU use one state per process. If several ranks of a
+//! process draw from it at the same time, the result depends on timing.
 //!
 //! # How a stream advances
-//! A stream advances by one for every call that draws, whatever the tensor's shape, mesh and placements: dropout,
-//! a `random_like`, a [`next_seed`]. A call that draws nothing, such as dropout outside of training, does not
-//! advance it. Draws of [a rank's own tensors](tensor) are counted separately, and burn's random state is never
-//! used, so that neither affects the others. (PyTorch advances one offset by the number of elements drawn, and its
-//! values depend on the placements.)
+//! A stream advances by one for every call that draws, whatever the tensor's shape, mesh and
+//! placements: dropout, a `random_like`, a [`next_seed`]. A call that draws nothing, such as
+//! dropout outside of training, does not advance it. Draws of [a rank's own tensors](tensor) are
+//! counted separately, and burn's random state is never used, so that neither affects the others.
+//! (PyTorch advances one offset by the number of elements drawn, and its values depend on the
+//! placements.)
 //!
-//! A [`RngState`] is the seed and two counters. Save it with a checkpoint and [resume](set_rng_state) on any mesh.
-//! Alternatively, start a new stream in every step, so that there is nothing to save:
+//! A [`RngState`] is the seed and two counters. Save it with a checkpoint and
+//! [resume](set_rng_state) on any mesh. Alternatively, start a new stream in every step, so that
+//! there is nothing to save:
 //!
 //! ```
 //! use burn_dtensor::dtensor::ops::random;
@@ -74,7 +79,8 @@ pub struct RngState {
     shared: u64,
     /// Number of draws that are private to the rank. Ranks may differ in this.
     own: u64,
-    /// True if the ranks of a mesh share the stream, so that it cannot give numbers private to a rank.
+    /// True if the ranks of a mesh share the stream, so that it cannot give numbers private to a
+    /// rank.
     common: bool,
 }
 
@@ -89,8 +95,8 @@ impl RngState {
     }
 }
 
-/// Use of a number derived from a seed. It is the last word in the Philox counter, where the elements of tensors
-/// have 0.
+/// Use of a number derived from a seed. It is the last word in the Philox counter, where the
+/// elements of tensors have 0.
 #[derive(Debug, Clone, Copy)]
 enum Purpose {
     Draw = 1,
@@ -109,8 +115,9 @@ pub fn seed(seed: u64) {
 
 /// Returns the state of the calling thread's stream.
 ///
-/// It is the same on all ranks that have made the same shared draws. If ranks have also drawn [tensors of their
-/// own](tensor), equally many on each, one state can resume all ranks. Otherwise save the state of each rank.
+/// It is the same on all ranks that have made the same shared draws. If ranks have also drawn
+/// [tensors of their own](tensor), equally many on each, one state can resume all ranks. Otherwise
+/// save the state of each rank.
 ///
 /// ```
 /// use burn_dtensor::dtensor::ops::random;
@@ -130,11 +137,11 @@ pub fn rng_state() -> RngState {
     of_rank().unwrap_or_else(unseeded)
 }
 
-/// Resumes from `state` on the calling thread, as the thread from which it was [taken](rng_state) would have
-/// continued. This works on any mesh and with any number of ranks.
+/// Resumes from `state` on the calling thread, as the thread from which it was [taken](rng_state)
+/// would have continued. This works on any mesh and with any number of ranks.
 ///
-/// As with [`seed`], all ranks of a mesh that share DTensors must pass the same state, except for the number
-/// of private draws.
+/// As with [`seed`], all ranks of a mesh that share DTensors must pass the same state, except for
+/// the number of private draws.
 pub fn set_rng_state(state: RngState) {
     THREAD.set(ThreadRng {
         stream: Some(state),
@@ -156,7 +163,8 @@ impl ThreadRng {
         THREAD.set(self);
     }
 
-    /// Returns these, of a thread on which an operator may have begun the stream since, with that stream.
+    /// Returns these, of a thread on which an operator may have begun the stream since, with that
+    /// stream.
     pub(crate) fn with_begun(self) -> Self {
         Self {
             stream: self.stream.or(THREAD.get().begun),
@@ -191,28 +199,29 @@ pub(crate) fn next_device_seed() -> u64 {
     )
 }
 
-/// Returns the next seed of the calling thread's stream, for an operator or a factory that takes one.
+/// Returns the next seed of the calling thread's stream, for an operator or a factory that takes
+/// one.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Unseeded`] on a thread that is not a rank's main thread and has no stream yet,
-/// from [`seed`] or from an operator.
+/// Unwinds with [`DTensorError::Unseeded`] on a thread that is not a rank's main thread and has no
+/// stream yet, from [`seed`] or from an operator.
 pub fn next_seed() -> u64 {
     next(of_rank().unwrap_or_else(unseeded))
 }
 
-/// Returns a plain tensor of random values that are private to this rank: they differ between ranks and are the
-/// same in every run.
+/// Returns a plain tensor of random values that are private to this rank: they differ between ranks
+/// and are the same in every run.
 ///
-/// They depend on the seed of the calling thread's [stream](self), the rank, and the number of such tensors that
-/// the thread has drawn. Use it for noise, latent codes and random inputs of data-parallel ranks. Tensor-parallel
-/// ranks that need one tensor draw a [`DTensor`] instead.
+/// They depend on the seed of the calling thread's [stream](self), the rank, and the number of such
+/// tensors that the thread has drawn. Use it for noise, latent codes and random inputs of
+/// data-parallel ranks. Tensor-parallel ranks that need one tensor draw a [`DTensor`] instead.
 ///
-/// A thread that a rank's program has started does not know its rank. Start its stream with a seed of the rank,
-/// `seed(fold_in(seed, rank))`, before it draws anything.
+/// A thread that a rank's program has started does not know its rank. Start its stream with a seed
+/// of the rank, `seed(fold_in(seed, rank))`, before it draws anything.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Distribution`], and with [`DTensorError::Unseeded`] on a thread that is not a
-/// rank's main thread and has no stream.
+/// Unwinds with [`DTensorError::Distribution`], and with [`DTensorError::Unseeded`] on a thread
+/// that is not a rank's main thread and has no stream.
 #[must_use]
 #[track_caller]
 pub fn tensor<const D: usize>(
@@ -247,8 +256,8 @@ fn unseeded() -> RngState {
     Error::from(DTensorError::Unseeded).unwind()
 }
 
-/// Returns the next seed for operators on tensors of `mesh`: like [`next_seed`], but different for every
-/// [slice](DeviceMesh::slice_index) of a mesh.
+/// Returns the next seed for operators on tensors of `mesh`: like [`next_seed`], but different for
+/// every [slice](DeviceMesh::slice_index) of a mesh.
 ///
 /// # Panics
 /// Unwinds with [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
@@ -268,9 +277,9 @@ fn of_rank() -> Option<RngState> {
         .or_else(|| comm::is_rank().then_some(RngState::new(0)))
 }
 
-/// Returns the stream of another thread of a rank. Its seed is derived from the ranks of the mesh of its first
-/// operator, and from the number of such threads before it. These threads run the mesh's operators in the same
-/// order, so that the seed is the same on all ranks.
+/// Returns the stream of another thread of a rank. Its seed is derived from the ranks of the mesh
+/// of its first operator, and from the number of such threads before it. These threads run the
+/// mesh's operators in the same order, so that the seed is the same on all ranks.
 fn of_thread(mesh: &DeviceMesh) -> RngState {
     let number = mesh
         .member("draw a seed on it")
@@ -316,7 +325,8 @@ fn derived(seed: u64, number: u64, purpose: Purpose) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// Returns this rank's local tensor of the `distribution` drawn with `seed`, in the layout and type of `spec`.
+/// Returns this rank's local tensor of the `distribution` drawn with `seed`, in the layout and type
+/// of `spec`.
 pub(super) fn part<const D: usize>(
     distribution: Distribution,
     seed: u64,
@@ -337,12 +347,12 @@ pub(super) fn part<const D: usize>(
 
 impl<const D: usize> DTensor<D> {
     /// Returns random values in the shape, type and layout of this tensor, as burn's
-    /// [`random_like`](Tensor::random_like). They are drawn with the next seed of the thread's [stream](self).
-    /// If this tensor is partial, the result is `R`.
+    /// [`random_like`](Tensor::random_like). They are drawn with the next seed of the thread's
+    /// [stream](self). If this tensor is partial, the result is `R`.
     ///
     /// # Panics
-    /// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution) if the
-    /// distribution is invalid.
+    /// Unwinds with [`DTensorError::Distribution`](crate::dtensor::DTensorError::Distribution) if
+    /// the distribution is invalid.
     #[must_use]
     #[track_caller]
     pub fn random_like(&self, distribution: Distribution) -> Self {

@@ -1,7 +1,7 @@
 //! Reductions.
 //!
-//! If a reduced dimension is sharded along a mesh dimension, each rank reduces its shard and the result is partial
-//! there. The sharding of other dimensions is kept.
+//! If a reduced dimension is sharded along a mesh dimension, each rank reduces its shard and the
+//! result is partial there. The sharding of other dimensions is kept.
 //!
 //! Variances are computed from means and sums.
 
@@ -21,7 +21,8 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         prod prod_dim prod_dims -> K: [reduced_by(PartialOp::Product).with_partial_rules(PartialRules::same_for_all(&[PRODUCT]))];
     }
 
-    /// Returns the sum over `dims`, which are removed, as burn's [`sum_dims_squeeze`](Tensor::sum_dims_squeeze).
+    /// Returns the sum over `dims`, which are removed, as burn's
+    /// [`sum_dims_squeeze`](Tensor::sum_dims_squeeze).
     #[must_use]
     #[track_caller]
     pub fn sum_dims_squeeze<const D2: usize, I: AsIndex>(self, dims: &[I]) -> DTensor<D2, K> {
@@ -41,7 +42,8 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         }
     }
 
-    /// Returns the mean along `dim`, which then has length 1, as burn's [`mean_dim`](Tensor::mean_dim).
+    /// Returns the mean along `dim`, which then has length 1, as burn's
+    /// [`mean_dim`](Tensor::mean_dim).
     #[must_use]
     #[track_caller]
     pub fn mean_dim<I: AsIndex>(self, dim: I) -> Self {
@@ -52,7 +54,8 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
         })
     }
 
-    /// Returns the mean over `dims`, which then have length 1, as burn's [`mean_dims`](Tensor::mean_dims).
+    /// Returns the mean over `dims`, which then have length 1, as burn's
+    /// [`mean_dims`](Tensor::mean_dims).
     #[must_use]
     #[track_caller]
     pub fn mean_dims<I: AsIndex>(self, dims: &[I]) -> Self {
@@ -80,8 +83,8 @@ const fn mean_over<K: Kind>(name: &'static str) -> EinsumRule {
     }
 }
 
-/// Returns this rank's contribution to the mean over `dims`: the mean of its elements times its share of all
-/// elements. A sum over a long dimension is thus never rounded to a narrow type.
+/// Returns this rank's contribution to the mean over `dims`: the mean of its elements times its
+/// share of all elements. A sum over a long dimension is thus never rounded to a narrow type.
 fn share<const D: usize, const O: usize, K: Kind + kind::Numeric>(
     x: Tensor<D, K>,
     op: &Operator,
@@ -112,8 +115,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    // Partial inputs are accepted only if they are Bool: for numbers, a pending maximum is not the maximum of
-    // truth values.
+    // Partial inputs are accepted only if they are Bool: for numbers, a pending maximum is not the
+    // maximum of truth values.
     reductions! {
         any any_dim -> Bool: [reduced_by(PartialOp::Max).with_partial_rules(if is_bool::<K>() { INCREASING_TO } else { NO_PARTIAL })];
         all all_dim -> Bool: [reduced_by(PartialOp::Min).with_partial_rules(if is_bool::<K>() { INCREASING_FROM } else { NO_PARTIAL })];
@@ -125,7 +128,8 @@ const fn is_bool<K: Kind>() -> bool {
 }
 
 impl<const D: usize> DTensor<D> {
-    /// Returns true if any element is NaN, as burn's [`contains_nan`](Tensor::contains_nan). Shape: `[1]`.
+    /// Returns true if any element is NaN, as burn's [`contains_nan`](Tensor::contains_nan). Shape:
+    /// `[1]`.
     #[must_use]
     #[track_caller]
     pub fn contains_nan(self) -> DTensor<1, Bool> {
@@ -139,7 +143,8 @@ impl<const D: usize> DTensor<D> {
         self.var_mean(dim).0
     }
 
-    /// Returns the variance along `dim` without Bessel's correction, as burn's [`var_bias`](Tensor::var_bias).
+    /// Returns the variance along `dim` without Bessel's correction, as burn's
+    /// [`var_bias`](Tensor::var_bias).
     #[must_use]
     #[track_caller]
     pub fn var_bias<I: AsIndex>(self, dim: I) -> Self {
@@ -165,9 +170,9 @@ impl<const D: usize> DTensor<D> {
         self.var_mean_of(dim, freedom)
     }
 
-    /// Returns the covariances of samples along `dim`, as burn's [`cov`](Tensor::cov). `correction_factor` is
-    /// subtracted from the degrees of freedom. For a matrix `[samples, variables]` and `dim` 0, the result is
-    /// `[variables, variables]`.
+    /// Returns the covariances of samples along `dim`, as burn's [`cov`](Tensor::cov).
+    /// `correction_factor` is subtracted from the degrees of freedom. For a matrix `[samples,
+    /// variables]` and `dim` 0, the result is `[variables, variables]`.
     ///
     /// If samples are sharded, the ranks sum their contributions to the means and to the products.
     #[must_use]
@@ -191,7 +196,8 @@ impl<const D: usize> DTensor<D> {
             .div_scalar(freedom)
     }
 
-    /// If the dimension is sharded, the mean is reduced first: this sends a few numbers instead of the dimension.
+    /// If the dimension is sharded, the mean is reduced first: this sends a few numbers instead of
+    /// the dimension.
     fn var_mean_of(self, dim: usize, freedom: f64) -> (Self, Self) {
         let mean = self.clone().mean_dim(dim);
         let var = self

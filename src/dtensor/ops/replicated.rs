@@ -9,15 +9,17 @@ use crate::Result;
 use crate::dtensor::{DTensor, DTensorSpec, Kind};
 use crate::error::OrUnwind;
 
-/// Runs `local`, an operator `name` that has no rule, on full tensors. Every rank gathers all `inputs` and
-/// computes all results, which are Replicate.
+/// Runs `local`, an operator `name` that has no rule, on full tensors. Every rank gathers all
+/// `inputs` and computes all results, which are Replicate.
 ///
-/// It is correct for any computation that is the same on all ranks, and it is differentiable. Number and shapes of
-/// the results may depend on the values. It saves neither memory nor work: where that matters, [write a
-/// rule](super#adding-an-operator). Inputs and results are of the types that [`apply`](super::apply) accepts.
+/// It is correct for any computation that is the same on all ranks, and it is differentiable.
+/// Number and shapes of the results may depend on the values. It saves neither memory nor work:
+/// where that matters, [write a rule](super#adding-an-operator). Inputs and results are of the
+/// types that [`apply`](super::apply) accepts.
 ///
 /// The ledger records the gathers as for any other redistribution, and
-/// [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) refuses them, naming the operator `name`.
+/// [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) refuses them, naming the operator
+/// `name`.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -67,7 +69,8 @@ pub fn replicated<I: Inputs, O: Outputs>(
     local(inputs).globalize(&everywhere, &mut 0)
 }
 
-/// Conversion of the inputs to full tensors, and of results that every rank has in full to DTensors.
+/// Conversion of the inputs to full tensors, and of results that every rank has in full to
+/// DTensors.
 struct Everywhere<'a>(&'a Operator);
 
 impl Boundary for Everywhere<'_> {
@@ -88,8 +91,8 @@ impl Boundary for Everywhere<'_> {
     }
 }
 
-/// Rule of an operator of which only the name is known: the all-`Replicate` strategy. The operator itself
-/// determines its results.
+/// Rule of an operator of which only the name is known: the all-`Replicate` strategy. The operator
+/// itself determines its results.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct ReplicatedRule(&'static str);
 

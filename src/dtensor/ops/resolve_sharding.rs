@@ -1,5 +1,5 @@
-//! Resolves the sharding of an operator: finds the strategies that apply to the inputs, selects the cheapest, and
-//! derives the layouts of inputs and outputs.
+//! Resolves the sharding of an operator: finds the strategies that apply to the inputs, selects the
+//! cheapest, and derives the layouts of inputs and outputs.
 
 use std::cell::OnceCell;
 use std::iter::repeat_n;
@@ -26,8 +26,8 @@ use crate::placement::{Layout, Placement, Step};
 pub(super) struct ResolvedSharding {
     pub(super) inputs: SmallVec<[RedistributeTarget; 3]>,
     pub(super) outputs: SmallVec<[ResolvedOutput; 1]>,
-    /// Error under [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny), if an input would be
-    /// redistributed implicitly.
+    /// Error under [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny), if an input would
+    /// be redistributed implicitly.
     pub(super) implicit: Option<Box<DTensorError>>,
     /// True if all outputs are empty and the local operator does not support empty tensors.
     pub(super) is_blank: bool,
@@ -54,7 +54,8 @@ pub(super) struct CandidateStrategies {
     pub(super) rows: Vec<Strategy>,
     /// Placements that callers require, for each input and mesh dimension.
     pub(super) wanted: Vec<RequiredPlacements>,
-    /// Excluded strategies, with the reason: a constraint of an input, or the element types of partial inputs.
+    /// Excluded strategies, with the reason: a constraint of an input, or the element types of
+    /// partial inputs.
     pub(super) out: Vec<(Strategy, &'static str)>,
 }
 
@@ -229,8 +230,8 @@ fn rows<R: ShardingRule>(rule: &R, inputs: &[Shape], outputs: &[Shape]) -> Vec<S
     rows
 }
 
-/// Returns the placements that the caller requires of `input`. `Replicate` replaces a shard of which a rank would
-/// have no elements.
+/// Returns the placements that the caller requires of `input`. `Replicate` replaces a shard of
+/// which a rank would have no elements.
 fn wanted<R: ShardingRule>(
     rule: &R,
     input: &Arg<'_>,
@@ -254,8 +255,8 @@ fn wanted<R: ShardingRule>(
     Ok(input.spec.with_elements(wanted))
 }
 
-/// Returns an error for the first input that is redistributed without a request of the caller. Conversions to
-/// partial sums do not count, because they need no communication.
+/// Returns an error for the first input that is redistributed without a request of the caller.
+/// Conversions to partial sums do not count, because they need no communication.
 fn implicit<R: ShardingRule>(
     rule: &R,
     inputs: &[Arg<'_>],
@@ -283,11 +284,11 @@ fn implicit<R: ShardingRule>(
     })
 }
 
-/// Returns a description of the operands from which a partial output is computed: the one that a partial input
-/// already has, or else the shapes of the inputs.
+/// Returns a description of the operands from which a partial output is computed: the one that a
+/// partial input already has, or else the shapes of the inputs.
 ///
-/// If several inputs have one, the smallest is used, so that the description of a sum that accumulates over steps
-/// does not grow.
+/// If several inputs have one, the smallest is used, so that the description of a sum that
+/// accumulates over steps does not grow.
 fn terms(inputs: &[Arg<'_>]) -> Arc<str> {
     if let Some(terms) = inputs.iter().filter_map(|input| input.spec.terms()).min() {
         return terms.clone();

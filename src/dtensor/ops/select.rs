@@ -1,5 +1,6 @@
-//! Selection of slices by index, and updates of slices. Along a sharded dimension, selection is a masked
-//! [lookup](super::lookup), and assignment [updates](super::update) the slices that each rank holds.
+//! Selection of slices by index, and updates of slices. Along a sharded dimension, selection is a
+//! masked [lookup](super::lookup), and assignment [updates](super::update) the slices that each
+//! rank holds.
 
 use burn::tensor::{AsIndex, Bool, IndexingUpdateOp, Int, Shape, Tensor};
 
@@ -48,8 +49,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         )
     }
 
-    /// Updates the slices of `dim` at `indices` with `values`, as burn's [`select_assign`](Tensor::select_assign):
-    /// assigns them, or combines them as `update` specifies.
+    /// Updates the slices of `dim` at `indices` with `values`, as burn's
+    /// [`select_assign`](Tensor::select_assign): assigns them, or combines them as `update`
+    /// specifies.
     #[must_use]
     #[track_caller]
     pub fn select_assign(
@@ -79,8 +81,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         )
     }
 
-    /// Returns the slices of `dim` at `indices` of any shape, as burn's [`take`](Tensor::take). The dimensions of
-    /// `indices` replace `dim`.
+    /// Returns the slices of `dim` at `indices` of any shape, as burn's [`take`](Tensor::take). The
+    /// dimensions of `indices` replace `dim`.
     #[must_use]
     #[track_caller]
     pub fn take<const DI: usize, const DO: usize>(

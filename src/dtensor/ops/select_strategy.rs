@@ -1,27 +1,29 @@
-//! Selects strategies from a rule's table: the cheapest combination of one strategy for each mesh dimension.
+//! Selects strategies from a rule's table: the cheapest combination of one strategy for each mesh
+//! dimension.
 //!
 //! These are pure functions from shapes and layouts to layouts. Every rank selects the same.
 //!
-//! The selection depends on placements and divisibility, not on lengths. A program's layouts are therefore the
-//! same for every batch with the same sharding, for every dtype, and with or without gradients. There are two
-//! exceptions: lengths that leave a rank without elements, which few operators support, and length 1, along which
-//! a tensor may only be broadcast. Uneven shard sizes are kept only if all dimensions sharded by them have the
-//! length that they add up to. Inputs that fit a strategy are not moved. Otherwise the criteria are, in this
-//! order:
+//! The selection depends on placements and divisibility, not on lengths. A program's layouts are
+//! therefore the same for every batch with the same sharding, for every dtype, and with or without
+//! gradients. There are two exceptions: lengths that leave a rank without elements, which few
+//! operators support, and length 1, along which a tensor may only be broadcast. Uneven shard sizes
+//! are kept only if all dimensions sharded by them have the length that they add up to. Inputs that
+//! fit a strategy are not moved. Otherwise the criteria are, in this order:
 //!
-//! 1. The number of collectives in forward. Up to some megabytes, fewer collectives are faster than shorter ones.
-//!    A program with longer tensors can constrain their placements, or set the cost of collectives.
+//! 1. The number of collectives in forward. Up to some megabytes, fewer collectives are faster than
+//!    shorter ones. A program with longer tensors can constrain their placements, or set the cost
+//!    of collectives.
 //! 2. The volume sent in forward, where a tensor of more dimensions counts as larger.
 //! 3. The number of collectives in backward, for inputs that can have gradients.
 //! 4. The volume sent in backward.
 //! 5. The number of steps, then of placements that change.
 //!
-//! Steps of one kind over several mesh dimensions count once if they are sent as one collective. The halo of a
-//! window over a sharded dimension is a few rows and does not count.
+//! Steps of one kind over several mesh dimensions count once if they are sent as one collective.
+//! The halo of a window over a sharded dimension is a few rows and does not count.
 //!
-//! Backward comes after forward because the forward volume is sent also without gradients, and the selection does
-//! not ask whether a gradient is needed. Under a [`CostModel`](super::CostModel), the time of forward and backward
-//! comes first, computed from actual lengths.
+//! Backward comes after forward because the forward volume is sent also without gradients, and the
+//! selection does not ask whether a gradient is needed. Under a [`CostModel`](super::CostModel),
+//! the time of forward and backward comes first, computed from actual lengths.
 
 use burn::tensor::Shape;
 use itertools::Itertools;
@@ -40,7 +42,8 @@ use crate::placement::{Layout, Placement, Placements};
 pub(super) struct SelectedStrategy {
     pub(super) inputs: Vec<Layout>,
     pub(super) outputs: Vec<Layout>,
-    /// For each input, the mesh dimensions on which it is replicated but used in different computations.
+    /// For each input, the mesh dimensions on which it is replicated but used in different
+    /// computations.
     pub(super) varying: Vec<Dims>,
 }
 
@@ -67,13 +70,14 @@ pub(super) struct Weighed<'a> {
 
 /// Returns the cheapest way to run an operator, or `None` if no strategy fits.
 ///
-/// It tries all combinations of one strategy for each mesh dimension. Mesh dimensions shard in ascending order or
-/// in the order of an operand; shards are chunks or have the sizes of an operand. Empty shards are kept only if
-/// the operator supports them.
+/// It tries all combinations of one strategy for each mesh dimension. Mesh dimensions shard in
+/// ascending order or in the order of an operand; shards are chunks or have the sizes of an
+/// operand. Empty shards are kept only if the operator supports them.
 pub(super) fn select_strategy(given: SelectionProblem<'_>) -> Option<SelectedStrategy> {
     let mut best: Option<(StrategyCost, SelectedStrategy)> = None;
     search(given, |rows, weigh| {
-        // Planning redistributions is what takes time, so combinations that must cost more are skipped.
+        // Planning redistributions is what takes time, so combinations that must cost more are
+        // skipped.
         let least = || {
             given
                 .operands
@@ -108,8 +112,9 @@ pub(super) fn weighed(given: SelectionProblem<'_>) -> Vec<Weighed<'_>> {
     all
 }
 
-/// Visits every combination of strategies until `visit` returns false. `visit` may have the combination weighed.
-/// If it passes a known cost, a combination that costs at least as much is rejected without computing its layouts.
+/// Visits every combination of strategies until `visit` returns false. `visit` may have the
+/// combination weighed. If it passes a known cost, a combination that costs at least as much is
+/// rejected without computing its layouts.
 fn search<'a>(
     given: SelectionProblem<'a>,
     mut visit: impl FnMut(
@@ -222,7 +227,8 @@ fn mesh_orders(mesh_dims: usize, operands: &[OperandInfo<'_>]) -> Vec<Dims> {
     let of = |operand: &OperandInfo<'_>| {
         let mut mesh_order: Dims = (0..mesh_dims).collect();
         for (_, sharding_dims) in operand.layout.orders() {
-            // The set of positions of these mesh dimensions stays the same; only their order within it changes.
+            // The set of positions of these mesh dimensions stays the same; only their order within
+            // it changes.
             let mut places: Dims = (0..mesh_dims)
                 .filter(|&at| sharding_dims.contains(&mesh_order[at]))
                 .collect();
@@ -239,8 +245,8 @@ fn mesh_orders(mesh_dims: usize, operands: &[OperandInfo<'_>]) -> Vec<Dims> {
         .collect()
 }
 
-/// Returns true if, for every output dimension, the number of shards divides what the strategies that shard it
-/// require.
+/// Returns true if, for every output dimension, the number of shards divides what the strategies
+/// that shard it require.
 fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
     rows.iter().all(|row| {
         let (Some(len), Some(Placement::Shard(dim))) = (row.divides, row.outputs.first()) else {
@@ -254,9 +260,10 @@ fn divides(mesh_shape: &[usize], rows: &[&Strategy]) -> bool {
     })
 }
 
-/// Returns the strategies to try on `mesh_dim`: those that satisfy the callers' constraints and whose partial
-/// inputs are already partial. Making an input partial costs nothing, but reducing it later does. The only
-/// exception is an operand that is converted to a partial sum because the result is one anyway.
+/// Returns the strategies to try on `mesh_dim`: those that satisfy the callers' constraints and
+/// whose partial inputs are already partial. Making an input partial costs nothing, but reducing it
+/// later does. The only exception is an operand that is converted to a partial sum because the
+/// result is one anyway.
 pub(super) fn asked_for<'a>(
     strategies: &'a [Strategy],
     operands: &[OperandInfo<'_>],
@@ -275,9 +282,9 @@ pub(super) fn asked_for<'a>(
     strategies.iter().filter(asked).collect()
 }
 
-/// Returns a lower bound of the collectives that redistribute `operand`, input `at` of these strategies: one for
-/// each mesh dimension on which its placement changes or, if steps can be fused, one for each kind of placement
-/// that changes.
+/// Returns a lower bound of the collectives that redistribute `operand`, input `at` of these
+/// strategies: one for each mesh dimension on which its placement changes or, if steps can be
+/// fused, one for each kind of placement that changes.
 fn calls(operand: &OperandInfo<'_>, rows: &[&Strategy], at: usize) -> usize {
     let ends = |&mesh_dim: &usize| {
         let from = operand.layout.placements()[mesh_dim];
@@ -295,8 +302,9 @@ fn calls(operand: &OperandInfo<'_>, rows: &[&Strategy], at: usize) -> usize {
     }
 }
 
-/// Returns the number of mesh dimensions on which a partial input would be reduce-scattered although no input is
-/// sharded. The next operand is replicated there, so the result will have to be gathered by one more collective.
+/// Returns the number of mesh dimensions on which a partial input would be reduce-scattered
+/// although no input is sharded. The next operand is replicated there, so the result will have to
+/// be gathered by one more collective.
 fn scattered(operands: &[OperandInfo<'_>], rows: &[&Strategy]) -> usize {
     let alone = |&mesh_dim: &usize| {
         let comes = |operand: &OperandInfo<'_>| operand.layout.placements()[mesh_dim];
@@ -310,8 +318,8 @@ fn scattered(operands: &[OperandInfo<'_>], rows: &[&Strategy]) -> usize {
     (0..rows.len()).filter(alone).count()
 }
 
-/// Returns the mesh dimensions on which a replicated input varies: any other input or output is not replicated
-/// there.
+/// Returns the mesh dimensions on which a replicated input varies: any other input or output is not
+/// replicated there.
 fn varying(mesh_shape: &[usize], placements: &[Placement], rows: &[&Strategy]) -> Dims {
     let same = |row: &Strategy| {
         row.inputs

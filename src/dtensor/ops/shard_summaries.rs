@@ -1,8 +1,8 @@
 //! [`ShardSummaries`]: operators along a sharded dimension that exchange summaries instead of gathering the
 //! dimension.
 //!
-//! Every rank reduces its shard to a summary of a few elements. The summaries of all shards are gathered in their
-//! order along the dimension, and each rank uses them to finish its own shard:
+//! Every rank reduces its shard to a summary of a few elements. The summaries of all shards are
+//! gathered in their order along the dimension, and each rank uses them to finish its own shard:
 //!
 //! | | summary of a shard | use of all summaries | operators |
 //! |---|---|---|---|
@@ -16,10 +16,10 @@
 //! results    1 3 6 | 10 15 | 21
 //! ```
 //!
-//! Like a gather of the dimension, this takes one collective, however many mesh dimensions shard it; its size is
-//! the number of shards times the size of a summary. Every rank records the same number of autodiff nodes,
-//! whatever the length of its shard. No shard is empty, because a rule without support for empty shards gathers
-//! such a dimension first.
+//! Like a gather of the dimension, this takes one collective, however many mesh dimensions shard
+//! it; its size is the number of shards times the size of a summary. Every rank records the same
+//! number of autodiff nodes, whatever the length of its shard. No shard is empty, because a rule
+//! without support for empty shards gathers such a dimension first.
 
 use std::panic::Location;
 use std::sync::{Arc, Weak};
@@ -47,8 +47,8 @@ pub(super) struct ShardSummaries<'a> {
 }
 
 impl<'a> ShardSummaries<'a> {
-    /// Makes the summaries for `dim` of the first input of `op`, called at location `at`. Returns `None` if `dim`
-    /// is not sharded.
+    /// Makes the summaries for `dim` of the first input of `op`, called at location `at`. Returns
+    /// `None` if `dim` is not sharded.
     pub(super) fn of(op: &'a Operator, dim: usize, at: &'static Location<'static>) -> Option<Self> {
         let spec = op.input_spec(0);
         let parts = Self {
@@ -81,9 +81,9 @@ impl<'a> ShardSummaries<'a> {
         self.spec.layout().shard_order(self.dim)
     }
 
-    /// Returns `scan` of this rank's shard, continued from the shards before it. The total of a shard is the last
-    /// element of its scan. `start` makes the value before the first shard from the first element; the scan must
-    /// not depend on it.
+    /// Returns `scan` of this rank's shard, continued from the shards before it. The total of a
+    /// shard is the last element of its scan. `start` makes the value before the first shard from
+    /// the first element; the scan must not depend on it.
     ///
     /// # Collective
     /// Every rank of the mesh. Backward reduce-scatters the gradients of the totals.
@@ -103,9 +103,10 @@ impl<'a> ShardSummaries<'a> {
         Ok(cast(scanned, dtype))
     }
 
-    /// Returns the `count` elements that `pick` finds in the full dimension, and their positions. `pick` must find
-    /// the same elements among the results of the shards as in the full dimension. If a shard has fewer than
-    /// `count` elements, or if it sends less, the dimension is gathered instead.
+    /// Returns the `count` elements that `pick` finds in the full dimension, and their positions.
+    /// `pick` must find the same elements among the results of the shards as in the full dimension.
+    /// If a shard has fewer than `count` elements, or if it sends less, the dimension is gathered
+    /// instead.
     ///
     /// The result is the same on all ranks. The gradient goes to the rank that holds the element.
     ///
@@ -138,8 +139,8 @@ impl<'a> ShardSummaries<'a> {
         ))
     }
 
-    /// Returns `x - max`, the maximum `max` over all shards, and the sum of `exp(x - max)`, in single precision or
-    /// better. A maximum of minus infinity counts as 0.
+    /// Returns `x - max`, the maximum `max` over all shards, and the sum of `exp(x - max)`, in
+    /// single precision or better. A maximum of minus infinity counts as 0.
     ///
     /// # Collective
     /// Every rank of the mesh. Backward reduce-scatters the gradients of the summaries.
@@ -170,8 +171,8 @@ impl<'a> ShardSummaries<'a> {
         self.gathered(slots, &sizes.shared(), self.sharding_dims())
     }
 
-    /// Gathers the dimension of `local`, which has the layout of `from`. The result varies over the mesh
-    /// dimensions `varying`.
+    /// Gathers the dimension of `local`, which has the layout of `from`. The result varies over the
+    /// mesh dimensions `varying`.
     fn gathered<const D: usize, K: Kind>(
         &self,
         local: Tensor<D, K>,
@@ -202,7 +203,8 @@ impl<'a> ShardSummaries<'a> {
         Ok(layout.replaced(full)?)
     }
 
-    /// Gathers the summaries of all shards and their positions outside the graph, both in one collective.
+    /// Gathers the summaries of all shards and their positions outside the graph, both in one
+    /// collective.
     fn exchange<const D: usize, K: Kind>(
         &self,
         slots: &Tensor<D, K>,

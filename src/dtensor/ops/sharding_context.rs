@@ -17,7 +17,8 @@ pub(super) type Dims = SmallVec<[usize; 3]>;
 /// Explicit (uneven) shard sizes, each with its mesh dimension.
 pub(super) type Lengths = SmallVec<[(usize, Arc<[usize]>); 1]>;
 
-/// Returns the sets of shard sizes to try: none, so that all shards are chunks, and those of each operand.
+/// Returns the sets of shard sizes to try: none, so that all shards are chunks, and those of each
+/// operand.
 pub(super) fn uneven_sizes<'a>(operands: impl Iterator<Item = &'a Layout>) -> Vec<Lengths> {
     let of = |layout: &Layout| -> Lengths {
         layout
@@ -41,7 +42,8 @@ pub(super) struct ShardingContext<'a> {
 }
 
 impl ShardingContext<'_> {
-    /// Returns the layout with these placements. The mesh dimensions in `uneven` use their explicit shard sizes.
+    /// Returns the layout with these placements. The mesh dimensions in `uneven` use their explicit
+    /// shard sizes.
     pub(super) fn layout(&self, placements: &[Placement], uneven: &[usize]) -> Option<Layout> {
         let layout = Layout::in_order(self.mesh_shape, placements, self.mesh_order).ok()?;
         let mut lengths = self.lengths.iter().filter(|(mesh_dim, _)| {
@@ -53,7 +55,8 @@ impl ShardingContext<'_> {
     }
 
     /// Returns the [`layout`](Self::layout) of an output of `shape`. For strategies that are [in
-    /// proportion](Strategy::in_proportion), the shard sizes of the first input are scaled to the output.
+    /// proportion](Strategy::in_proportion), the shard sizes of the first input are scaled to the
+    /// output.
     pub(super) fn output(
         &self,
         placements: &[Placement],
@@ -78,9 +81,9 @@ impl ShardingContext<'_> {
         })
     }
 
-    /// Returns the mesh dimensions on which these strategies can keep the explicit shard sizes: every dimension
-    /// sharded there, of inputs and outputs, is as long as the sizes add up to, and no strategy requires
-    /// divisibility.
+    /// Returns the mesh dimensions on which these strategies can keep the explicit shard sizes:
+    /// every dimension sharded there, of inputs and outputs, is as long as the sizes add up to, and
+    /// no strategy requires divisibility.
     pub(super) fn kept(&self, rows: &[&Strategy], inputs: &[&Shape], outputs: &[Shape]) -> Dims {
         let mut kept = Dims::new();
         let fits = |placements: Placements, shape: &Shape, kept: &[usize]| {

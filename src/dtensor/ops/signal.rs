@@ -1,5 +1,5 @@
-//! Fourier transforms, with the names of [`burn::signal`]. Signals are independent; the dimension that is
-//! transformed is not sharded. All transforms are linear.
+//! Fourier transforms, with the names of [`burn::signal`]. Signals are independent; the dimension
+//! that is transformed is not sharded. All transforms are linear.
 //!
 //! Lengths must be powers of two, as in burn.
 
@@ -26,8 +26,8 @@ const STFT: EinsumRule = EinsumRule::new("stft", "b_, W* -> bFKC").linear(&[0]);
 const ISTFT: EinsumRule = EinsumRule::new("istft", "bFKC, W* -> bT").linear(&[0]);
 
 /// Returns the real and imaginary parts of the spectrum of real signals along `dim`, as burn's
-/// [`rfft`](local::rfft). The transform has `n` elements, by default the length of `dim`. The result has the `n /
-/// 2 + 1` frequencies from 0 up.
+/// [`rfft`](local::rfft). The transform has `n` elements, by default the length of `dim`. The
+/// result has the `n / 2 + 1` frequencies from 0 up.
 #[must_use]
 #[track_caller]
 pub fn rfft<const D: usize>(
@@ -42,8 +42,8 @@ pub fn rfft<const D: usize>(
     })
 }
 
-/// Returns the real signals with the given spectrum along `dim`, as burn's [`irfft`](local::irfft). The signals
-/// have `n` elements, by default the number that the frequencies correspond to.
+/// Returns the real signals with the given spectrum along `dim`, as burn's [`irfft`](local::irfft).
+/// The signals have `n` elements, by default the number that the frequencies correspond to.
 #[must_use]
 #[track_caller]
 pub fn irfft<const D: usize>(
@@ -64,8 +64,8 @@ pub fn irfft<const D: usize>(
 }
 
 /// Returns the real and imaginary parts of the spectrum of complex signals along `dim`, as burn's
-/// [`cfft`](local::cfft). The transform has `n` elements, by default the length of `dim`, and equally many
-/// frequencies.
+/// [`cfft`](local::cfft). The transform has `n` elements, by default the length of `dim`, and
+/// equally many frequencies.
 #[must_use]
 #[track_caller]
 pub fn cfft<const D: usize>(
@@ -84,8 +84,9 @@ pub fn cfft<const D: usize>(
     )
 }
 
-/// Returns the spectra of overlapping frames of signals `[batch, time]`, as burn's [`stft`](local::stft): `[batch,
-/// frames, frequencies, 2]`, where the last dimension contains real and imaginary parts.
+/// Returns the spectra of overlapping frames of signals `[batch, time]`, as burn's
+/// [`stft`](local::stft): `[batch, frames, frequencies, 2]`, where the last dimension contains real
+/// and imaginary parts.
 #[must_use]
 #[track_caller]
 pub fn stft(signal: DTensor<2>, window: Option<DTensor<1>>, options: StftOptions) -> DTensor<4> {
@@ -110,8 +111,9 @@ pub fn stft(signal: DTensor<2>, window: Option<DTensor<1>>, options: StftOptions
     )
 }
 
-/// Returns the signals `[batch, time]` with the spectra `[batch, frames, frequencies, 2]`, as burn's
-/// [`istft`](local::istft). They have `length` elements, by default the number that the frames cover.
+/// Returns the signals `[batch, time]` with the spectra `[batch, frames, frequencies, 2]`, as
+/// burn's [`istft`](local::istft). They have `length` elements, by default the number that the
+/// frames cover.
 #[must_use]
 #[track_caller]
 pub fn istft(
@@ -155,7 +157,8 @@ macro_rules! windows {
         ) -> Result<DTensor<1>> {
             make(stringify!($name), [size], mesh, placements, |part| {
                 let window: Tensor<1> = local::$name(size, periodic, options);
-                // Detached, because the computation of the window would be in the graph of some ranks only.
+                // Detached, because the computation of the window would be in the graph of some
+                // ranks only.
                 window.slice([part.slices[0].clone()]).detach()
             })
         }

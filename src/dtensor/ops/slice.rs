@@ -23,8 +23,8 @@ const SLICE_ASSIGN: EinsumRule = EinsumRule::new("slice_assign", "..D.., .._.. -
         (&[R, MIN], MIN),
     ]));
 
-/// One slice per dimension. The slice of a complete dimension is [`Slice::full`], which is also correct for a
-/// shard of it.
+/// One slice per dimension. The slice of a complete dimension is [`Slice::full`], which is also
+/// correct for a shard of it.
 struct SliceRule(SmallVec<[Slice; 4]>);
 
 impl SliceRule {
@@ -68,7 +68,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         apply(&rule, self, |x, _| x.slice(&slices.0[..]))
     }
 
-    /// Returns the elements inside `slice` of `dim`, as burn's [`slice_dim`](burn::tensor::Tensor::slice_dim).
+    /// Returns the elements inside `slice` of `dim`, as burn's
+    /// [`slice_dim`](burn::tensor::Tensor::slice_dim).
     #[must_use]
     #[track_caller]
     pub fn slice_dim<S: Into<Slice>>(self, dim: impl AsIndex, slice: S) -> Self {
@@ -77,7 +78,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.slice(slices)
     }
 
-    /// Returns `length` elements of `dim` from `start` on, as burn's [`narrow`](burn::tensor::Tensor::narrow).
+    /// Returns `length` elements of `dim` from `start` on, as burn's
+    /// [`narrow`](burn::tensor::Tensor::narrow).
     #[must_use]
     #[track_caller]
     pub fn narrow(self, dim: impl AsIndex, start: usize, length: usize) -> Self {

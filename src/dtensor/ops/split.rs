@@ -42,7 +42,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.chunks(&CHUNK, size, dim)
     }
 
-    /// Returns the slices of length 1 along `dim`, as burn's [`iter_dim`](burn::tensor::Tensor::iter_dim).
+    /// Returns the slices of length 1 along `dim`, as burn's
+    /// [`iter_dim`](burn::tensor::Tensor::iter_dim).
     #[must_use]
     #[track_caller]
     pub fn iter_dim(self, dim: impl AsIndex) -> std::vec::IntoIter<Self> {

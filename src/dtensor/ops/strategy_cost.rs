@@ -90,8 +90,8 @@ impl Add for StrategyCost {
 /// Weight of a tensor's traffic, and the times of collectives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TransferScale<'a> {
-    /// Size relative to the other operands, independent of lengths: every dimension multiplies it by 256, except
-    /// those along which the tensor is only broadcast.
+    /// Size relative to the other operands, independent of lengths: every dimension multiplies it
+    /// by 256, except those along which the tensor is only broadcast.
     nominal: u128,
     bytes: u64,
     times: Option<&'a Times>,
@@ -156,13 +156,14 @@ pub(super) struct TargetCosts<'a> {
     operand: OperandInfo<'a>,
     scale: TransferScale<'a>,
     cutting: ShardingContext<'a>,
-    /// Dimensions along which shards may be empty. It has some only if the operand arrives with empty shards: none
-    /// are created for one that arrives without.
+    /// Dimensions along which shards may be empty. It has some only if the operand arrives with
+    /// empty shards: none are created for one that arrives without.
     may_be_empty: Dims,
     known: HashMap<CandidateTarget, Result<(Layout, StrategyCost), Infeasible>>,
 }
 
-/// Placements, the mesh dimensions with explicit shard sizes, and those on which the operand varies.
+/// Placements, the mesh dimensions with explicit shard sizes, and those on which the operand
+/// varies.
 type CandidateTarget = (Placements, Dims, Dims);
 
 /// Reason why a combination of strategies is excluded.
@@ -172,7 +173,8 @@ pub(super) enum Infeasible {
     Empty,
     /// An input cannot be redistributed to its layout, or there is no such layout.
     NoWay,
-    /// The number of shards of the first output does not divide the length that a strategy requires.
+    /// The number of shards of the first output does not divide the length that a strategy
+    /// requires.
     Divides,
     /// The cost is not lower than a known one.
     Dearer,
@@ -198,8 +200,9 @@ impl<'a> TargetCosts<'a> {
         }
     }
 
-    /// Returns the layout with these placements and its cost: the redistribution, and the reduction of the
-    /// gradient over the mesh dimensions `varying`, on which ranks use the same value in different computations.
+    /// Returns the layout with these placements and its cost: the redistribution, and the reduction
+    /// of the gradient over the mesh dimensions `varying`, on which ranks use the same value in
+    /// different computations.
     pub(super) fn get(
         &mut self,
         placements: Placements,
@@ -234,7 +237,8 @@ impl<'a> TargetCosts<'a> {
     }
 }
 
-/// Returns the dimensions along which `layout` leaves a rank without elements. A tensor without elements has none.
+/// Returns the dimensions along which `layout` leaves a rank without elements. A tensor without
+/// elements has none.
 fn left_empty(shape: &Shape, layout: &Layout) -> Dims {
     if shape.num_elements() == 0 {
         return Dims::new();
@@ -267,7 +271,8 @@ fn move_cost(
     Some(own + moved.cost(scale))
 }
 
-/// Returns the cost of exchanging summaries of the shards of `operand`, the first input, in `layout`.
+/// Returns the cost of exchanging summaries of the shards of `operand`, the first input, in
+/// `layout`.
 pub(super) fn summary_cost(
     operand: &OperandInfo<'_>,
     scale: TransferScale<'_>,
@@ -283,7 +288,8 @@ pub(super) fn summary_cost(
         return StrategyCost::default();
     };
     let scale = scale.of_slots(bytes);
-    // Computed as if no other dimension were sharded: no input is to be sliced only to make the summaries smaller.
+    // Computed as if no other dimension were sharded: no input is to be sliced only to make the
+    // summaries smaller.
     let sent = u128::from(CommVolume::FULL_TENSOR / parts * (parts - 1)) * scale.nominal;
     StrategyCost {
         sent,
@@ -300,7 +306,8 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// Returns the collectives along `route` on the mesh of `operand`, which then varies over `varying`.
+    /// Returns the collectives along `route` on the mesh of `operand`, which then varies over
+    /// `varying`.
     fn along(
         from: &Layout,
         route: &RedistributePlan,
@@ -397,8 +404,8 @@ impl OperandTraffic {
     }
 }
 
-/// Returns all traffic of `operand` on its way to `layout`. For the first operand, this includes the summaries of
-/// its shards.
+/// Returns all traffic of `operand` on its way to `layout`. For the first operand, this includes
+/// the summaries of its shards.
 pub(super) fn sends(
     operand: &OperandInfo<'_>,
     layout: &Layout,

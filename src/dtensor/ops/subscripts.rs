@@ -1,8 +1,8 @@
 //! [`Subscripts`]: the axes of an operator's inputs and outputs, parsed from einsum letters.
 //!
-//! The text of a rule, such as `..?mk, ..?kn -> ..mn`, is parsed into patterns. For inputs with a known number of
-//! dimensions, a pattern assigns an axis to each of them. The strategies of a rule, the checks of its inputs and
-//! the shapes of its outputs follow from the axes alone.
+//! The text of a rule, such as `..?mk, ..?kn -> ..mn`, is parsed into patterns. For inputs with a
+//! known number of dimensions, a pattern assigns an axis to each of them. The strategies of a rule,
+//! the checks of its inputs and the shapes of its outputs follow from the axes alone.
 
 use burn::tensor::Shape;
 use smallvec::SmallVec;
@@ -111,8 +111,8 @@ impl<'a> Pattern<'a> {
         }
     }
 
-    /// Returns the token at the operator's dimensions, and whether the dots repeat, if the pattern has the form
-    /// `..d..`.
+    /// Returns the token at the operator's dimensions, and whether the dots repeat, if the pattern
+    /// has the form `..d..`.
     fn around(&self) -> Option<(SubscriptToken, bool)> {
         match self.parts[..] {
             [
@@ -124,8 +124,8 @@ impl<'a> Pattern<'a> {
         }
     }
 
-    /// Returns the number of dimensions that the dots stand for in an operand of `rank` dimensions, or `None` if
-    /// it does not fit.
+    /// Returns the number of dimensions that the dots stand for in an operand of `rank` dimensions,
+    /// or `None` if it does not fit.
     fn dots(&self, rank: usize, at: &[usize]) -> Option<usize> {
         if self.around().is_some() {
             return rank
@@ -158,8 +158,8 @@ impl<'a> Pattern<'a> {
             .count()
     }
 
-    /// Returns the dimensions if the dots stand for `dots` of them. `own` distinguishes the axes of the operator's
-    /// dimensions in several operands.
+    /// Returns the dimensions if the dots stand for `dots` of them. `own` distinguishes the axes of
+    /// the operator's dimensions in several operands.
     fn dims(&self, dots: usize, at: &[usize], own: usize) -> SubscriptDims {
         let dotted = |index, repeats| Dim::Axis {
             axis: Axis { name: DOTS, index },
@@ -207,8 +207,8 @@ pub(super) struct Subscripts {
 }
 
 impl Subscripts {
-    /// Parses `text` for inputs of these shapes. `at` are the operator's dimensions, and `outputs` is the number
-    /// of outputs if the text has an output `operand*`.
+    /// Parses `text` for inputs of these shapes. `at` are the operator's dimensions, and `outputs`
+    /// is the number of outputs if the text has an output `operand*`.
     ///
     /// # Errors
     /// A description of the input that does not fit.
@@ -275,7 +275,8 @@ impl Subscripts {
         Ok(read)
     }
 
-    /// Returns the axes of the inputs: the letters in the order of their first occurrence, then the dots.
+    /// Returns the axes of the inputs: the letters in the order of their first occurrence, then the
+    /// dots.
     pub(super) fn axes(&self) -> SmallVec<[Axis; 8]> {
         let mut axes: SmallVec<[Axis; 8]> = SmallVec::new();
         for axis in self.inputs.iter().flatten().filter_map(|dim| dim.axis()) {
@@ -308,7 +309,8 @@ impl Subscripts {
                     len,
                     repeats,
                 };
-                // The two dimensions of a diagonal must have equal lengths: neither is broadcast to the other.
+                // The two dimensions of a diagonal must have equal lengths: neither is broadcast to
+                // the other.
                 match own_first {
                     Some(first) if first.len != len => return Err(first.disagreement(axis, found)),
                     first => own_first = first.or(Some(found)),
@@ -324,8 +326,8 @@ impl Subscripts {
         Ok(known.map(|known| known.len))
     }
 
-    /// Returns the shapes of the outputs. `own` are the lengths of axes that no input has, in the order of their
-    /// occurrence.
+    /// Returns the shapes of the outputs. `own` are the lengths of axes that no input has, in the
+    /// order of their occurrence.
     ///
     /// # Errors
     /// A description of what does not fit.
@@ -375,8 +377,8 @@ impl Subscripts {
         self.outputs.iter().map(shape).collect()
     }
 
-    /// Returns a strategy for each axis that may be sharded. Outputs without the axis are `reduced` over the
-    /// ranks.
+    /// Returns a strategy for each axis that may be sharded. Outputs without the axis are `reduced`
+    /// over the ranks.
     pub(super) fn rows<'a>(
         &'a self,
         shapes: &'a [Shape],
@@ -419,8 +421,8 @@ impl Subscripts {
         })
     }
 
-    /// Returns the strategies of an operator that is linear in each of the inputs `linear`: a partial sum or
-    /// average of one input passes through.
+    /// Returns the strategies of an operator that is linear in each of the inputs `linear`: a
+    /// partial sum or average of one input passes through.
     pub(super) fn linear<'a>(&'a self, linear: &'a [usize]) -> impl Iterator<Item = Strategy> + 'a {
         let row = |own: usize, partial: Placement, added: Placement| {
             let input = |at: usize| match at {

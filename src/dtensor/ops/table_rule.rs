@@ -7,12 +7,13 @@ use burn::tensor::Shape;
 use super::{ShardingRule, Strategy};
 use crate::Result;
 
-/// A [`ShardingRule`] given as a plain table, like PyTorch's `register_sharding`. It is for an operator without
-/// arguments other than its tensors whose dimensions cannot be described by [letters](super::EinsumRule). If the
-/// strategies depend on arguments, implement [`ShardingRule`].
+/// A [`ShardingRule`] given as a plain table, like PyTorch's `register_sharding`. It is for an
+/// operator without arguments other than its tensors whose dimensions cannot be described by
+/// [letters](super::EinsumRule). If the strategies depend on arguments, implement [`ShardingRule`].
 ///
-/// A strategy lists placements of the inputs along one mesh dimension, and the placements of the outputs that
-/// result if every rank computes locally. The all-`Replicate` strategy is always allowed and need not be listed.
+/// A strategy lists placements of the inputs along one mesh dimension, and the placements of the
+/// outputs that result if every rank computes locally. The all-`Replicate` strategy is always
+/// allowed and need not be listed.
 ///
 /// ```
 /// use burn::tensor::Tensor;
@@ -39,8 +40,9 @@ pub struct TableRule {
 }
 
 impl TableRule {
-    /// Makes the table of the operator `name`. `shapes` computes the global shapes of the outputs from those of
-    /// the inputs, and `rows` the [strategies](super::strategy()) for inputs and outputs of given shapes.
+    /// Makes the table of the operator `name`. `shapes` computes the global shapes of the outputs
+    /// from those of the inputs, and `rows` the [strategies](super::strategy()) for inputs and
+    /// outputs of given shapes.
     pub const fn new(
         name: &'static str,
         shapes: fn(&[Shape]) -> Result<Vec<Shape>>,
@@ -49,7 +51,8 @@ impl TableRule {
         Self { name, shapes, rows }
     }
 
-    /// Returns the identity of the table. Two tables with the same name and the same functions are equal.
+    /// Returns the identity of the table. Two tables with the same name and the same functions are
+    /// equal.
     fn key(&self) -> (&'static str, usize, usize) {
         (self.name, self.shapes as usize, self.rows as usize)
     }

@@ -1,5 +1,5 @@
-//! Triangles of matrices. Rows and columns may both be sharded: the diagonal in a shard is the global one, shifted
-//! by the start of the shard.
+//! Triangles of matrices. Rows and columns may both be sharded: the diagonal in a shard is the
+//! global one, shifted by the start of the shard.
 
 use burn::tensor::kind;
 

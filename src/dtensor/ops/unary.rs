@@ -1,4 +1,5 @@
-//! Elementwise operators of one tensor: signs, roundings, powers, exponentials, trigonometry, clamping.
+//! Elementwise operators of one tensor: signs, roundings, powers, exponentials, trigonometry,
+//! clamping.
 
 use burn::tensor::{ElementConversion, Int, kind};
 
@@ -25,8 +26,9 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     }
 }
 
-// Clamping is increasing, but extrema must be reduced first: all partial values beyond a bound become the bound,
-// and one that equals the bound, where the slope is 1, would share the gradient of the greatest.
+// Clamping is increasing, but extrema must be reduced first: all partial values beyond a bound
+// become the bound, and one that equals the bound, where the slope is 1, would share the gradient
+// of the greatest.
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     /// Limits the elements to `min..=max`, as burn's [`clamp`](burn::tensor::Tensor::clamp).
     #[must_use]

@@ -1,6 +1,7 @@
-//! burn's [`module::unfold4d`] and [`module::fold4d`]: images as columns of blocks, and back. Windows along one
-//! dimension, `Tensor::unfold`, are in [`windows`](super::windows). Blocks extend over spatial dimensions, which
-//! are not sharded. In a column, the elements of a channel are adjacent, so that complete channels may be sharded:
+//! burn's [`module::unfold4d`] and [`module::fold4d`]: images as columns of blocks, and back.
+//! Windows along one dimension, `Tensor::unfold`, are in [`windows`](super::windows). Blocks extend
+//! over spatial dimensions, which are not sharded. In a column, the elements of a channel are
+//! adjacent, so that complete channels may be sharded:
 //!
 //! | | input | output | |
 //! |---|---|---|---|
@@ -89,15 +90,15 @@ pub fn unfold4d(x: DTensor<4>, kernel_size: [usize; 2], options: UnfoldOptions) 
     apply(&rule, x, |x, _| module::unfold4d(x, kernel_size, options))
 }
 
-/// Sums overlapping blocks, as burn's [`fold4d`](module::fold4d): from columns `[batch, channels * kernel,
-/// blocks]` to `[batch, channels, height, width]`.
+/// Sums overlapping blocks, as burn's [`fold4d`](module::fold4d): from columns `[batch, channels *
+/// kernel, blocks]` to `[batch, channels, height, width]`.
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
 ///
 /// # Panics
-/// Unwinds with a typed [`Error`](crate::Error) if the shape of the input does not fit the blocks of such an
-/// image.
+/// Unwinds with a typed [`Error`](crate::Error) if the shape of the input does not fit the blocks
+/// of such an image.
 #[must_use]
 #[track_caller]
 pub fn fold4d(

@@ -12,8 +12,8 @@
 //! | max | `P(max)`, `R` | `P(max)`, `R` | `P(max)` |
 //! | min | as max, mirrored | | |
 //!
-//! Extrema are reduced before additions, and minima before maxima and vice versa. Otherwise, partial values that
-//! become equal would share the gradient of one of them.
+//! Extrema are reduced before additions, and minima before maxima and vice versa. Otherwise,
+//! partial values that become equal would share the gradient of one of them.
 
 use burn::tensor::{IndexingUpdateOp, Shape};
 

@@ -1,7 +1,7 @@
 //! Views: the same elements in the same order, in another shape.
 //!
-//! The dimensions of input and output are divided into the smallest groups of adjacent dimensions with equally
-//! many elements.
+//! The dimensions of input and output are divided into the smallest groups of adjacent dimensions
+//! with equally many elements.
 //!
 //! ```text
 //! [2, 3, 4, 1, 8] -> [6, 4, 2, 4]      2 3 | 4 | 1 8         ignoring lengths of 1:
@@ -70,8 +70,8 @@ impl ShardingRule for ViewRule {
     }
 }
 
-/// Returns the smallest groups of adjacent dimensions of `from` and `to` with equally many elements. A tensor
-/// without elements has none.
+/// Returns the smallest groups of adjacent dimensions of `from` and `to` with equally many
+/// elements. A tensor without elements has none.
 fn groups(from: &[usize], to: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
     let mut groups = Vec::new();
     if from.contains(&0) {
@@ -132,8 +132,8 @@ fn view<const D: usize, const O: usize, K: Kind>(
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Reshapes the tensor, as burn's [`reshape`](burn::tensor::Tensor::reshape). A length of -1 is inferred from
-    /// the number of elements; 0 keeps the input's length.
+    /// Reshapes the tensor, as burn's [`reshape`](burn::tensor::Tensor::reshape). A length of -1 is
+    /// inferred from the number of elements; 0 keeps the input's length.
     #[must_use]
     #[track_caller]
     pub fn reshape<const D2: usize, S: ReshapeArgs<D2>>(self, shape: S) -> DTensor<D2, K> {
@@ -149,7 +149,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view("reshape", self, shape)
     }
 
-    /// Flattens dimensions `start_dim..=end_dim` into one, as burn's [`flatten`](burn::tensor::Tensor::flatten).
+    /// Flattens dimensions `start_dim..=end_dim` into one, as burn's
+    /// [`flatten`](burn::tensor::Tensor::flatten).
     #[must_use]
     #[track_caller]
     pub fn flatten<const D2: usize>(
@@ -177,7 +178,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view("squeeze", self, shape)
     }
 
-    /// Removes dimension `dim`, which has length 1, as burn's [`squeeze_dim`](burn::tensor::Tensor::squeeze_dim).
+    /// Removes dimension `dim`, which has length 1, as burn's
+    /// [`squeeze_dim`](burn::tensor::Tensor::squeeze_dim).
     #[must_use]
     #[track_caller]
     pub fn squeeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
@@ -185,8 +187,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 
     /// Removes the dimensions `dims`, which have length 1, as burn's
-    /// [`squeeze_dims`](burn::tensor::Tensor::squeeze_dims). If `dims` is empty, it removes all dimensions of
-    /// length 1.
+    /// [`squeeze_dims`](burn::tensor::Tensor::squeeze_dims). If `dims` is empty, it removes all
+    /// dimensions of length 1.
     #[must_use]
     #[track_caller]
     pub fn squeeze_dims<const D2: usize>(self, dims: &[impl AsIndex]) -> DTensor<D2, K> {
@@ -229,7 +231,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         view("unsqueeze", self, shape)
     }
 
-    /// Inserts a dimension of length 1 at `dim`, as burn's [`unsqueeze_dim`](burn::tensor::Tensor::unsqueeze_dim).
+    /// Inserts a dimension of length 1 at `dim`, as burn's
+    /// [`unsqueeze_dim`](burn::tensor::Tensor::unsqueeze_dim).
     #[must_use]
     #[track_caller]
     pub fn unsqueeze_dim<const D2: usize>(self, dim: impl AsIndex) -> DTensor<D2, K> {
@@ -252,8 +255,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     }
 }
 
-/// Returns the positions at which burn inserts dimensions of length 1, in ascending order. Each further negative
-/// axis counts from one position before the end, and each of several equal axes moves to the next position.
+/// Returns the positions at which burn inserts dimensions of length 1, in ascending order. Each
+/// further negative axis counts from one position before the end, and each of several equal axes
+/// moves to the next position.
 fn places(name: &'static str, axes: &[impl AsIndex], dims: usize) -> SmallVec<[usize; 4]> {
     let mut end = dims;
     let place = |&axis: &_| {

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::halo::Reach;
 
-/// A window along one spatial dimension. Its number of elements (`kernel`) is an argument of the methods, because
-/// that of a convolution follows from the weight.
+/// A window along one spatial dimension. Its number of elements (`kernel`) is an argument of the
+/// methods, because that of a convolution follows from the weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Window {
     pub(super) stride: usize,
@@ -23,8 +23,8 @@ impl Window {
         Some(self.dilation * kernel.checked_sub(1)? + 1)
     }
 
-    /// Returns how many windows fit into `len` padded elements. With `ceil`, a window that begins inside and ends
-    /// beyond them counts too.
+    /// Returns how many windows fit into `len` padded elements. With `ceil`, a window that begins
+    /// inside and ends beyond them counts too.
     pub(super) fn count(self, len: usize, kernel: usize, ceil: bool) -> Option<usize> {
         let padded = len + self.padding.0 + self.padding.1 + if ceil { self.stride - 1 } else { 0 };
         let count = padded.checked_sub(self.extent(kernel)?)? / self.stride + 1;
@@ -59,7 +59,8 @@ impl Window {
         }
     }
 
-    /// Returns how many of the `len` elements window `at` covers. With `padded`, their padding counts too.
+    /// Returns how many of the `len` elements window `at` covers. With `padded`, their padding
+    /// counts too.
     pub(super) fn counted(self, len: usize, kernel: usize, at: usize, padded: bool) -> usize {
         let start = at * self.stride;
         let all = if padded {
@@ -72,10 +73,12 @@ impl Window {
             .saturating_sub(start.max(all.start))
     }
 
-    /// Returns the elements, out of `len`, that are spread over the elements `output` (at least one).
+    /// Returns the elements, out of `len`, that are spread over the elements `output` (at least
+    /// one).
     ///
-    /// Element `i` of the input is spread over the output from `i * stride - padding` on, as far as the window
-    /// extends. The windows of the first and the last element that is read may extend beyond `output`.
+    /// Element `i` of the input is spread over the output from `i * stride - padding` on, as far as
+    /// the window extends. The windows of the first and the last element that is read may extend
+    /// beyond `output`.
     pub(super) fn reach_spread(self, kernel: usize, len: usize, output: Range<usize>) -> Reach {
         let [stride, padding, extent] = [
             self.stride,
@@ -89,8 +92,8 @@ impl Window {
         };
         let [stride, padding, extent] = [stride, padding, extent].map(|len| len as isize);
         let [first, last] = [output.start, output.end - 1].map(|at| at as isize + padding);
-        // The first element that reaches `first`. If none does, because `first` is between two windows, the one
-        // before it.
+        // The first element that reaches `first`. If none does, because `first` is between two
+        // windows, the one before it.
         let start = (first - extent + stride)
             .div_euclid(stride)
             .min(first.div_euclid(stride));
@@ -104,8 +107,8 @@ impl Window {
         }
     }
 
-    /// Returns how many elements a transposed convolution must add behind those that it spreads, to make the
-    /// output of [`reach_spread`](Self::reach_spread).
+    /// Returns how many elements a transposed convolution must add behind those that it spreads, to
+    /// make the output of [`reach_spread`](Self::reach_spread).
     pub(super) fn behind(self, kernel: usize) -> usize {
         self.stride.saturating_sub(self.extent(kernel).unwrap_or(0))
     }

@@ -1,6 +1,7 @@
-//! burn's [`Tensor::unfold`](burn::tensor::Tensor::unfold): windows along a dimension. The dimension must not be
-//! sharded, because windows reach over the boundaries of shards. `module::unfold4d`, which makes columns of the
-//! blocks of images, is in [`unfold`](super::unfold).
+//! burn's [`Tensor::unfold`](burn::tensor::Tensor::unfold): windows along a dimension. The
+//! dimension must not be sharded, because windows reach over the boundaries of shards.
+//! `module::unfold4d`, which makes columns of the blocks of images, is in
+//! [`unfold`](super::unfold).
 
 use burn::tensor::{AsIndex, Shape};
 
@@ -44,10 +45,10 @@ impl ShardingRule for Unfold {
 }
 
 impl<const D: usize, K: Kind> DTensor<D, K> {
-    /// Returns all complete windows of `size` elements along `dim`, one every `step` elements, as burn's
-    /// [`Tensor::unfold`](burn::tensor::Tensor::unfold). In the result, `dim` is the dimension of the windows, and
-    /// a new last dimension contains their elements. For blocks of images, see
-    /// [`module::unfold4d`](crate::dtensor::ops::module::unfold4d).
+    /// Returns all complete windows of `size` elements along `dim`, one every `step` elements, as
+    /// burn's [`Tensor::unfold`](burn::tensor::Tensor::unfold). In the result, `dim` is the
+    /// dimension of the windows, and a new last dimension contains their elements. For blocks of
+    /// images, see [`module::unfold4d`](crate::dtensor::ops::module::unfold4d).
     #[must_use]
     #[track_caller]
     pub fn unfold<const D2: usize, I: AsIndex>(

@@ -18,7 +18,8 @@ use crate::param::{
 };
 use crate::placement::ShardSizes;
 
-/// Returns a copy with the same shards, in units of its own, with the initial options. Buffers are private.
+/// Returns a copy with the same shards, in units of its own, with the initial options. Buffers are
+/// private.
 ///
 /// Local: no communication. It must be called on all ranks, because units draw numbers.
 pub(super) fn sharded<M: Module>(model: &M) -> Result<M> {
@@ -41,8 +42,8 @@ pub(super) fn sharded<M: Module>(model: &M) -> Result<M> {
     rebuild(unshared(model.clone())?, groups, keep)
 }
 
-/// Returns a copy that this rank holds in full, or in full except for tensor-parallel placements. Its units have the
-/// same paths and policies, in a group of this rank alone.
+/// Returns a copy that this rank holds in full, or in full except for tensor-parallel placements.
+/// Its units have the same paths and policies, in a group of this rank alone.
 ///
 /// # Collective
 /// Every rank of the model's meshes.
@@ -84,14 +85,16 @@ pub(super) fn full<M: Module>(model: &M) -> Result<M> {
     rebuild(unshared(model.clone())?, groups, place)
 }
 
-/// Returns the options of the `fully_shard` call with which units were made, except `reshard_after_forward`.
+/// Returns the options of the `fully_shard` call with which units were made, except
+/// `reshard_after_forward`.
 fn config(data: &DataParallelGroups) -> FullyShard {
     let config = FullyShard::new().with_buffer_sync(data.buffer_sync);
     config.with_implicit_unshard(data.implicit_unshard)
 }
 
-/// Puts the data-parallel parameters into new units. `groups` returns a unit's groups. `place` returns a parameter's
-/// description on the new mesh, and the shardings by which its gathered value is placed; none if its shard stays.
+/// Puts the data-parallel parameters into new units. `groups` returns a unit's groups. `place`
+/// returns a parameter's description on the new mesh, and the shardings by which its gathered value
+/// is placed; none if its shard stays.
 fn rebuild<M: Module>(
     model: M,
     groups: impl Fn(&DataParallelGroups, &Arc<str>) -> Result<DataParallelGroups>,
@@ -121,8 +124,8 @@ fn rebuild<M: Module>(
     for params in units.into_values().sorted_by_key(|params| params[0].0) {
         let unit = params[0].1.3.unit.clone();
         let data = unit.data();
-        // A model is identified by the address of its origin. The copy has another one, so that its backward does not
-        // reduce gradients that wait in the units of the program's model.
+        // A model is identified by the address of its origin. The copy has another one, so that its
+        // backward does not reduce gradients that wait in the units of the program's model.
         let root = root.get_or_insert_with(|| Arc::from(&*data.model.origin));
         let data = groups(data, root)?;
         let modules: Vec<_> = params

@@ -4,8 +4,9 @@
 //!   root mean square of the difference  /  (that of the reference  +  4 √ε · that of values nearby)   ≤  √ε
 //! ```
 //!
-//! ε is the machine epsilon of the coarsest dtype that takes part. Values nearby are the output before, or the largest
-//! gradient of the unit: a sum that nearly cancels is rounded like its terms.
+//! ε is the machine epsilon of the coarsest dtype that takes part. Values nearby are the output
+//! before, or the largest gradient of the unit: a sum that nearly cancels is rounded like its
+//! terms.
 
 use std::collections::BTreeMap;
 use std::iter;
@@ -177,8 +178,8 @@ impl MeasuredTensor {
     }
 }
 
-/// Returns those rows of `full` that are at `position` of `count` equal parts, in the shape of `sharded`; `None`
-/// unless the shapes differ by the factor `count` in one dimension only.
+/// Returns those rows of `full` that are at `position` of `count` equal parts, in the shape of
+/// `sharded`; `None` unless the shapes differ by the factor `count` in one dimension only.
 fn rows(
     sharded: &HostTensor,
     full: &HostTensor,

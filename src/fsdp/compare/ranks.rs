@@ -165,7 +165,8 @@ impl Ranks {
         self.all.all_gather_object(Call::new(label), value)
     }
 
-    /// Returns the global rank of the rank whose value is at `place` of [`gather`](Self::gather)'s result.
+    /// Returns the global rank of the rank whose value is at `place` of [`gather`](Self::gather)'s
+    /// result.
     pub(super) fn rank_at(&self, place: usize) -> usize {
         self.all.group().ranks()[place]
     }
@@ -188,8 +189,8 @@ impl Ranks {
     /// Every rank.
     ///
     /// # Errors
-    /// [`FsdpError::Differs`] if this rank alone panicked, and [`Error::Comm`](crate::Error::Comm) if another one did:
-    /// these ranks are in different collectives then.
+    /// [`FsdpError::Differs`] if this rank alone panicked, and [`Error::Comm`](crate::Error::Comm)
+    /// if another one did: these ranks are in different collectives then.
     pub(super) fn all_passed(
         &self,
         side: Side,

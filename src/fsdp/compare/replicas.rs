@@ -1,5 +1,5 @@
-//! Values that must be identical on several ranks: shards on replicas, parameters that are replicated or ignored, and
-//! buffers.
+//! Values that must be identical on several ranks: shards on replicas, parameters that are
+//! replicated or ignored, and buffers.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,8 +16,9 @@ use crate::comm::{Vote, vote};
 use crate::dtensor::Kind;
 use crate::param::{ModelScan, ScannedParam};
 
-/// A value, and the place of a shard in it: for each mesh dimension, the coordinate of the rank, or `None` if the
-/// dimension replicates the value. Ranks that hold the same place of a value hold identical values.
+/// A value, and the place of a shard in it: for each mesh dimension, the coordinate of the rank, or
+/// `None` if the dimension replicates the value. Ranks that hold the same place of a value hold
+/// identical values.
 type ValueId = (String, Vec<Option<usize>>);
 
 /// Returns the first value that ranks must hold identically and do not.
@@ -96,7 +97,8 @@ fn held<M: Module>(model: &M) -> Vec<(ValueId, u64)> {
         mut held,
         ..
     } = read;
-    // In training, a rank's running statistics follow its own batches, and forward does not read them.
+    // In training, a rank's running statistics follow its own batches, and forward does not read
+    // them.
     held.retain(|((path, _), _)| !trains || !running.contains(path));
     held
 }

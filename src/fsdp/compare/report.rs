@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The result of [`compare`](fn@super::compare): equal on all ranks. Print it to read what differs, the likely cause
-/// and the remedy.
+/// The result of [`compare`](fn@super::compare): equal on all ranks. Print it to read what differs,
+/// the likely cause and the remedy.
 ///
 /// ```text
 /// the sharded model differs from the full one
@@ -25,8 +25,8 @@ pub struct Comparison {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// A value that must be identical on two ranks is not: a shard on replicas, a replicated or ignored parameter, or
-    /// a buffer.
+    /// A value that must be identical on two ranks is not: a shard on replicas, a replicated or
+    /// ignored parameter, or a buffer.
     Replica {
         /// Path of the value.
         param: String,
@@ -90,10 +90,11 @@ pub enum Finding {
 /// Dependence that makes the output of a unit differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
-    /// The output depends on the sharding: the full model returns other values for the rows of one rank, too.
+    /// The output depends on the sharding: the full model returns other values for the rows of one
+    /// rank, too.
     Shards,
-    /// The output depends on the rows of other ranks: for the rows of one rank, the full model returns the same
-    /// values as the sharded one.
+    /// The output depends on the rows of other ranks: for the rows of one rank, the full model
+    /// returns the same values as the sharded one.
     Rows,
 }
 
@@ -122,7 +123,8 @@ impl Comparison {
         self.units
     }
 
-    /// Returns the number of parameters whose gradients were compared; 0 if it did not come to that.
+    /// Returns the number of parameters whose gradients were compared; 0 if it did not come to
+    /// that.
     pub fn parameters(&self) -> usize {
         self.parameters
     }

@@ -62,7 +62,8 @@ pub(super) enum Pass {
 /// Ranges of gradients to keep: by path, a dimension and a range of it.
 pub(super) type ShardRanges<'a> = HashMap<&'a str, (usize, Range<usize>)>;
 
-/// Runs `forward`. Gradients are limited to these `shards`; those of other parameters are kept in full.
+/// Runs `forward`. Gradients are limited to these `shards`; those of other parameters are kept in
+/// full.
 ///
 /// # Errors
 /// The failure of a collective. A panic is the inner error.

@@ -61,7 +61,8 @@ impl Band {
         }
     }
 
-    /// Creates a band from segments whose equal rows are next to each other. The first of them begins at `start`.
+    /// Creates a band from segments whose equal rows are next to each other. The first of them
+    /// begins at `start`.
     fn of(start: usize, segments: &[StridedCopy]) -> Self {
         let first = segments[0];
         let stride = if first.rows == 1 {
@@ -115,7 +116,8 @@ impl Band {
 /// Returns the bands of `copies` over `total` lanes, in which target `i` begins at `offsets[i]`.
 ///
 /// # Panics
-/// If rows of segments interleave and are not of equal number and distance, as those of a layout are.
+/// If rows of segments interleave and are not of equal number and distance, as those of a layout
+/// are.
 pub(super) fn bands(copies: &CopyPlan, offsets: &[usize], total: usize) -> Vec<Band> {
     let segments = copies
         .segments
@@ -176,8 +178,8 @@ pub(super) struct Range {
     pub sources: Vec<usize>,
 }
 
-/// Divides the bands into the fewest ranges of complete vectors of `lanes` lanes that read at most `limit` sources
-/// each. A range ends at the vector in which a band begins.
+/// Divides the bands into the fewest ranges of complete vectors of `lanes` lanes that read at most
+/// `limit` sources each. A range ends at the vector in which a band begins.
 ///
 /// # Errors
 /// The number of sources in one vector or band, if it is more than `limit`.

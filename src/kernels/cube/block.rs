@@ -7,7 +7,8 @@ use cubecl::client::Client;
 use cubecl::prelude::BufferArg;
 use cubecl::server::Handle;
 
-/// Offsets of tensors in one allocation. Each offset is one at which the device allows a view to begin.
+/// Offsets of tensors in one allocation. Each offset is one at which the device allows a view to
+/// begin.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockLayout {
     shapes: Vec<Shape>,
@@ -73,8 +74,8 @@ pub(crate) fn view(memory: &Handle, offset: usize, len: usize) -> Handle {
     memory.clone().offset_start(offset as u64).offset_end(end)
 }
 
-/// Returns the number of elements of `bytes` bytes in a vector. A vector has 16 bytes if the device supports such
-/// accesses. It is never so long that a view could begin inside one.
+/// Returns the number of elements of `bytes` bytes in a vector. A vector has 16 bytes if the device
+/// supports such accesses. It is never so long that a view could begin inside one.
 pub(crate) fn vector_lanes(client: &Client, bytes: usize) -> usize {
     let aligned = |lanes: &usize| alignment(client).is_multiple_of(lanes * bytes);
     client
@@ -84,8 +85,8 @@ pub(crate) fn vector_lanes(client: &Client, bytes: usize) -> usize {
         .unwrap_or(1)
 }
 
-/// Returns memory as an argument of a kernel that accesses complete vectors of `bytes` bytes. The last vector may
-/// extend past the range of the handle, but never past the allocation.
+/// Returns memory as an argument of a kernel that accesses complete vectors of `bytes` bytes. The
+/// last vector may extend past the range of the handle, but never past the allocation.
 pub(crate) fn vectors(memory: &Handle, bytes: usize) -> BufferArg {
     let mut memory = memory.clone();
     let used = memory.size_in_used();

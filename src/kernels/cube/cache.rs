@@ -43,8 +43,8 @@ type Plans = LruCache<FlatLayout, HashMap<(CubeDevice, CopySide, DType), PlanRes
 
 static PLANS: LazyLock<Mutex<Plans>> = LazyLock::new(|| Mutex::new(LruCache::new(LAYOUTS)));
 
-/// Returns the plan of one side's copies. When the cache is full, the plans of the layout that was used least recently
-/// are dropped.
+/// Returns the plan of one side's copies. When the cache is full, the plans of the layout that was
+/// used least recently are dropped.
 ///
 /// # Errors
 /// The reason why kernels cannot copy on the device. Errors are cached too.

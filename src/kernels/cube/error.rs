@@ -2,7 +2,8 @@
 
 use burn::tensor::DType;
 
-/// Reason why copies cannot run as a kernel on a device. The caller then uses burn's own operations.
+/// Reason why copies cannot run as a kernel on a device. The caller then uses burn's own
+/// operations.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CubeError {
     /// The device's shaders cannot address single elements of the dtype.

@@ -24,9 +24,10 @@ struct LaneSource {
 
 /// Writes a range of vectors of `target`.
 ///
-/// `table` contains the range's first vector, its end, and the offsets of bands and columns. Then follows the first
-/// band of each task. Then follow four words per band (first lane, lanes of a row, first column, number of columns)
-/// and four words per column (first lane, source, first lane in the source, distance between rows in the source).
+/// `table` contains the range's first vector, its end, and the offsets of bands and columns. Then
+/// follows the first band of each task. Then follow four words per band (first lane, lanes of a
+/// row, first column, number of columns) and four words per column (first lane, source, first lane
+/// in the source, distance between rows in the source).
 #[cube(launch_unchecked)]
 pub(super) fn copy<E: Numeric, N: Size>(
     sources: Sequence<Box<[Vector<E, N>]>>,
@@ -129,7 +130,8 @@ fn search(table: &[u32], entries: usize, key: usize, low: usize, high: usize) ->
     low
 }
 
-/// Loads vector `at` of one of `count` sources starting at `first`, by binary search over the sources.
+/// Loads vector `at` of one of `count` sources starting at `first`, by binary search over the
+/// sources.
 #[cube]
 fn load<E: Numeric, N: Size>(
     sources: &Sequence<Box<[Vector<E, N>]>>,

@@ -19,7 +19,8 @@ use super::tuning::UNITS;
 use super::{BlockLayout, CubeError, SharedAllocation};
 use crate::kernels::{CopyPlan, StridedCopy};
 
-/// A [`CopyPlan`] with its tables on a device. Each run is one launch, or as few as the device's bindings allow.
+/// A [`CopyPlan`] with its tables on a device. Each run is one launch, or as few as the device's
+/// bindings allow.
 pub(crate) struct CubePlan {
     client: Client,
     device: CubeDevice,
@@ -199,8 +200,8 @@ impl CubePlan {
         let table = unsafe { BufferArg::from_raw_parts(launch.table.clone(), launch.words) };
         let rows = launch.tasks.div_ceil(self.limits.cubes);
         let count = CubeCount::Static(launch.tasks.div_ceil(rows) as u32, rows as u32, 1);
-        // SAFETY: all offsets in the table are inside the sources and the target, as `CopyPlan` and `run` have
-        // checked.
+        // SAFETY: all offsets in the table are inside the sources and the target, as `CopyPlan` and
+        // `run` have checked.
         unsafe {
             kernel::copy::launch_unchecked(
                 &self.client,
@@ -219,8 +220,8 @@ impl CubePlan {
 /// Bytes of a word.
 const WORD: usize = 4;
 
-/// Returns the type of the lanes of a kernel's vectors and its bytes, and the copies counted in lanes. A lane is a word,
-/// or an element if two runs share a word.
+/// Returns the type of the lanes of a kernel's vectors and its bytes, and the copies counted in
+/// lanes. A lane is a word, or an element if two runs share a word.
 ///
 /// # Errors
 /// A [`CubeError`] if the device does not support the type.

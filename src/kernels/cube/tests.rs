@@ -40,8 +40,8 @@ fn download(tensor: &CubeTensor) -> Vec<u8> {
         .to_vec()
 }
 
-/// Returns random elements of `dtype`. They have any bits, except that halves are finite: a shader may change other
-/// values of halves.
+/// Returns random elements of `dtype`. They have any bits, except that halves are finite: a shader
+/// may change other values of halves.
 fn random(len: usize, dtype: DType, rng: &mut StdRng) -> Vec<u8> {
     let element = |_| match dtype {
         DType::F16 => half::f16::from_f32(rng.random_range(-9.0..9.0))

@@ -14,8 +14,8 @@ use crate::memory::{HostMemoryPool, UninitBytes};
 pub(crate) struct OutputBuffers(SmallVec<[UninitBytes; 1]>);
 
 impl OutputBuffers {
-    /// Allocates memory for tensors of these shapes, whose elements have `size` bytes. Large memory is taken from
-    /// the pool `home`, or from the thread's pool if that is `None`.
+    /// Allocates memory for tensors of these shapes, whose elements have `size` bytes. Large memory
+    /// is taken from the pool `home`, or from the thread's pool if that is `None`.
     pub fn new<'a>(
         home: Option<&Arc<HostMemoryPool>>,
         shapes: impl IntoIterator<Item = &'a Shape>,
@@ -39,8 +39,8 @@ impl OutputBuffers {
         targets
     }
 
-    /// Returns the start of each tensor. Until everything is written, `self` must not move, and only
-    /// [`finish`](Self::finish) may be called on it afterwards.
+    /// Returns the start of each tensor. Until everything is written, `self` must not move, and
+    /// only [`finish`](Self::finish) may be called on it afterwards.
     pub fn ptrs(&mut self) -> OutputPtrs {
         OutputPtrs(
             self.0
@@ -53,7 +53,8 @@ impl OutputBuffers {
     /// Returns the tensors.
     ///
     /// # Safety
-    /// All of them are written, as elements of `dtype`. `shapes` are those for which the memory was allocated.
+    /// All of them are written, as elements of `dtype`. `shapes` are those for which the memory was
+    /// allocated.
     pub unsafe fn finish<'a>(
         self,
         shapes: impl IntoIterator<Item = &'a Shape>,

@@ -1,4 +1,5 @@
-//! Execution of a [`CopyPlan`] on Flex tensors: copies runs of memory on the threads of the rank's pool.
+//! Execution of a [`CopyPlan`] on Flex tensors: copies runs of memory on the threads of the rank's
+//! pool.
 //!
 //! | file | contents |
 //! |---|---|
@@ -7,8 +8,9 @@
 //! | `tasks` | the same for the threads of several ranks that share one copy |
 //! | `rows` | runs at equal distances: a specialized loop for each short length, and `memcpy` for the others |
 //!
-//! Each element of a target is written once: by a segment, or with zero in a gap. Several threads may write to one
-//! target at the same time, each the elements of its own segments. The invariants of [`CopyPlan`] make this safe.
+//! Each element of a target is written once: by a segment, or with zero in a gap. Several threads
+//! may write to one target at the same time, each the elements of its own segments. The invariants
+//! of [`CopyPlan`] make this safe.
 
 mod memory;
 mod rows;
@@ -37,9 +39,10 @@ pub(crate) fn run(copies: &CopyPlan, sources: &Sources) -> Vec<FlexTensor> {
     check(copies, sources, size);
     let mut targets = OutputBuffers::of(None, copies, size);
     let to = targets.ptrs();
-    // SAFETY: a segment is inside its source, which has as many elements as the plan states. It is inside its
-    // target, where no other segment writes its elements (invariants 1 and 2 of `CopyPlan`). The target is new
-    // memory. Every element is in a gap, which is set to zero, or in a segment, and all segments are copied.
+    // SAFETY: a segment is inside its source, which has as many elements as the plan states. It is
+    // inside its target, where no other segment writes its elements (invariants 1 and 2 of
+    // `CopyPlan`). The target is new memory. Every element is in a gap, which is set to zero, or in
+    // a segment, and all segments are copied.
     unsafe {
         segments(&copies.segments, sources, &to, size);
         targets.finish(&copies.targets, dtype).collect()
@@ -64,8 +67,8 @@ fn check(copies: &CopyPlan, sources: &Sources, size: usize) {
 /// Copies `segments` of elements of `size` bytes on the rank's threads.
 ///
 /// # Safety
-/// All segments are inside their sources, and inside the memory that begins at `to`. Nothing else reads or writes
-/// that memory.
+/// All segments are inside their sources, and inside the memory that begins at `to`. Nothing else
+/// reads or writes that memory.
 unsafe fn segments(segments: &[StridedCopy], sources: &Sources, to: &OutputPtrs, size: usize) {
     // SAFETY: guaranteed by the caller.
     share::each(segments, size, |segments| unsafe {

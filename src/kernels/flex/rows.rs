@@ -2,8 +2,8 @@
 
 use crate::kernels::StridedCopy;
 
-/// Bytes of the largest block that is copied by loads and stores: two registers that every x86-64 and AArch64 processor
-/// has.
+/// Bytes of the largest block that is copied by loads and stores: two registers that every x86-64
+/// and AArch64 processor has.
 const BLOCK: usize = 32;
 
 /// Runs of bytes at equal distances.
@@ -39,16 +39,18 @@ impl StridedRows {
         }
     }
 
-    /// Copies the runs: short ones in a loop that is specialized for their length, others by `memcpy`.
+    /// Copies the runs: short ones in a loop that is specialized for their length, others by
+    /// `memcpy`.
     ///
-    /// Shards along any dimension but the first consist of short runs, and a call of `memcpy` takes several times as
-    /// long as copying a few bytes.
+    /// Shards along any dimension but the first consist of short runs, and a call of `memcpy` takes
+    /// several times as long as copying a few bytes.
     ///
     /// # Safety
-    /// From `start`, all runs are in memory that may be read and written. What is read does not overlap what is
-    /// written.
+    /// From `start`, all runs are in memory that may be read and written. What is read does not
+    /// overlap what is written.
     pub unsafe fn copy(self, start: RowStart) {
-        // SAFETY: guaranteed by the caller; each loop copies runs of the lengths for which it is selected.
+        // SAFETY: guaranteed by the caller; each loop copies runs of the lengths for which it is
+        // selected.
         unsafe {
             match self.run {
                 0 => {}
@@ -70,11 +72,12 @@ impl StridedRows {
         }
     }
 
-    /// Copies runs of `COUNT` blocks of `SIZE` bytes. The last block may overlap the one before. Blocks are so small
-    /// that each compiles to loads and stores instead of a call.
+    /// Copies runs of `COUNT` blocks of `SIZE` bytes. The last block may overlap the one before.
+    /// Blocks are so small that each compiles to loads and stores instead of a call.
     ///
     /// # Safety
-    /// Like [`copy`](Self::copy). A run has at most `COUNT * SIZE` bytes, and more than `(COUNT - 1) * SIZE`.
+    /// Like [`copy`](Self::copy). A run has at most `COUNT * SIZE` bytes, and more than `(COUNT -
+    /// 1) * SIZE`.
     #[inline(always)]
     unsafe fn short<const COUNT: usize, const SIZE: usize>(self, start: RowStart) {
         let last = self.run - SIZE;
@@ -107,8 +110,8 @@ impl StridedRows {
 mod tests {
     use super::*;
 
-    /// Checks that the runs of `rows`, which begin at these bytes of source and target, are copied, and nothing else
-    /// is written.
+    /// Checks that the runs of `rows`, which begin at these bytes of source and target, are copied,
+    /// and nothing else is written.
     fn assert_copied(rows: StridedRows, (from, to): (usize, usize)) {
         let StridedRows {
             run,

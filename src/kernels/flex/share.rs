@@ -10,8 +10,8 @@ use crate::memory::HostTuning;
 
 /// Calls `work` with all elements of `segments`, each once, in the order of the segments.
 ///
-/// The elements are divided into tasks of nearly equal length: a task has several small segments, and a large
-/// segment is split. On one thread, or for small copies, the caller does all the work.
+/// The elements are divided into tasks of nearly equal length: a task has several small segments,
+/// and a large segment is split. On one thread, or for small copies, the caller does all the work.
 pub(super) fn each(segments: &[StridedCopy], size: usize, work: impl Fn(&[StridedCopy]) + Sync) {
     let threads = rayon::current_num_threads();
     let total = if threads > 1 {
@@ -34,10 +34,12 @@ pub(super) fn each(segments: &[StridedCopy], size: usize, work: impl Fn(&[Stride
     });
 }
 
-/// Position between two elements: index of the segment, and number of its elements before the position.
+/// Position between two elements: index of the segment, and number of its elements before the
+/// position.
 pub(super) type SplitPoint = (usize, usize);
 
-/// Returns the starts of `count` tasks of segments with `total` elements, followed by the end of the last task.
+/// Returns the starts of `count` tasks of segments with `total` elements, followed by the end of
+/// the last task.
 pub(super) fn split_points(
     segments: &[StridedCopy],
     total: usize,
@@ -89,7 +91,8 @@ pub(super) fn for_range(
     }
 }
 
-/// Returns elements `range` of a segment: the end of one run, some complete runs, and the start of another.
+/// Returns elements `range` of a segment: the end of one run, some complete runs, and the start of
+/// another.
 fn part(segment: StridedCopy, range: Range<usize>) -> SmallVec<[StridedCopy; 3]> {
     let StridedCopy {
         run,

@@ -12,8 +12,8 @@ use crate::memory::flex::{elements, is_lasting};
 
 /// Elements of row-major tensors of one dtype, and handles that keep their memory alive.
 ///
-/// Finding the elements of a tensor takes several memory accesses. If several threads read the same tensors, they share
-/// these sources.
+/// Finding the elements of a tensor takes several memory accesses. If several threads read the same
+/// tensors, they share these sources.
 #[derive(Debug)]
 pub(crate) struct Sources {
     bytes: Few<&'static [u8]>,
@@ -30,8 +30,8 @@ impl Sources {
     /// Finds the elements of `tensors`, which may be views.
     ///
     /// # Panics
-    /// If a tensor is not row-major, two tensors have different dtypes, or the memory of a tensor is not
-    /// [persistent](is_lasting).
+    /// If a tensor is not row-major, two tensors have different dtypes, or the memory of a tensor
+    /// is not [persistent](is_lasting).
     pub fn of<'a>(tensors: impl IntoIterator<Item = &'a FlexTensor>) -> Self {
         let mut sources = Self {
             bytes: Few::new(),
@@ -46,8 +46,9 @@ impl Sources {
                 "sources have one dtype"
             );
             let elements = elements(tensor).expect("sources are row-major");
-            // SAFETY: `_memory` has a handle to the memory of each slice. That memory does not move or change while a
-            // handle exists. The handles live as long as the slices, which are only returned as borrows of `self`.
+            // SAFETY: `_memory` has a handle to the memory of each slice. That memory does not move
+            // or change while a handle exists. The handles live as long as the slices, which are
+            // only returned as borrows of `self`.
             sources
                 .bytes
                 .push(unsafe { slice::from_raw_parts(elements.as_ptr(), elements.len()) });

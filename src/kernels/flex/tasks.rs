@@ -13,8 +13,8 @@ pub(crate) struct CopyTasks {
 }
 
 impl CopyTasks {
-    /// Divides `copies` of elements of `size` bytes into at most `most` tasks for each thread of the rank's pool: fewer
-    /// if they would be too short for a thread.
+    /// Divides `copies` of elements of `size` bytes into at most `most` tasks for each thread of
+    /// the rank's pool: fewer if they would be too short for a thread.
     ///
     /// # Panics
     /// If the sources do not match `copies`, or nothing is copied.
@@ -38,17 +38,18 @@ impl CopyTasks {
     /// Executes one task on the calling thread.
     ///
     /// # Safety
-    /// `copies` and `sources` are those with which `self` was created, and `to` is where the targets of `copies`
-    /// begin. While this runs, no other thread reads the targets or executes this task.
+    /// `copies` and `sources` are those with which `self` was created, and `to` is where the
+    /// targets of `copies` begin. While this runs, no other thread reads the targets or executes
+    /// this task.
     pub unsafe fn copy(&self, index: usize, copies: &CopyPlan, sources: &Sources, to: &OutputPtrs) {
         for_range(
             &copies.segments,
             self.places[index],
             self.places[index + 1],
             |part| {
-                // SAFETY: a segment is inside its source, which was checked. It is inside its target, where no other
-                // segment writes its elements (invariants 1 and 2 of `CopyPlan`). The same holds for sections of
-                // segments, and tasks do not overlap.
+                // SAFETY: a segment is inside its source, which was checked. It is inside its
+                // target, where no other segment writes its elements (invariants 1 and 2 of
+                // `CopyPlan`). The same holds for sections of segments, and tasks do not overlap.
                 unsafe { copy_segments(part, sources, to, self.size) }
             },
         );

@@ -32,8 +32,8 @@ fn draw(rng: &mut StdRng, longest: usize) -> (CopyPlan, Origins) {
     (copies, origins)
 }
 
-/// Returns copies in which every target consists of rows of blocks. The blocks are in random order, and some are
-/// missing.
+/// Returns copies in which every target consists of rows of blocks. The blocks are in random order,
+/// and some are missing.
 fn of_blocks(rng: &mut StdRng, longest: usize) -> CopyPlan {
     let mut lens = vec![0; rng.random_range(1..4)];
     let (mut segments, mut targets) = (Vec::new(), Vec::new());
@@ -110,7 +110,8 @@ fn of_layout(rng: &mut StdRng) -> CopyPlan {
     }
 }
 
-/// Returns a tensor of `values` as a view that begins `before` elements after the start of its memory.
+/// Returns a tensor of `values` as a view that begins `before` elements after the start of its
+/// memory.
 fn view<E: Pod + Send + Sync>(values: &[E], before: usize, dtype: DType) -> FlexTensor {
     let memory = [&vec![E::zeroed(); before][..], values].concat();
     let len = memory.len();

@@ -7,8 +7,8 @@ use crate::dtensor::DTensor;
 use crate::error::OrUnwind;
 use crate::nn::DTensorForward;
 
-/// Takes an input `[batch, seq, d_input]` and the initial hidden state `[batch, d_hidden]` (default: zeros).
-/// Returns all hidden states `[batch, seq, d_hidden]`, and the last one.
+/// Takes an input `[batch, seq, d_input]` and the initial hidden state `[batch, d_hidden]`
+/// (default: zeros). Returns all hidden states `[batch, seq, d_hidden]`, and the last one.
 impl DTensorForward<(DTensor<3>, Option<DTensor<2>>)> for Rnn {
     type Output = (DTensor<3>, DTensor<2>);
 
@@ -17,8 +17,8 @@ impl DTensorForward<(DTensor<3>, Option<DTensor<2>>)> for Rnn {
     }
 }
 
-/// Like `Rnn`, with two states `[2, batch, d_hidden]`. Returns the hidden states of both directions,
-/// `[batch, seq, 2 * d_hidden]`, and the final state of each.
+/// Like `Rnn`, with two states `[2, batch, d_hidden]`. Returns the hidden states of both
+/// directions, `[batch, seq, 2 * d_hidden]`, and the final state of each.
 impl DTensorForward<(DTensor<3>, Option<DTensor<3>>)> for BiRnn {
     type Output = (DTensor<3>, DTensor<3>);
 

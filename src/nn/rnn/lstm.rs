@@ -7,8 +7,8 @@ use crate::dtensor::DTensor;
 use crate::error::OrUnwind;
 use crate::nn::DTensorForward;
 
-/// State of an LSTM between two positions of the sequence: `[batch, d_hidden]`, or `[2, batch, d_hidden]` for both
-/// directions of a bidirectional layer.
+/// State of an LSTM between two positions of the sequence: `[batch, d_hidden]`, or `[2, batch,
+/// d_hidden]` for both directions of a bidirectional layer.
 #[derive(Debug, Clone)]
 pub struct LstmState<const D: usize> {
     /// The cell state.
@@ -17,8 +17,8 @@ pub struct LstmState<const D: usize> {
     pub hidden: DTensor<D>,
 }
 
-/// Takes an input `[batch, seq, d_input]` and the initial state (default: zeros). Returns all hidden states
-/// `[batch, seq, d_hidden]`, and the last state.
+/// Takes an input `[batch, seq, d_input]` and the initial state (default: zeros). Returns all
+/// hidden states `[batch, seq, d_hidden]`, and the last state.
 impl DTensorForward<(DTensor<3>, Option<LstmState<2>>)> for Lstm {
     type Output = (DTensor<3>, LstmState<2>);
 

@@ -1,9 +1,9 @@
 //! Forward of burn-nn's recurrent layers over DTensors.
 //!
-//! Two shardings are efficient. If the batch is sharded, each rank computes its rows and nothing is communicated.
-//! If the hidden state is sharded, the gates are column-sharded (`Style::colwise()` for `*_gate.*`, or for `gate.*`
-//! of `Rnn`) and all read the full hidden state. That takes one all-gather per position of the sequence, for any
-//! number of gates.
+//! Two shardings are efficient. If the batch is sharded, each rank computes its rows and nothing is
+//! communicated. If the hidden state is sharded, the gates are column-sharded (`Style::colwise()`
+//! for `*_gate.*`, or for `gate.*` of `Rnn`) and all read the full hidden state. That takes one
+//! all-gather per position of the sequence, for any number of gates.
 
 mod basic;
 mod gru;
@@ -19,8 +19,9 @@ use crate::dtensor::{DTensor, DTensorSpec};
 use crate::nn::DTensorForward;
 use crate::placement::Placement;
 
-/// Runs `step` at each position of the sequence, on the input there and the previous state. `x` has shape
-/// `[batch, seq, d_input]`. Returns the hidden states `[batch, seq, d_hidden]` and the last state.
+/// Runs `step` at each position of the sequence, on the input there and the previous state. `x` has
+/// shape `[batch, seq, d_input]`. Returns the hidden states `[batch, seq, d_hidden]` and the last
+/// state.
 #[track_caller]
 fn over_time<S>(
     x: DTensor<3>,
@@ -50,8 +51,8 @@ fn gate(gate: &GateController, x: DTensor<2>, hidden: DTensor<2>) -> DTensor<2> 
     gate.input_transform.forward_dtensor(x) + gate.hidden_transform.forward_dtensor(hidden)
 }
 
-/// Returns the initial hidden state for `x` `[batch, seq, d_input]`: zeros of shape `[batch, d_hidden]`, with the
-/// rows sharded like those of `x`.
+/// Returns the initial hidden state for `x` `[batch, seq, d_input]`: zeros of shape `[batch,
+/// d_hidden]`, with the rows sharded like those of `x`.
 fn zeros(x: &DTensor<3>, d_hidden: usize) -> Result<DTensor<2>> {
     let rows = |_, placement| {
         if placement == Placement::Shard(0) {
@@ -69,8 +70,8 @@ fn zeros(x: &DTensor<3>, d_hidden: usize) -> Result<DTensor<2>> {
     DTensor::from_local_with_layout(zeros, x.mesh(), layout, shape)
 }
 
-/// Runs `forward` with the batch in dimension 0. If the layer has it in dimension 1 (`already` is false), input and
-/// output are transposed.
+/// Runs `forward` with the batch in dimension 0. If the layer has it in dimension 1 (`already` is
+/// false), input and output are transposed.
 #[track_caller]
 fn batch_first<T>(
     x: DTensor<3>,
@@ -84,8 +85,9 @@ fn batch_first<T>(
     (y.swap_dims(0, 1), state)
 }
 
-/// Runs a layer in both directions (`run` takes `reverse` first) from states `[2, batch, d_hidden]`. Returns the
-/// hidden states of both directions, `[batch, seq, 2 * d_hidden]`, and the final state of each.
+/// Runs a layer in both directions (`run` takes `reverse` first) from states `[2, batch,
+/// d_hidden]`. Returns the hidden states of both directions, `[batch, seq, 2 * d_hidden]`, and the
+/// final state of each.
 #[track_caller]
 fn both_ways(
     x: DTensor<3>,

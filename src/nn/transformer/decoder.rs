@@ -24,7 +24,8 @@ crate::tensor_tree! {
 type Masks = (Option<DTensor<2, Bool>>, Option<DTensor<3, Bool>>);
 
 impl TransformerDecoderInput {
-    /// Creates an input whose target `[batch, seq_1, d_model]` attends to a memory `[batch, seq_2, d_model]`.
+    /// Creates an input whose target `[batch, seq_1, d_model]` attends to a memory `[batch, seq_2,
+    /// d_model]`.
     pub fn new(target: DTensor<3>, memory: DTensor<3>) -> Self {
         Self {
             target,
@@ -41,8 +42,8 @@ impl TransformerDecoderInput {
         self
     }
 
-    /// Sets the attention mask within the target, `[batch, seq_1, seq_1]`, which is true where a token must not
-    /// attend to another.
+    /// Sets the attention mask within the target, `[batch, seq_1, seq_1]`, which is true where a
+    /// token must not attend to another.
     #[must_use]
     pub fn target_mask_attn(mut self, mask: DTensor<3, Bool>) -> Self {
         self.target_masks.1 = Some(mask);
@@ -56,8 +57,8 @@ impl TransformerDecoderInput {
         self
     }
 
-    /// Sets the attention mask from target to memory, `[batch, seq_1, seq_2]`, which is true where a target token
-    /// must not attend to a memory token.
+    /// Sets the attention mask from target to memory, `[batch, seq_1, seq_2]`, which is true where
+    /// a target token must not attend to a memory token.
     #[must_use]
     pub fn memory_mask_attn(mut self, mask: DTensor<3, Bool>) -> Self {
         self.memory_masks.1 = Some(mask);

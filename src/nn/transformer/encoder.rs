@@ -36,7 +36,8 @@ impl TransformerEncoderInput {
         self
     }
 
-    /// Sets the attention mask `[batch, seq, seq]`, which is true where a token must not attend to another.
+    /// Sets the attention mask `[batch, seq, seq]`, which is true where a token must not attend to
+    /// another.
     #[must_use]
     pub fn mask_attn(mut self, mask: DTensor<3, Bool>) -> Self {
         self.mask_attn = Some(mask);

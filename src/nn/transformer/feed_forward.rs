@@ -5,8 +5,8 @@ use burn::nn::transformer::PositionWiseFeedForward;
 use crate::dtensor::DTensor;
 use crate::nn::DTensorForward;
 
-/// If the activation has parameters, they are not distributed: burn does not expose them to module visitors, so
-/// records, optimizers and `parallelize` miss them too.
+/// If the activation has parameters, they are not distributed: burn does not expose them to module
+/// visitors, so records, optimizers and `parallelize` miss them too.
 impl<const D: usize> DTensorForward<DTensor<D>> for PositionWiseFeedForward {
     type Output = DTensor<D>;
 

@@ -35,8 +35,8 @@ pub(in crate::optim) type MuonUpdate = (ParamId, Tensor<2>);
 /// Computes the updates of all `matrices` of the model with these units.
 ///
 /// # Collective
-/// Every rank of the parameters' meshes must call it. Each round takes two all-to-alls along each mesh dimension
-/// that shards the matrices. Replicated matrices need no communication.
+/// Every rank of the parameters' meshes must call it. Each round takes two all-to-alls along each
+/// mesh dimension that shards the matrices. Replicated matrices need no communication.
 pub(in crate::optim) fn orthogonalized(
     matrices: Vec<MuonMatrix>,
     units: &[Arc<Unit>],
@@ -96,7 +96,8 @@ pub(in crate::optim) fn orthogonalized(
 }
 
 impl MuonMatrix {
-    /// Returns the update that burn's Muon adds to the full parameter, computed from the full matrix.
+    /// Returns the update that burn's Muon adds to the full parameter, computed from the full
+    /// matrix.
     fn step(&self, full: Tensor<2>) -> Tensor<2> {
         // Steps an expanded zero, which takes no memory, so that the result is the update itself.
         let nothing =
@@ -105,7 +106,8 @@ impl MuonMatrix {
     }
 }
 
-/// A matrix sharded over several ranks, and the coordinates of its owner along the axes of the route.
+/// A matrix sharded over several ranks, and the coordinates of its owner along the axes of the
+/// route.
 struct Owned {
     matrix: MuonMatrix,
     spec: Arc<DTensorSpec>,
@@ -195,8 +197,8 @@ impl<'a> MuonRound<'a> {
         Ok(stay.into_iter().map(from_all).collect())
     }
 
-    /// Sends the updates back along an axis, to the ranks from which [`to_owners`](Self::to_owners) received the
-    /// shards.
+    /// Sends the updates back along an axis, to the ranks from which [`to_owners`](Self::to_owners)
+    /// received the shards.
     fn back(&self, axis: usize, held: Vec<HeldShards<'a>>) -> Result<Vec<HeldShards<'a>>> {
         let each = self.route.sources_before(axis);
         let mut given = vec![Vec::new(); self.route.size(axis)];
@@ -229,8 +231,8 @@ impl<'a> MuonRound<'a> {
         Ok(here.into_iter().map(from_owner).collect())
     }
 
-    /// Returns the numbers of elements of the shards of a matrix that the rank at `place` along an axis holds
-    /// before the move along that axis.
+    /// Returns the numbers of elements of the shards of a matrix that the rank at `place` along an
+    /// axis holds before the move along that axis.
     fn lengths(&self, owned: &Owned, axis: usize, place: usize) -> Vec<usize> {
         let sources = self.route.sources(axis, place);
         sources
@@ -238,8 +240,8 @@ impl<'a> MuonRound<'a> {
             .collect()
     }
 
-    /// Sends the tensors `given[i]` to rank `i` along an axis, and receives from each rank tensors with the given
-    /// lengths.
+    /// Sends the tensors `given[i]` to rank `i` along an axis, and receives from each rank tensors
+    /// with the given lengths.
     fn exchange(
         &self,
         axis: usize,
@@ -267,7 +269,8 @@ impl<'a> MuonRound<'a> {
             ..Call::new("muon").with_names(names)
         };
         let work = communicator.all_to_all_list(call, given, metas);
-        // Of a rank that gave nothing, they are on its own device, also if the matrices are in host memory.
+        // Of a rank that gave nothing, they are on its own device, also if the matrices are in host
+        // memory.
         let device = self.device();
         let moved = |taken: Tensor<1>| {
             if taken.device() == device {

@@ -5,7 +5,8 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 use itertools::Itertools;
 
-/// Assembles a matrix from all its shards, each given with its range of rows and its range of columns.
+/// Assembles a matrix from all its shards, each given with its range of rows and its range of
+/// columns.
 pub(super) fn joined(parts: impl Iterator<Item = (Vec<Range<usize>>, Tensor<1>)>) -> Tensor<2> {
     let shaped = parts.map(|(region, part)| {
         let [rows, columns] = region.try_into().expect("a matrix has two dimensions");

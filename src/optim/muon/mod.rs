@@ -6,12 +6,13 @@
 //! rank 1   a1  b1  c1  d1         b0 b1 = b            orthogonal b             a1' b1'      in the next round
 //! ```
 //!
-//! Momentum works element by element, on shards. The shards of its output are sent to the owners of a round's
-//! matrices, and the updates are sent back. Each element is sent twice, whereas an all-gather would send it to
-//! every rank. In one round a rank owns at most as many elements as the largest matrix has, so in addition to its
-//! shards it holds a few times the largest matrix instead of the model. If several mesh dimensions shard a matrix,
-//! it is moved along one after the other, and back in reverse order. Each group of ranks that holds a replica of a
-//! matrix makes the same computation.
+//! Momentum works element by element, on shards. The shards of its output are sent to the owners of
+//! a round's matrices, and the updates are sent back. Each element is sent twice, whereas an
+//! all-gather would send it to every rank. In one round a rank owns at most as many elements as the
+//! largest matrix has, so in addition to its shards it holds a few times the largest matrix instead
+//! of the model. If several mesh dimensions shard a matrix, it is moved along one after the other,
+//! and back in reverse order. Each group of ranks that holds a replica of a matrix makes the same
+//! computation.
 //!
 //! | to find | look in |
 //! |---|---|

@@ -5,9 +5,9 @@ pub(super) type RoundOwners = Vec<(usize, usize)>;
 
 /// Distributes matrices of these shapes over `ranks` ranks.
 ///
-/// The most expensive matrix is assigned first, each to the rank with the least work in the round, as long as no
-/// rank owns more elements than the largest matrix has. Matrices that do not fit are assigned in the next round.
-/// `count` matrices of one size take `count.div_ceil(ranks)` rounds.
+/// The most expensive matrix is assigned first, each to the rank with the least work in the round,
+/// as long as no rank owns more elements than the largest matrix has. Matrices that do not fit are
+/// assigned in the next round. `count` matrices of one size take `count.div_ceil(ranks)` rounds.
 ///
 /// ```text
 /// 3 ranks, square matrices:   40  40  20  20  20  20        round 0   40 │ 40 │ 20 20 20 20
@@ -36,7 +36,8 @@ pub(super) fn rounds(shapes: &[[usize; 2]], ranks: usize) -> Vec<RoundOwners> {
     rounds
 }
 
-/// Returns the number of multiplications of one Newton-Schulz step: `X Xᵀ`, its square, and the product with `X`.
+/// Returns the number of multiplications of one Newton-Schulz step: `X Xᵀ`, its square, and the
+/// product with `X`.
 fn cost([rows, columns]: [usize; 2]) -> u128 {
     let (short, long) = (rows.min(columns) as u128, rows.max(columns) as u128);
     short * short * (2 * long + short)

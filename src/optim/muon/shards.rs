@@ -10,7 +10,8 @@ use burn::tensor::{Device, Tensor};
 
 use crate::optim::realigned::Realigned;
 
-/// A Muon configuration, split into three stages that run in this order: `velocity`, `orthogonal`, `apply`.
+/// A Muon configuration, split into three stages that run in this order: `velocity`, `orthogonal`,
+/// `apply`.
 #[derive(Clone)]
 pub(in crate::optim) struct Stages {
     pub(in crate::optim) velocity: Realigned<Velocity>,
@@ -19,8 +20,8 @@ pub(in crate::optim) struct Stages {
     pub(in crate::optim) apply: Realigned<Apply>,
 }
 
-/// Fields of burn's configuration that are needed on shards. They are private in burn, so they are read from its
-/// JSON.
+/// Fields of burn's configuration that are needed on shards. They are private in burn, so they are
+/// read from its JSON.
 #[derive(Config, Debug)]
 struct OnShards {
     weight_decay: Option<WeightDecayConfig>,
@@ -54,7 +55,8 @@ impl Stages {
     }
 }
 
-/// Optimizer that replaces a parameter by the output of momentum for its gradient. It has the state of burn's Muon.
+/// Optimizer that replaces a parameter by the output of momentum for its gradient. It has the state
+/// of burn's Muon.
 #[derive(Clone)]
 pub(in crate::optim) struct Velocity(Momentum);
 
@@ -78,7 +80,8 @@ impl Optimizer for Velocity {
     }
 }
 
-/// Optimizer that applies weight decay to a parameter, then adds the update that is passed as its gradient.
+/// Optimizer that applies weight decay to a parameter, then adds the update that is passed as its
+/// gradient.
 #[derive(Clone)]
 pub(in crate::optim) struct Apply {
     penalty: f64,

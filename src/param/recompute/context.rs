@@ -5,8 +5,9 @@
 //! | first, in forward | none | are entered, and their passes are recorded in order |
 //! | recomputation, in backward | private | reuse the recorded passes, in that order |
 //!
-//! A nested block runs once with the first run of the enclosing block, which has no graph. When the enclosing block
-//! is recomputed, the nested one runs its own first run and later its own recomputation.
+//! A nested block runs once with the first run of the enclosing block, which has no graph. When the
+//! enclosing block is recomputed, the nested one runs its own first run and later its own
+//! recomputation.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -89,15 +90,16 @@ pub(crate) fn record(pass: &Arc<UnitPass>) {
     current(|block| block.passes.borrow_mut().push(pass.clone()));
 }
 
-/// Returns the backward that the program called: that of the running recomputation, or `own` if no block is being
-/// recomputed. `own` is the backward to which the calling step belongs.
+/// Returns the backward that the program called: that of the running recomputation, or `own` if no
+/// block is being recomputed. `own` is the backward to which the calling step belongs.
 pub(crate) fn backward(own: BackwardId) -> BackwardId {
     current(|block| block.again.as_ref().map(|again| again.backward))
         .flatten()
         .unwrap_or(own)
 }
 
-/// Keeps gradients for the enclosing graph if the innermost block is being recomputed. Otherwise returns them.
+/// Keeps gradients for the enclosing graph if the innermost block is being recomputed. Otherwise
+/// returns them.
 pub(crate) fn keep(reduced: Reduced) -> Option<Reduced> {
     let block = thread(|thread| thread.block.borrow().clone());
     match block.as_ref().and_then(|block| block.again.as_ref()) {
@@ -142,7 +144,8 @@ impl RecomputeContext {
     }
 }
 
-/// Guard of a running block: the block is the innermost one of its thread until the guard is dropped.
+/// Guard of a running block: the block is the innermost one of its thread until the guard is
+/// dropped.
 pub(super) struct RecomputeGuard(Rc<RecomputeContext>);
 
 impl RecomputeGuard {
@@ -207,8 +210,9 @@ impl Drop for RecomputeGuard {
     }
 }
 
-/// Guard of a block that runs as if it were not checkpointed, because nothing is tracked on this rank. Other ranks may
-/// track something and checkpoint it, so the units inside are gathered for backward as if it were.
+/// Guard of a block that runs as if it were not checkpointed, because nothing is tracked on this
+/// rank. Other ranks may track something and checkpoint it, so the units inside are gathered for
+/// backward as if it were.
 pub(super) struct UntrackedBlock(());
 
 impl UntrackedBlock {
@@ -246,8 +250,8 @@ pub(crate) fn trained(base: &DispatchTensor) -> Option<NodeId> {
     leaf_of(node).or_else(|| Dispatch::is_tracked(base).then_some(node))
 }
 
-/// Returns the node that identifies a stored shard, also if `base` is a copy of it. Returns `None` without
-/// autodiff.
+/// Returns the node that identifies a stored shard, also if `base` is a copy of it. Returns `None`
+/// without autodiff.
 pub(crate) fn node_id(base: &DispatchTensor) -> Option<NodeId> {
     let node = autodiff::node_id(base.clone())?;
     Some(leaf_of(node).unwrap_or(node))

@@ -1,9 +1,9 @@
 //! [`DetachedModule`]: copy of a module whose parameters are not connected to the program's autodiff graph.
 //!
-//! An autodiff node must not hold a tensor of its own graph, which would keep the graph alive. Also, no node can be
-//! added to a graph while its backward runs. So a checkpointed block computes with copies. They are untracked in
-//! forward. In the recomputation, the copies of parameters that no unit gathers are leaves of the block's private
-//! graph.
+//! An autodiff node must not hold a tensor of its own graph, which would keep the graph alive.
+//! Also, no node can be added to a graph while its backward runs. So a checkpointed block computes
+//! with copies. They are untracked in forward. In the recomputation, the copies of parameters that
+//! no unit gathers are leaves of the block's private graph.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -60,7 +60,8 @@ impl DetachedModule {
         (module, detached)
     }
 
-    /// Returns the copy of this shard, or an untracked one if the module does not contain the shard.
+    /// Returns the copy of this shard, or an untracked one if the module does not contain the
+    /// shard.
     pub(super) fn copy_of(&self, base: &DispatchTensor) -> DispatchTensor {
         if !Dispatch::is_tracked(base) {
             return base.clone();
@@ -75,8 +76,9 @@ impl DetachedModule {
         self
     }
 
-    /// Returns the module with new leaves in place of the copies that no unit gathers, together with the original
-    /// leaves. Updates of running statistics in its forward stay inside the returned module.
+    /// Returns the module with new leaves in place of the copies that no unit gathers, together
+    /// with the original leaves. Updates of running statistics in its forward stay inside the
+    /// returned module.
     ///
     /// # Errors
     /// [`ParamError::ParamNotVisited`](crate::param::ParamError::ParamNotVisited).

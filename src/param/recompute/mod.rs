@@ -6,10 +6,10 @@
 //!   backward   input ─> the block on a private graph ─> backward of that graph <─ gradients of outputs
 //! ```
 //!
-//! The backward of the private graph runs inside a step of the program's backward. Its leaves are copies of the
-//! inputs, of parameters that no unit gathers, and of gathered weights. The gradients of gathered weights are
-//! passed to their units as usual. Units inside the block are entered once: the recomputation uses the passes that
-//! forward recorded.
+//! The backward of the private graph runs inside a step of the program's backward. Its leaves are
+//! copies of the inputs, of parameters that no unit gathers, and of gathered weights. The gradients
+//! of gathered weights are passed to their units as usual. Units inside the block are entered once:
+//! the recomputation uses the passes that forward recorded.
 
 use std::any::type_name;
 use std::rc::Rc;
@@ -46,10 +46,11 @@ pub(crate) mod context;
 mod detached;
 mod region;
 
-/// [`unit`](fn@super::unit) with activation checkpointing: keeps only the input of `forward`, and recomputes
-/// everything else in backward.
+/// [`unit`](fn@super::unit) with activation checkpointing: keeps only the input of `forward`, and
+/// recomputes everything else in backward.
 ///
-/// Use it instead of [`unit`](fn@super::unit) around each block whose activations need too much memory:
+/// Use it instead of [`unit`](fn@super::unit) around each block whose activations need too much
+/// memory:
 ///
 /// ```
 /// # use burn::{nn::Linear, module::Module, tensor::Tensor};
@@ -69,20 +70,21 @@ mod region;
 /// ```
 ///
 /// It also checkpoints a module that is not sharded. For units,
-/// [`FsdpModule::set_activation_checkpointing`](crate::fsdp::FsdpModule::set_activation_checkpointing) turns
-/// checkpointing off and on, optionally by path patterns. If nothing is tracked, it is equivalent to
-/// [`unit`](fn@super::unit).
+/// [`FsdpModule::set_activation_checkpointing`](crate::fsdp::FsdpModule::set_activation_checkpointing)
+/// turns checkpointing off and on, optionally by path patterns. If nothing is tracked, it is
+/// equivalent to [`unit`](fn@super::unit).
 ///
-/// Backward gathers each unit once, for both the recomputation and the gradients, and reduces it in the same order
-/// as without checkpointing. This holds for units inside the block, however they are entered, and for enclosing
-/// units whose weights the block reads. Backward gathers the units that a block reads even if
-/// [`FsdpModule::set_unshard_in_backward`](crate::fsdp::FsdpModule::set_unshard_in_backward) is off. Blocks may be
-/// nested, and one block may run several times.
+/// Backward gathers each unit once, for both the recomputation and the gradients, and reduces it in
+/// the same order as without checkpointing. This holds for units inside the block, however they are
+/// entered, and for enclosing units whose weights the block reads. Backward gathers the units that
+/// a block reads even if
+/// [`FsdpModule::set_unshard_in_backward`](crate::fsdp::FsdpModule::set_unshard_in_backward) is
+/// off. Blocks may be nested, and one block may run several times.
 ///
-/// Every tracked tensor that the block uses must be in `input` or a parameter of `module`: other captured tensors
-/// would get no gradient. An output that depends on a captured tracked tensor is an error. A dependency that
-/// `detach` hides is not detected. Compute such values outside the block, because otherwise backward could not
-/// finish.
+/// Every tracked tensor that the block uses must be in `input` or a parameter of `module`: other
+/// captured tensors would get no gradient. An output that depends on a captured tracked tensor is
+/// an error. A dependency that `detach` hides is not detected. Compute such values outside the
+/// block, because otherwise backward could not finish.
 ///
 /// # Random numbers
 /// Both runs of the block use the same random numbers:
@@ -92,17 +94,19 @@ mod region;
 /// | this crate's [streams](crate::dtensor::ops::random): DTensors, [`nn::dropout`](crate::nn::dropout), `random::tensor` | always |
 /// | burn's state of the device (`Dropout`, `Tensor::random`) | if no other thread draws from it while the block computes |
 ///
-/// If anything is tracked, a call reseeds burn's state with a number drawn from it (on a GPU, from this crate's
-/// stream of the rank). It does so whether or not checkpointing is on, so checkpointing changes no random number.
-/// Ranks that are threads share burn's state. If the recomputed outputs are not bitwise identical to those of
-/// forward, backward fails with [`ParamError::NondeterministicRecompute`] instead of computing wrong gradients.
-/// This check runs on the CPU only: on a GPU, outputs are not compared.
+/// If anything is tracked, a call reseeds burn's state with a number drawn from it (on a GPU, from
+/// this crate's stream of the rank). It does so whether or not checkpointing is on, so
+/// checkpointing changes no random number. Ranks that are threads share burn's state. If the
+/// recomputed outputs are not bitwise identical to those of forward, backward fails with
+/// [`ParamError::NondeterministicRecompute`] instead of computing wrong gradients. This check runs
+/// on the CPU only: on a GPU, outputs are not compared.
 ///
 /// Statistics that a layer updates in forward (batch normalization) are updated once.
 ///
 /// # Collective
-/// Like [`unit`](fn@super::unit). Collectives that `forward` itself calls, as DTensors do, are called a second time
-/// in backward, if an output of the block is in the loss. So the ranks of such a collective must agree on that.
+/// Like [`unit`](fn@super::unit). Collectives that `forward` itself calls, as DTensors do, are
+/// called a second time in backward, if an output of the block is in the loss. So the ranks of such
+/// a collective must agree on that.
 ///
 /// # Panics
 /// Like [`unit`](fn@super::unit); with [`ParamError::CapturedTrackedTensor`] in forward, and
@@ -127,8 +131,8 @@ where
             .filter(|_| is_trained || context::is_any())
             .map(SavedRngState::start);
         let is_on = units.iter().all(|unit| unit.control.lock().checkpoint);
-        // A block that runs for the first time has no graph that could keep activations, so a nested one need not
-        // be checkpointed.
+        // A block that runs for the first time has no graph that could keep activations, so a
+        // nested one need not be checkpointed.
         if !is_on || context::is_first() {
             return forward(module, input);
         }
@@ -158,7 +162,8 @@ where
 
 /// Devices and tracking of a block's input and parameters.
 struct RegionInputs {
-    /// The device without autodiff on which the block computes, or `None` if it has no float tensor.
+    /// The device without autodiff on which the block computes, or `None` if it has no float
+    /// tensor.
     device: Option<Device>,
     /// True if the block trains a parameter.
     trains: bool,
@@ -327,8 +332,8 @@ where
     })
 }
 
-/// Runs `forward` with access to the units of modules inside. Also returns the last post-backward node that was
-/// created inside.
+/// Runs `forward` with access to the units of modules inside. Also returns the last post-backward
+/// node that was created inside.
 fn run<M: Module, I, O>(
     module: &M,
     input: I,
@@ -342,7 +347,8 @@ fn run<M: Module, I, O>(
     (output, unit_stack::enclosing().last)
 }
 
-/// Returns scopes in which a block reads enclosing units: without a graph, or on the graph of `anchor`.
+/// Returns scopes in which a block reads enclosing units: without a graph, or on the graph of
+/// `anchor`.
 fn scopes(
     around: &[(Arc<UnitPass>, LocalShards)],
     anchor: Option<&DispatchTensor>,
@@ -364,7 +370,8 @@ struct RecomputeInputs<M, I, F> {
     random: Option<SavedRngState>,
     /// For each input, true if it is tracked.
     is_tracked: Vec<bool>,
-    /// Empty tensor with the autodiff context of the program's graph, from which the anchor is made.
+    /// Empty tensor with the autodiff context of the program's graph, from which the anchor is
+    /// made.
     like: DispatchTensor,
     /// Enclosing units whose weights the block reads, with copies of their shards.
     around: Vec<(Arc<UnitPass>, LocalShards)>,
@@ -466,12 +473,12 @@ where
     }
 }
 
-/// State of random numbers at the start of a block: that of the thread's [stream](random), and the seed of burn's
-/// own state.
+/// State of random numbers at the start of a block: that of the thread's [stream](random), and the
+/// seed of burn's own state.
 ///
-/// burn's state can be seeded, but not read. So each block reseeds it with a number that is drawn from it. On
-/// devices other than the CPU, reading that number would wait for the device, so it is drawn from the thread's
-/// stream instead.
+/// burn's state can be seeded, but not read. So each block reseeds it with a number that is drawn
+/// from it. On devices other than the CPU, reading that number would wait for the device, so it is
+/// drawn from the thread's stream instead.
 pub(super) struct SavedRngState {
     stream: ThreadRng,
     device: Device,
@@ -499,7 +506,8 @@ impl SavedRngState {
         }
     }
 
-    /// Restores the saved state for the recomputation of the block. Dropping the returned guard ends the replay.
+    /// Restores the saved state for the recomputation of the block. Dropping the returned guard
+    /// ends the replay.
     pub(super) fn replay(self) -> Replayed {
         let Self {
             stream,
@@ -537,7 +545,8 @@ fn next_seed(device: &Device) -> u64 {
     }
 }
 
-/// Guard of a replay. When it is dropped, the random state continues as if there had been no replay.
+/// Guard of a replay. When it is dropped, the random state continues as if there had been no
+/// replay.
 pub(super) struct Replayed(SavedRngState);
 
 impl Drop for Replayed {

@@ -4,11 +4,12 @@
 //!   flush, inputs, the previous token ─> RecomputeNode ─> one RegionOutput per output
 //! ```
 //!
-//! The gate (the `RecomputeNode`) is the parent of all outputs. It runs when all their gradients are complete, and
-//! recomputes the block. It is deeper than the inputs of the block and than the tokens (post-backward nodes) of
-//! enclosing units, so the weights of those units are still present. If units were entered in the block, the gate
-//! is the last token for units that are entered later. Every backward that reaches an enclosing unit then reaches
-//! them too, on every rank, as rules 7 and 8 of [`graph`](crate::param::backward_nodes) require.
+//! The gate (the `RecomputeNode`) is the parent of all outputs. It runs when all their gradients
+//! are complete, and recomputes the block. It is deeper than the inputs of the block and than the
+//! tokens (post-backward nodes) of enclosing units, so the weights of those units are still
+//! present. If units were entered in the block, the gate is the last token for units that are
+//! entered later. Every backward that reaches an enclosing unit then reaches them too, on every
+//! rank, as rules 7 and 8 of [`graph`](crate::param::backward_nodes) require.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -26,7 +27,8 @@ use crate::param::unit_pass::{BackwardScheduler, UnitPass};
 
 /// Recomputation of a block.
 pub(super) trait Recompute: Send {
-    /// Recomputes the block, and returns the gradients of its inputs and parameters, given those of its outputs.
+    /// Recomputes the block, and returns the gradients of its inputs and parameters, given those of
+    /// its outputs.
     fn run(
         self: Box<Self>,
         grads: Vec<Option<DispatchTensor>>,
@@ -90,8 +92,8 @@ impl RecomputeRegion {
         })
     }
 
-    /// Creates the block's gate as a child of `inputs`, of the previous token `last`, and of a `leaf`. `top` is
-    /// true if no other block is running.
+    /// Creates the block's gate as a child of `inputs`, of the previous token `last`, and of a
+    /// `leaf`. `top` is true if no other block is running.
     pub(super) fn gate(
         self: &Arc<Self>,
         leaf: Option<DispatchTensor>,
@@ -155,8 +157,8 @@ impl RecomputeRegion {
         autodiff::unary(gate.clone(), Arc::new(output))
     }
 
-    /// Runs when the gradients are complete. If backward reached no output, the passes inside end without a
-    /// recomputation.
+    /// Runs when the gradients are complete. If backward reached no output, the passes inside end
+    /// without a recomputation.
     fn backward(&self, step: &mut BackwardStep<'_>) {
         let grads = std::mem::take(&mut *self.grads.lock());
         let recompute = self.recompute.lock().take().expect("a node runs once");
@@ -187,8 +189,8 @@ impl RecomputeRegion {
         if inputs.iter().any(Option::is_none) {
             padding.pad(step);
         } else {
-            // It passes gradients on as any node does. It would be removed when it is dropped, but an output that the loss
-            // leaves out keeps it until backward has ended.
+            // It passes gradients on as any node does. It would be removed when it is dropped, but
+            // an output that the loss leaves out keeps it until backward has ended.
             self.ended();
         }
         for ((node, like), grad) in self.inputs.iter().zip(inputs) {
@@ -251,8 +253,8 @@ impl GraphOp for RegionOutput {
     }
 }
 
-/// Assigns a gradient to a recomputed output. Parents: the output, and the rest of the nodes that backward must
-/// reach.
+/// Assigns a gradient to a recomputed output. Parents: the output, and the rest of the nodes that
+/// backward must reach.
 #[derive(Debug)]
 struct GradSeed(Mutex<Option<DispatchTensor>>);
 
@@ -267,8 +269,8 @@ impl GraphOp for GradSeed {
     }
 }
 
-/// Runs backward from outputs of one graph with the given gradients, and from all ancestors of `last`. Returns
-/// `None` if there are neither outputs nor `last`.
+/// Runs backward from outputs of one graph with the given gradients, and from all ancestors of
+/// `last`. Returns `None` if there are neither outputs nor `last`.
 pub(super) fn backward_from(
     outputs: Vec<(DispatchTensor, DispatchTensor)>,
     last: Option<DispatchTensor>,

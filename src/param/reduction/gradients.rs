@@ -1,4 +1,5 @@
-//! Gradients of a unit on the way to the optimizer: collected from backward, accumulated, or reduced.
+//! Gradients of a unit on the way to the optimizer: collected from backward, accumulated, or
+//! reduced.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::mem;
@@ -55,8 +56,8 @@ impl Trained {
         }
     }
 
-    /// Selects the gradients of these parameters from those of all weights of the source. `None` stands for a
-    /// parameter that this rank has not used.
+    /// Selects the gradients of these parameters from those of all weights of the source. `None`
+    /// stands for a parameter that this rank has not used.
     pub(crate) fn select(
         &self,
         mut grads: Vec<Option<DispatchTensor>>,
@@ -94,9 +95,9 @@ impl Trained {
 pub(crate) struct CollectedGrads {
     /// Gradients that are the same on all tensor-parallel ranks.
     grads: Vec<Option<DispatchTensor>>,
-    /// Partial gradients that are expected or have arrived, by the mesh dimensions over which tensor-parallel ranks
-    /// sum them. One is expected if the parameter was read for computations that differ along these dimensions, and
-    /// then on all ranks.
+    /// Partial gradients that are expected or have arrived, by the mesh dimensions over which
+    /// tensor-parallel ranks sum them. One is expected if the parameter was read for computations
+    /// that differ along these dimensions, and then on all ranks.
     partial: BTreeMap<MeshDims, BTreeMap<usize, Option<DispatchTensor>>>,
 }
 
@@ -109,13 +110,15 @@ impl CollectedGrads {
         }
     }
 
-    /// Adds `grad` to the gradient at `position`. A parameter that checkpointed blocks read has several gradients.
+    /// Adds `grad` to the gradient at `position`. A parameter that checkpointed blocks read has
+    /// several gradients.
     pub(crate) fn add(&mut self, position: usize, grad: DispatchTensor) {
         let sum = &mut self.grads[position];
         *sum = self::sum(sum.take(), Some(grad));
     }
 
-    /// Records that the parameter at `position` was read for computations that differ along the mesh dimensions `dims`.
+    /// Records that the parameter at `position` was read for computations that differ along the
+    /// mesh dimensions `dims`.
     pub(crate) fn expect_partial(&mut self, position: usize, dims: &[usize]) {
         self.partial
             .entry(dims.into())
@@ -148,12 +151,13 @@ impl CollectedGrads {
             .any(Option::is_some)
     }
 
-    /// Takes the gradients by position, after summing the partial gradients of tensor-parallel ranks.
+    /// Takes the gradients by position, after summing the partial gradients of tensor-parallel
+    /// ranks.
     ///
-    /// All sums (of partial gradients, of accumulated gradients, and of the averages) use the unit's reduction
-    /// element type, or else the element type in which the parameter is stored. The element type of the gradient
-    /// itself does not matter. So one reduce-scatter may carry tensors of several types. The result on this rank
-    /// has the element type of its shard.
+    /// All sums (of partial gradients, of accumulated gradients, and of the averages) use the
+    /// unit's reduction element type, or else the element type in which the parameter is stored.
+    /// The element type of the gradient itself does not matter. So one reduce-scatter may carry
+    /// tensors of several types. The result on this rank has the element type of its shard.
     ///
     /// # Collective
     /// On the tensor-parallel ranks, if gradients are partial.
@@ -188,8 +192,9 @@ impl CollectedGrads {
     }
 }
 
-/// Gradients of a unit that backwards did not reduce, or reduced only over the ranks that shard (gradient
-/// accumulation), by the autodiff leaf of their parameter. An optimizer step replaces the leaves.
+/// Gradients of a unit that backwards did not reduce, or reduced only over the ranks that shard
+/// (gradient accumulation), by the autodiff leaf of their parameter. An optimizer step replaces the
+/// leaves.
 ///
 /// ```text
 ///   backward   full gradients ─── no sync ──────> full       (this rank's sum)
@@ -199,8 +204,9 @@ impl CollectedGrads {
 ///              all-reduce over replicas ────────> the optimizer
 /// ```
 ///
-/// The next backward that reduces the unit includes them. A backward that does not enter the unit, but reduces other
-/// units of its model, [reduces them at its end](super::GradReducer::reduce_postponed).
+/// The next backward that reduces the unit includes them. A backward that does not enter the unit,
+/// but reduces other units of its model, [reduces them at its
+/// end](super::GradReducer::reduce_postponed).
 #[derive(Debug, Default)]
 pub(crate) struct AccumulatedGrads(Mutex<ByStage>);
 
@@ -208,7 +214,8 @@ pub(crate) struct AccumulatedGrads(Mutex<ByStage>);
 struct ByStage {
     /// Gradients of each [`GradStage`].
     stages: [GradsByLeaf; 2],
-    /// True if the optimizer stepped without these gradients although they should have been reduced before.
+    /// True if the optimizer stepped without these gradients although they should have been reduced
+    /// before.
     has_missed_step: bool,
 }
 
@@ -218,7 +225,8 @@ type GradsByLeaf = HashMap<NodeId, AccumulatedGrad>;
 struct AccumulatedGrad {
     /// Index of the parameter in the unit.
     member: usize,
-    /// `None` if the reduction was postponed although this rank has no gradient, so that all ranks have the same leaves.
+    /// `None` if the reduction was postponed although this rank has no gradient, so that all ranks
+    /// have the same leaves.
     grad: Option<DispatchTensor>,
 }
 
@@ -252,8 +260,8 @@ impl AccumulatedGrads {
         }
     }
 
-    /// Removes the accumulated gradients of these leaves, and adds them to `grads`. Returns, per leaf, true if there
-    /// was one.
+    /// Removes the accumulated gradients of these leaves, and adds them to `grads`. Returns, per
+    /// leaf, true if there was one.
     pub(crate) fn take(
         &self,
         stage: GradStage,
@@ -284,13 +292,14 @@ impl AccumulatedGrads {
         self.0.lock().stages.iter().any(|stage| !stage.is_empty())
     }
 
-    /// Records that the optimizer steps without these gradients although they should have been reduced before.
+    /// Records that the optimizer steps without these gradients although they should have been
+    /// reduced before.
     pub(crate) fn miss_step(&self) {
         self.0.lock().has_missed_step = true;
     }
 
-    /// Returns true if the gradients can no longer be used: a step was taken without them, or `is_current` returns false
-    /// for a parameter of the unit and the leaf of its gradient.
+    /// Returns true if the gradients can no longer be used: a step was taken without them, or
+    /// `is_current` returns false for a parameter of the unit and the leaf of its gradient.
     pub(crate) fn is_too_late(&self, is_current: impl Fn(usize, NodeId) -> bool) -> bool {
         let accumulated = self.0.lock();
         let mut grads = accumulated.stages.iter().flatten();
@@ -309,11 +318,11 @@ fn sum(a: Option<DispatchTensor>, b: Option<DispatchTensor>) -> Option<DispatchT
     }
 }
 
-/// Checks that `grads` has the gradient of a distributed parameter of `model`, if gradients wait in a unit of it.
-/// `walk` is that of the model.
+/// Checks that `grads` has the gradient of a distributed parameter of `model`, if gradients wait in
+/// a unit of it. `walk` is that of the model.
 ///
-/// Local. All ranks of a unit postpone the same reductions, and none of them has gradients before the reduction, so
-/// they decide identically.
+/// Local. All ranks of a unit postpone the same reductions, and none of them has gradients before
+/// the reduction, so they decide identically.
 ///
 /// # Errors
 /// [`ParamError::StepWithoutGradients`].

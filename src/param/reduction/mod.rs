@@ -6,10 +6,10 @@
 //!            └─> accumulated: no sync                       └─> accumulated: no all-reduce
 //! ```
 //!
-//! Each [`advance`](GradReducer::advance) waits for one stage of a reduction and issues the next. Between two calls the
-//! rank computes while the other ranks, or its backend, work on the stage. A reduction advances before the next is
-//! issued, so one unit's unsharded gradients are in memory in addition to those being computed; two units' if another
-//! rank is slow to receive its shards.
+//! Each [`advance`](GradReducer::advance) waits for one stage of a reduction and issues the next.
+//! Between two calls the rank computes while the other ranks, or its backend, work on the stage. A
+//! reduction advances before the next is issued, so one unit's unsharded gradients are in memory in
+//! addition to those being computed; two units' if another rank is slow to receive its shards.
 
 pub(super) mod gradients;
 pub(super) mod order;
@@ -43,8 +43,8 @@ use crate::error::OrUnwind;
 use crate::memory::ToHost;
 use crate::mesh::DeviceMesh;
 
-/// Reduced gradients, each with its leaf. Each is that of this rank's shard, or of the full parameter if it is
-/// replicated. Parameters that no rank used have none.
+/// Reduced gradients, each with its leaf. Each is that of this rank's shard, or of the full
+/// parameter if it is replicated. Parameters that no rank used have none.
 pub(super) type Reduced = Vec<(NodeId, DispatchTensor)>;
 
 /// The reductions of one thread's backwards.
@@ -55,8 +55,8 @@ pub(super) struct GradReducer(Mutex<ReduceQueue>);
 struct ReduceQueue {
     /// The reductions in flight, oldest first.
     in_flight: VecDeque<(BackwardId, Weak<InFlightReduction>)>,
-    /// The postponed reductions. Their order is the same on all ranks, including a rank that has none of the
-    /// gradients.
+    /// The postponed reductions. Their order is the same on all ranks, including a rank that has
+    /// none of the gradients.
     postponed: Vec<Postponed>,
     /// The models whose units this backward trains.
     models: SmallVec<[Arc<str>; 1]>,
@@ -65,16 +65,16 @@ struct ReduceQueue {
 /// A reduction in flight; `None` once it is complete.
 type InFlightReduction = Mutex<Option<Box<GradReduction>>>;
 
-/// The reductions in flight that are dropped together with the graph of a pass: that of the pass's own gradients, and
-/// postponed ones that its backward has issued at the end.
+/// The reductions in flight that are dropped together with the graph of a pass: that of the pass's
+/// own gradients, and postponed ones that its backward has issued at the end.
 #[derive(Debug, Default)]
 pub(super) struct OwnedReductions(Mutex<SmallVec<[Arc<InFlightReduction>; 1]>>);
 
 impl GradReducer {
-    /// Starts the averaging of gradients over the data-parallel ranks, including gradients that were accumulated
-    /// before. If the unit does not synchronize (`no_sync`), accumulates them instead. `grads` holds one gradient
-    /// per trained parameter, `None` for one that this rank did not use. `owner` keeps the reduction until it is
-    /// complete.
+    /// Starts the averaging of gradients over the data-parallel ranks, including gradients that
+    /// were accumulated before. If the unit does not synchronize (`no_sync`), accumulates them
+    /// instead. `grads` holds one gradient per trained parameter, `None` for one that this rank did
+    /// not use. `owner` keeps the reduction until it is complete.
     ///
     /// # Collective
     /// On all data-parallel ranks.
@@ -88,8 +88,8 @@ impl GradReducer {
         self.add(GradReduction::issue(trained, grads), backward, owner);
     }
 
-    /// Advances the reductions of `backward` by one stage, oldest first, and returns the gradients of those that
-    /// are complete.
+    /// Advances the reductions of `backward` by one stage, oldest first, and returns the gradients
+    /// of those that are complete.
     ///
     /// # Panics
     /// Unwinds with the typed error of a collective that fails.
@@ -111,9 +111,10 @@ impl GradReducer {
         }
     }
 
-    /// Starts the reductions that earlier backwards postponed, for the models whose units this backward trains.
-    /// Returns the gradients of earlier reductions. A step then has all gradients, including those of units that
-    /// its last backward does not enter. Called at the end of a backward.
+    /// Starts the reductions that earlier backwards postponed, for the models whose units this
+    /// backward trains. Returns the gradients of earlier reductions. A step then has all gradients,
+    /// including those of units that its last backward does not enter. Called at the end of a
+    /// backward.
     ///
     /// # Panics
     /// Like [`advance`](Self::advance).
@@ -149,7 +150,8 @@ impl GradReducer {
         reduced
     }
 
-    /// Records that a forward begins: the models that the last backward trained are those of an abandoned one.
+    /// Records that a forward begins: the models that the last backward trained are those of an
+    /// abandoned one.
     pub(super) fn begin_forward(&self) {
         self.0.lock().models.clear();
     }
@@ -193,7 +195,8 @@ impl GradReducer {
         postponed.push(new);
     }
 
-    /// Removes the reductions of `backward` from the queue and returns them. Drops those whose graph is gone.
+    /// Removes the reductions of `backward` from the queue and returns them. Drops those whose
+    /// graph is gone.
     fn of(&self, backward: BackwardId) -> Vec<Weak<InFlightReduction>> {
         let in_flight = &mut self.0.lock().in_flight;
         let alive = mem::take(in_flight)
@@ -250,7 +253,8 @@ struct Postponed {
 }
 
 impl Postponed {
-    /// Returns true if no other reduction has included its gradients, and the program has not dropped them.
+    /// Returns true if no other reduction has included its gradients, and the program has not
+    /// dropped them.
     fn is_pending(&self) -> bool {
         self.trained
             .source
@@ -306,16 +310,17 @@ struct GradReduction {
 enum ReduceStage {
     /// No collective is needed.
     Local(Vec<Option<DispatchTensor>>),
-    /// The reduction over the ranks that shard: a reduce-scatter of sharded parameters and an all-reduce of
-    /// replicated ones. The flags are the last tensor of the first collective that is present.
+    /// The reduction over the ranks that shard: a reduce-scatter of sharded parameters and an
+    /// all-reduce of replicated ones. The flags are the last tensor of the first collective that is
+    /// present.
     Scattering {
         sharded: Option<Work<Vec<DispatchTensor>>>,
         replicated: Option<Work<Vec<DispatchTensor>>>,
     },
     /// The all-reduce of all gradients and the flags over the replicas.
     Replicating(Work<Vec<DispatchTensor>>),
-    /// The collectives are complete. The gradients are being copied to host memory, for leaves with these element
-    /// types.
+    /// The collectives are complete. The gradients are being copied to host memory, for leaves with
+    /// these element types.
     CopyingOut(ToHost, Vec<(NodeId, DType)>),
 }
 
@@ -353,8 +358,8 @@ impl GradReduction {
         ReduceProgress::InFlight(Self::scatter(trained, grads).into())
     }
 
-    /// Starts the first stage: the reduction over the ranks that shard, which also compares the digests of the
-    /// replica check.
+    /// Starts the first stage: the reduction over the ranks that shard, which also compares the
+    /// digests of the replica check.
     fn scatter(trained: Trained, grads: Vec<Option<DispatchTensor>>) -> Self {
         let PendingDigests {
             due,
@@ -391,8 +396,8 @@ impl GradReduction {
         }
     }
 
-    /// Posts the reductions over the ranks that shard. The first of them also transfers the flags and the digests in
-    /// `compared`.
+    /// Posts the reductions over the ranks that shard. The first of them also transfers the flags
+    /// and the digests in `compared`.
     fn post_scatter(
         &self,
         data: &DataParallelGroups,
@@ -437,7 +442,8 @@ impl GradReduction {
         }
     }
 
-    /// Starts the all-reduce over the replicas for gradients that are already reduced over the ranks that shard.
+    /// Starts the all-reduce over the replicas for gradients that are already reduced over the
+    /// ranks that shard.
     fn issue_scattered(trained: Trained) -> Self {
         let mut reduction = Self::new(trained);
         let Self { trained, .. } = &reduction;
@@ -568,8 +574,8 @@ impl GradReduction {
         Ok(ReduceProgress::InFlight(Box::new(self)))
     }
 
-    /// Completes the collectives: scales the gradients and runs the hook. A copy to host memory then runs while the
-    /// next gradients are computed.
+    /// Completes the collectives: scales the gradients and runs the hook. A copy to host memory
+    /// then runs while the next gradients are computed.
     fn complete(mut self, grads: Vec<Option<DispatchTensor>>) -> Result<ReduceProgress> {
         let scaled = |grad: DispatchTensor| match self.scale {
             None => grad,
@@ -615,7 +621,8 @@ impl GradReduction {
         &self.trained.source.unit
     }
 
-    /// Returns the gradients with `None` for each parameter that no rank used. A hook receives all of them.
+    /// Returns the gradients with `None` for each parameter that no rank used. A hook receives all
+    /// of them.
     fn without_unused(
         &self,
         reduced: Vec<DispatchTensor>,
@@ -636,8 +643,8 @@ impl GradReduction {
     }
 }
 
-/// Returns the operation of the reduction over the ranks that shard: an all-reduce if all parameters are
-/// replicated.
+/// Returns the operation of the reduction over the ranks that shard: an all-reduce if all
+/// parameters are replicated.
 fn scatter_op(sharded: Option<&Work<Vec<DispatchTensor>>>) -> Op {
     if sharded.is_some() {
         Op::ReduceScatter
@@ -655,11 +662,13 @@ fn for_leaves(leaves: Vec<(NodeId, DType)>, grads: Vec<DispatchTensor>) -> Reduc
         .collect()
 }
 
-/// This rank's gradients of some of a unit's parameters. A parameter that the rank did not use has zeros.
+/// This rank's gradients of some of a unit's parameters. A parameter that the rank did not use has
+/// zeros.
 ///
-/// If no rank used a parameter, it has no gradient, as without sharding, and an optimizer does not step it. If only
-/// some ranks used it, its gradient is averaged over all ranks, and the others count as zeros. Each reduction
-/// therefore also transfers one flag per parameter, which says that the rank used it.
+/// If no rank used a parameter, it has no gradient, as without sharding, and an optimizer does not
+/// step it. If only some ranks used it, its gradient is averaged over all ranks, and the others
+/// count as zeros. Each reduction therefore also transfers one flag per parameter, which says that
+/// the rank used it.
 struct FlaggedGrads {
     grads: Vec<DispatchTensor>,
     used: Vec<bool>,
@@ -676,14 +685,14 @@ impl FlaggedGrads {
         Self { grads, used }
     }
 
-    /// Returns flags of shape `[ranks, parameters]`, to be reduced by `op`. All rows are equal, so that after a
-    /// reduce-scatter each rank has one complete row.
+    /// Returns flags of shape `[ranks, parameters]`, to be reduced by `op`. All rows are equal, so
+    /// that after a reduce-scatter each rank has one complete row.
     fn flags(&self, ranks: usize, op: ReduceOp) -> DispatchTensor {
         let (device, dtype) = (self.grads[0].device(), self.grads[0].dtype());
         let (used, dtype) = match op {
-            // The reduction multiplies flags by the factor, too. A flag of 1 could round to 0, for instance if the
-            // factor is the reciprocal of a number of tokens. So the flag is the reciprocal of the factor. Neither
-            // number needs to be in the range of f16.
+            // The reduction multiplies flags by the factor, too. A flag of 1 could round to 0, for
+            // instance if the factor is the reciprocal of a number of tokens. So the flag is the
+            // reciprocal of the factor. Neither number needs to be in the range of f16.
             ReduceOp::PremulSum(factor) => (
                 1.0 / factor.value(),
                 if dtype == DType::F16 {
@@ -698,9 +707,10 @@ impl FlaggedGrads {
     }
 }
 
-/// Returns `rows` equal rows of flags. Their element type is that of a gradient where that type can represent them,
-/// so that all tensors of the collective have one type. The flag is `one` for a parameter that this rank used, and 0
-/// otherwise. Each rank that used a parameter adds about 1 to its reduced flag, or its share of an average.
+/// Returns `rows` equal rows of flags. Their element type is that of a gradient where that type can
+/// represent them, so that all tensors of the collective have one type. The flag is `one` for a
+/// parameter that this rank used, and 0 otherwise. Each rank that used a parameter adds about 1 to
+/// its reduced flag, or its share of an average.
 fn flags(
     used: &[bool],
     rows: usize,
@@ -720,8 +730,8 @@ fn flags(
     .into_dispatch()
 }
 
-/// Returns the reduced gradients, with `None` for each parameter that no rank used. `flags` is read only if this
-/// rank left a parameter unused, because reading waits for the device.
+/// Returns the reduced gradients, with `None` for each parameter that no rank used. `flags` is read
+/// only if this rank left a parameter unused, because reading waits for the device.
 fn without_unused(
     reduced: Vec<DispatchTensor>,
     flags: DispatchTensor,
@@ -738,13 +748,13 @@ fn without_unused(
         .collect()
 }
 
-/// Name of the duplicated communicators on which backward issues its reductions. Their collectives are ordered
-/// independently of those that forward issues.
+/// Name of the duplicated communicators on which backward issues its reductions. Their collectives
+/// are ordered independently of those that forward issues.
 pub(crate) const REDUCE: &str = "burn_dtensor::reduced";
 
-/// The groups of a tensor-parallel mesh over which partial gradients are summed. Computations that read a parameter
-/// may differ along some of the mesh dimensions. The parameter's gradient is then summed over the ranks along these
-/// dimensions.
+/// The groups of a tensor-parallel mesh over which partial gradients are summed. Computations that
+/// read a parameter may differ along some of the mesh dimensions. The parameter's gradient is then
+/// summed over the ranks along these dimensions.
 #[derive(Debug)]
 pub(crate) struct PartialGradGroups {
     all: Communicator,
@@ -784,7 +794,8 @@ impl PartialGradGroups {
             .1
     }
 
-    /// Sums this rank's partial gradients of these parameters over the ranks along the mesh dimensions `dims`.
+    /// Sums this rank's partial gradients of these parameters over the ranks along the mesh
+    /// dimensions `dims`.
     fn sum(
         &self,
         dims: &[usize],

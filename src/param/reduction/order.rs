@@ -1,21 +1,23 @@
 //! [`ReductionOrder`]: the order in which a rank's units are reduced.
 //!
-//! Each pass gets an order key in forward, which runs in the same order on all ranks. Reductions follow these keys:
-//! rule 5 of [`backward_nodes`](crate::param::backward_nodes).
+//! Each pass gets an order key in forward, which runs in the same order on all ranks. Reductions
+//! follow these keys: rule 5 of [`backward_nodes`](crate::param::backward_nodes).
 //!
 //! ```text
 //!   entered       root (nothing before it)   0   1   2   3
 //!   reduced       3   2   1   0   root
 //! ```
 //!
-//! * **Tied** passes depend on something before them: a tracked input, or a unit around them. They are reduced in
-//!   reverse order of entry, which is the order in which backward reaches the units of a chain.
-//! * **Loose** passes depend on nothing. Backward reaches them last in any model. They follow in order of entry,
-//!   the root first.
-//! * A pass whose gradients are complete is **held** while a pass that was entered later is open, even if this
-//!   backward will never reach that one. This rule uses only information that is the same on every rank.
-//! * When backward ends, [`RootPostBackward`](crate::param::backward_nodes::RootPostBackward) issues the reductions that
-//!   are still held.
+//! * **Tied** passes depend on something before them: a tracked input, or a unit around them. They
+//!   are reduced in reverse order of entry, which is the order in which backward reaches the units
+//!   of a chain.
+//! * **Loose** passes depend on nothing. Backward reaches them last in any model. They follow in
+//!   order of entry, the root first.
+//! * A pass whose gradients are complete is **held** while a pass that was entered later is open,
+//!   even if this backward will never reach that one. This rule uses only information that is the
+//!   same on every rank.
+//! * When backward ends, [`RootPostBackward`](crate::param::backward_nodes::RootPostBackward)
+//!   issues the reductions that are still held.
 
 use std::collections::BTreeMap;
 
@@ -23,8 +25,9 @@ use parking_lot::Mutex;
 
 /// The passes of one rank, sorted by order key.
 ///
-/// `P` is a handle on a pass, which this type only holds and returns. The handle must not keep the pass alive: the
-/// graph's nodes do. If a backward is abandoned, its nodes are dropped, and each pass calls [`leave`](Self::leave).
+/// `P` is a handle on a pass, which this type only holds and returns. The handle must not keep the
+/// pass alive: the graph's nodes do. If a backward is abandoned, its nodes are dropped, and each
+/// pass calls [`leave`](Self::leave).
 #[derive(Debug)]
 pub(crate) struct ReductionOrder<P>(Mutex<OrderedQueue<P>>);
 
@@ -45,8 +48,8 @@ enum Tied<P> {
     Open,
     /// The gradients are complete, and the pass is held.
     Held(P),
-    /// It was dropped. The moment of the drop differs between ranks, so the pass still holds those entered before
-    /// it.
+    /// It was dropped. The moment of the drop differs between ranks, so the pass still holds those
+    /// entered before it.
     Gone,
 }
 
@@ -83,7 +86,8 @@ impl<P> ReductionOrder<P> {
         OrderKey::Tied(place)
     }
 
-    /// Records that the gradients of `pass` are complete. Returns the passes that may be reduced now, in order.
+    /// Records that the gradients of `pass` are complete. Returns the passes that may be reduced
+    /// now, in order.
     pub(crate) fn ready(&self, place: OrderKey, pass: P) -> Vec<P> {
         let mut places = self.0.lock();
         match place {
@@ -218,7 +222,8 @@ mod tests {
         assert_eq!(order.flush(), [0; 0]);
     }
 
-    /// Checks that the order of the reductions does not depend on the order in which backward reaches the passes.
+    /// Checks that the order of the reductions does not depend on the order in which backward
+    /// reaches the passes.
     #[test]
     fn whatever_comes_up_first_the_order_is_that_of_entry() {
         for mut code in 0..120 {

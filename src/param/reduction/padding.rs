@@ -1,10 +1,11 @@
 //! [`ZeroPadding`]: tells gradients of the loss from zeros that replace a missing gradient.
 //!
-//! Post-backward nodes and checkpointed blocks order the backward: burn runs all ancestors of the loss, and so what
-//! only such a node ties to the loss, too. No gradient of the loss arrives there, and the node passes zeros on
-//! ([`backward_nodes`](crate::param::backward_nodes), rule 4). Without sharding, a parameter that receives only these
-//! zeros has no gradient, and an optimizer does not step it. A parameter that the loss depends on may have a gradient
-//! of zero as well, which an optimizer does apply. The values do not tell the two apart; the graph does:
+//! Post-backward nodes and checkpointed blocks order the backward: burn runs all ancestors of the
+//! loss, and so what only such a node ties to the loss, too. No gradient of the loss arrives there,
+//! and the node passes zeros on ([`backward_nodes`](crate::param::backward_nodes), rule 4). Without
+//! sharding, a parameter that receives only these zeros has no gradient, and an optimizer does not
+//! step it. A parameter that the loss depends on may have a gradient of zero as well, which an
+//! optimizer does apply. The values do not tell the two apart; the graph does:
 //!
 //! ```text
 //!   w ──> x ──> unit that leaves x unused        zeros for x, and no gradient of w
@@ -12,8 +13,8 @@
 //!   v ──> y ──> relu ────────^                   the gradient of v, which may be zero
 //! ```
 //!
-//! A gradient reaches a node on a path from the loss that enters no such ordering node. The graph is read once per
-//! backward, and only if zeros were given in it.
+//! A gradient reaches a node on a path from the loss that enters no such ordering node. The graph
+//! is read once per backward, and only if zeros were given in it.
 
 use std::collections::HashSet;
 use std::mem;
@@ -31,8 +32,9 @@ pub(crate) struct ZeroPadding(Mutex<PaddedGraphs>);
 
 #[derive(Debug, Default)]
 struct PaddedGraphs {
-    /// Nodes that only order the backward, until they are dropped or have passed gradients to all their parents. After it
-    /// has run, such a node may be missing here: if it gave zeros, the graph was read before.
+    /// Nodes that only order the backward, until they are dropped or have passed gradients to all
+    /// their parents. After it has run, such a node may be missing here: if it gave zeros, the
+    /// graph was read before.
     ordering: HashSet<NodeId>,
     /// The backward that the program called.
     program: Option<BackwardId>,

@@ -1,7 +1,8 @@
 //! [`UnshardedCopies`]: the unsharded copies of a unit's parameters, by the shards that they were gathered from.
 //!
-//! The tables below decide whether a forward gathers, and what [`reshard`](UnshardedCopies::reshard) gathers for
-//! backward. All ranks decide identically, because the tables change only by what the program does:
+//! The tables below decide whether a forward gathers, and what
+//! [`reshard`](UnshardedCopies::reshard) gathers for backward. All ranks decide identically,
+//! because the tables change only by what the program does:
 //!
 //! | the program | changes |
 //! |---|---|
@@ -14,8 +15,8 @@
 //! | calls `reshard` | empties both tables, except for entries of a running forward, and posts one all-gather for each entry of the kept passes |
 //! | calls `reset_iter_state` | the same, and posts nothing |
 //!
-//! A pass that burn drops changes neither. If its rank posts an all-gather for it, it drops the result; another rank
-//! may need the rank's shards.
+//! A pass that burn drops changes neither. If its rank posts an all-gather for it, it drops the
+//! result; another rank may need the rank's shards.
 
 use std::fmt;
 use std::mem;
@@ -39,11 +40,12 @@ pub(crate) type Weights = Vec<StoredWeight<dyn Storage, DispatchTensor>>;
 
 /// One unsharded copy of some parameters of a unit.
 pub(crate) struct UnshardedCopy {
-    /// The shards that it is gathered from. An optimizer step replaces the shards, which makes the copy stale.
+    /// The shards that it is gathered from. An optimizer step replaces the shards, which makes the
+    /// copy stale.
     shards: Arc<LocalShardsId>,
     pub(super) state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
-    /// Gathers the parameters a second time, for backward: the first of the passes that use the copy. A copy that the
-    /// unit holds between passes has none, because a pass holds the unit.
+    /// Gathers the parameters a second time, for backward: the first of the passes that use the
+    /// copy. A copy that the unit holds between passes has none, because a pass holds the unit.
     gatherer: Mutex<Option<Arc<ShardGatherer>>>,
 }
 
@@ -72,7 +74,8 @@ impl UnshardedCopy {
         self.release_gatherer();
     }
 
-    /// Releases the unit if no pass uses the copy. A view that outlives its passes still needs the gatherer.
+    /// Releases the unit if no pass uses the copy. A view that outlives its passes still needs the
+    /// gatherer.
     pub(super) fn release_gatherer(&self) {
         let mut own = self.gatherer.lock();
         let is_held_by_unit =
@@ -104,7 +107,8 @@ impl UnshardedCopy {
     /// Checks that backward may read the weights.
     ///
     /// # Panics
-    /// Unwinds with the gatherer's error if the program turned the unit's all-gather in backward off.
+    /// Unwinds with the gatherer's error if the program turned the unit's all-gather in backward
+    /// off.
     pub(crate) fn check_gathered(&self) {
         if self.state.is_released() {
             let gatherer = self.gatherer.lock().clone();
@@ -145,17 +149,18 @@ impl Refill for UnshardedCopy {
     }
 }
 
-/// The unsharded copies of a unit's parameters: those that the next forward will use, and those that passes keep for
-/// their backward.
+/// The unsharded copies of a unit's parameters: those that the next forward will use, and those
+/// that passes keep for their backward.
 #[derive(Debug, Default)]
 pub(crate) struct UnshardedCopies(Mutex<CopyTables>);
 
 #[derive(Debug, Default)]
 struct CopyTables {
-    /// The copies that were gathered or retained for the next forward over the same shards. No pass uses them.
+    /// The copies that were gathered or retained for the next forward over the same shards. No pass
+    /// uses them.
     next: SmallVec<[Arc<UnshardedCopy>; 1]>,
-    /// The passes that keep their weights for backward. One entry for the same shards; the entry of the last forward
-    /// is the last one.
+    /// The passes that keep their weights for backward. One entry for the same shards; the entry of
+    /// the last forward is the last one.
     kept: SmallVec<[KeptPasses; 1]>,
     /// Number of entries that `kept` has had.
     entries: u64,
@@ -195,9 +200,9 @@ impl CopyTables {
         self.next.iter().find(|copy| *copy.shards == *shards)
     }
 
-    /// Forgets what is of shards that these replace: retained weights, and kept passes. The kept passes of the last
-    /// forward over replaced shards remain if they have been left since the last backward, so that two clones of a
-    /// module may take turns.
+    /// Forgets what is of shards that these replace: retained weights, and kept passes. The kept
+    /// passes of the last forward over replaced shards remain if they have been left since the last
+    /// backward, so that two clones of a module may take turns.
     fn replace(&mut self, shards: &LocalShardsId) {
         remove(&mut self.next, |copy| {
             copy.origin() == Some(GatherOrigin::Retained) && shards.replaces(&copy.shards)
@@ -226,11 +231,11 @@ impl KeptPasses {
 }
 
 impl UnshardedCopies {
-    /// Returns the copy for a pass that begins, and counts the pass. It is the copy that was gathered or kept for these
-    /// shards, if there is one. Otherwise it is a new one.
+    /// Returns the copy for a pass that begins, and counts the pass. It is the copy that was
+    /// gathered or kept for these shards, if there is one. Otherwise it is a new one.
     ///
-    /// A copy that other passes use is returned only to a pass that `joins` them. Any other pass gets a new copy, with
-    /// the weights to store in it, in persistent memory.
+    /// A copy that other passes use is returned only to a pass that `joins` them. Any other pass
+    /// gets a new copy, with the weights to store in it, in persistent memory.
     pub(crate) fn begin_pass(
         &self,
         shards: &LocalShards,
@@ -274,8 +279,8 @@ impl UnshardedCopies {
         copy
     }
 
-    /// Records that forward has left a pass that keeps the weights in `copy` for its backward, and that is gathered from
-    /// `source`. Returns the entry in which it is counted.
+    /// Records that forward has left a pass that keeps the weights in `copy` for its backward, and
+    /// that is gathered from `source`. Returns the entry in which it is counted.
     pub(super) fn keep(&self, copy: &Arc<UnshardedCopy>, source: &ShardSource) -> KeptId {
         let mut tables = self.0.lock();
         let mut kept = match tables
@@ -312,8 +317,8 @@ impl UnshardedCopies {
         id
     }
 
-    /// Records that the backward of a pass has ended, which was counted as `kept`. If the weights do not `stay`, no other
-    /// pass joins those that share `copy`.
+    /// Records that the backward of a pass has ended, which was counted as `kept`. If the weights
+    /// do not `stay`, no other pass joins those that share `copy`.
     pub(super) fn end_backward(&self, kept: Option<KeptId>, copy: &Arc<UnshardedCopy>, stay: bool) {
         let mut tables = self.0.lock();
         tables.kept.retain(|entry| {
@@ -337,8 +342,8 @@ impl UnshardedCopies {
         });
     }
 
-    /// Makes weights that a pass has retained those of the next forward over the same shards, which must not
-    /// [join](Self::next_joins) other passes.
+    /// Makes weights that a pass has retained those of the next forward over the same shards, which
+    /// must not [join](Self::next_joins) other passes.
     pub(super) fn retain(&self, copy: &Arc<UnshardedCopy>) {
         let mut tables = self.0.lock();
         debug_assert!(
@@ -356,15 +361,16 @@ impl UnshardedCopies {
         self.0.lock().open(&copy.shards).is_some()
     }
 
-    /// Returns true if the next forward over these shards finds parameters that passes kept or retained.
+    /// Returns true if the next forward over these shards finds parameters that passes kept or
+    /// retained.
     pub(crate) fn has_retained(&self, shards: &LocalShards) -> bool {
         let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
         let is_retained = |copy: &Arc<UnshardedCopy>| copy.origin() == Some(GatherOrigin::Retained);
         tables.open(&shards).is_some() || tables.next(&shards).is_some_and(is_retained)
     }
 
-    /// Returns true if the next forward over these shards finds an all-gather or parameters. Without `posted`, an
-    /// all-gather that was only posted does not count.
+    /// Returns true if the next forward over these shards finds an all-gather or parameters.
+    /// Without `posted`, an all-gather that was only posted does not count.
     pub(crate) fn has(&self, shards: &LocalShards, posted: bool) -> bool {
         let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
         tables.open(&shards).is_some()
@@ -384,8 +390,8 @@ impl UnshardedCopies {
         })
     }
 
-    /// Stores an all-gather for the next forward over these shards. It replaces those of other forwards, and what passes
-    /// retained.
+    /// Stores an all-gather for the next forward over these shards. It replaces those of other
+    /// forwards, and what passes retained.
     pub(crate) fn gather(
         &self,
         shards: &LocalShards,
@@ -413,7 +419,8 @@ impl UnshardedCopies {
         remove(&mut self.0.lock().next, is_prefetched);
     }
 
-    /// Returns true if the next forward would not wait for other ranks. Local: no collective depends on it.
+    /// Returns true if the next forward would not wait for other ranks. Local: no collective
+    /// depends on it.
     pub(crate) fn is_ready(&self) -> bool {
         let is_ready = |copy: &Arc<UnshardedCopy>| {
             copy.state.gathering(|gathering, origin| {
@@ -440,10 +447,12 @@ impl UnshardedCopies {
         result
     }
 
-    /// Drops what the next forward would use, and frees what passes keep for backward. Posts one all-gather for all kept
-    /// passes over the same shards, which restores the weights of those that this rank has.
+    /// Drops what the next forward would use, and frees what passes keep for backward. Posts one
+    /// all-gather for all kept passes over the same shards, which restores the weights of those
+    /// that this rank has.
     ///
-    /// Weights that a running forward computes with stay, and so do those of all passes that share them.
+    /// Weights that a running forward computes with stay, and so do those of all passes that share
+    /// them.
     ///
     /// # Collective
     /// Every rank that shards the unit, if passes are kept.
@@ -452,7 +461,8 @@ impl UnshardedCopies {
             let Some(source) = kept.source else { continue };
             let gatherer = ShardGatherer::new(unit.clone(), source);
             let gathering = PendingAllGather::shared(gatherer.post_again());
-            // A device's allocation takes the memory of a result, so one result restores one copy. The others stay.
+            // A device's allocation takes the memory of a result, so one result restores one copy.
+            // The others stay.
             let most = if gatherer.is_on_host() { usize::MAX } else { 1 };
             for copy in kept.copies.iter().filter_map(Weak::upgrade).take(most) {
                 copy.state.reshard(|| gathering.share(), Storage::release);
@@ -460,7 +470,8 @@ impl UnshardedCopies {
         }
     }
 
-    /// Drops what the next forward would use, and what abandoned passes keep for a backward. Local: no communication.
+    /// Drops what the next forward would use, and what abandoned passes keep for a backward. Local:
+    /// no communication.
     pub(crate) fn abandon(&self) {
         for kept in self.take_kept() {
             let copies = kept.copies.iter().filter_map(Weak::upgrade);
@@ -468,7 +479,8 @@ impl UnshardedCopies {
         }
     }
 
-    /// Empties both tables, except for passes that share weights with a running forward. Returns the kept passes.
+    /// Empties both tables, except for passes that share weights with a running forward. Returns
+    /// the kept passes.
     fn take_kept(&self) -> SmallVec<[KeptPasses; 1]> {
         let mut tables = self.0.lock();
         remove(&mut tables.next, |_| true);

@@ -1,8 +1,8 @@
 //! Evictable storage for Cube tensors.
 //!
-//! A weight keeps its handle while the memory behind it is removed: see [`memory::cube`](crate::memory::cube).
-//! Reading a view of evicted storage is an error of the device, which names no parameter. The device's server
-//! thread cannot gather.
+//! A weight keeps its handle while the memory behind it is removed: see
+//! [`memory::cube`](crate::memory::cube). Reading a view of evicted storage is an error of the
+//! device, which names no parameter. The device's server thread cannot gather.
 
 use std::sync::Arc;
 
@@ -35,8 +35,8 @@ enum StorageState {
 pub(super) struct UnitAllocations(SmallVec<[Arc<CubeStorage>; 1]>);
 
 impl UnitAllocations {
-    /// Returns the storage for the allocation that contains `weight`, or `None` on a runtime that does not support
-    /// eviction.
+    /// Returns the storage for the allocation that contains `weight`, or `None` on a runtime that
+    /// does not support eviction.
     pub(super) fn slot(&mut self, weight: &DispatchTensor) -> Option<Arc<CubeStorage>> {
         let weight = primitive(weight)?;
         let memory = id(&weight.handle);
@@ -67,9 +67,10 @@ impl Storage for CubeStorage {
         }
     }
 
-    /// Restores the allocation. The first weight of an allocation restores it for all, because the second gather
-    /// uses the same layout. A weight that was alone in its allocation may now be in a larger one, and is then
-    /// copied: the gather may use fewer ranks or another source than the first.
+    /// Restores the allocation. The first weight of an allocation restores it for all, because the
+    /// second gather uses the same layout. A weight that was alone in its allocation may now be in
+    /// a larger one, and is then copied: the gather may use fewer ranks or another source than the
+    /// first.
     ///
     /// # Panics
     /// If an allocation of several weights has a different layout than before.

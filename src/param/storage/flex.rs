@@ -126,9 +126,10 @@ impl AllocationController for FlexView {
     fn memory(&self, policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
         let place = self.0.read(policy.copy_allowed())?;
         let bytes: &[u8] = &place;
-        // SAFETY: `u8` is a valid `MaybeUninit<u8>`. The bytes stay valid as long as the view, with one exception.
-        // Forward's memory is read only on the storage's thread, and only until `evict`. `evict` frees it on this
-        // thread only, between operations, while no handle to this view is the only one. See `slot::StorageRef`.
+        // SAFETY: `u8` is a valid `MaybeUninit<u8>`. The bytes stay valid as long as the view, with
+        // one exception. Forward's memory is read only on the storage's thread, and only until
+        // `evict`. `evict` frees it on this thread only, between operations, while no handle to
+        // this view is the only one. See `slot::StorageRef`.
         Ok(unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len()) })
     }
 

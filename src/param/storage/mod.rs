@@ -1,16 +1,16 @@
 //! [`UnshardedParams`]: a unit's unsharded parameters, as one forward and its backward use them.
 //!
-//! A unit's weights are unsharded in forward and a second time in backward. Scopes, passes and autodiff nodes hold an
-//! `UnshardedParams` and change it only by its methods. How the memory is allocated, freed and restored is private to
-//! this module.
+//! A unit's weights are unsharded in forward and a second time in backward. Scopes, passes and
+//! autodiff nodes hold an `UnshardedParams` and change it only by its methods. How the memory is
+//! allocated, freed and restored is private to this module.
 //!
-//! Another memory layout (such as one block per unit that kernels copy shards into) would change only the
-//! implementations. So would an earlier or later communication.
+//! Another memory layout (such as one block per unit that kernels copy shards into) would change
+//! only the implementations. So would an earlier or later communication.
 //!
 //! # What becomes of the weights
 //!
-//! [`UnshardState`](unshard_state) says how the state of the memory changes, and [`copies`] what the next forward finds;
-//! this is what decides it:
+//! [`UnshardState`](unshard_state) says how the state of the memory changes, and [`copies`] what
+//! the next forward finds; this is what decides it:
 //!
 //! | when | condition | the weights |
 //! |---|---|---|
@@ -27,15 +27,17 @@
 //!
 //! # Evictable storage
 //!
-//! Evictable storage replaces saved-tensor hooks, which burn lacks. The autodiff graph may hold a view of a weight,
-//! because an operation saved it for backward. The program may hold one too, as a weight that it keeps.
+//! Evictable storage replaces saved-tensor hooks, which burn lacks. The autodiff graph may hold a
+//! view of a weight, because an operation saved it for backward. The program may hold one too, as a
+//! weight that it keeps.
 //!
-//! If the graph saved a view of a gathered weight, dropping the other handles does not free the memory: burn's
-//! `linear` reshapes its weight, and `nn::Embedding` keeps its own. Without gradient checkpointing, either holds
-//! the complete allocation until backward. So on Flex, a gathered weight is a view of a
-//! [`Storage`](slot::EvictableStorage). Evicting the storage frees the bytes under every view at once, and
-//! restoring it makes them available to all views. If ranks of one process share the bytes, these are freed once
-//! all of the ranks have evicted theirs. Reading a view of evicted storage restores the storage first.
+//! If the graph saved a view of a gathered weight, dropping the other handles does not free the
+//! memory: burn's `linear` reshapes its weight, and `nn::Embedding` keeps its own. Without gradient
+//! checkpointing, either holds the complete allocation until backward. So on Flex, a gathered
+//! weight is a view of a [`Storage`](slot::EvictableStorage). Evicting the storage frees the bytes
+//! under every view at once, and restoring it makes them available to all views. If ranks of one
+//! process share the bytes, these are freed once all of the ranks have evicted theirs. Reading a
+//! view of evicted storage restores the storage first.
 //!
 //! ```text
 //!   weight ── reshape ── saved by matmul        forward: full     after: empty     backward: full
@@ -43,16 +45,17 @@
 //!         Storage  <────────────┘
 //! ```
 //!
-//! Memory is evicted once, when forward leaves the unit. What is gathered for backward is freed with its last view.
-//! An extension that borrows the bytes of a Flex tensor itself (`FlexTensor::bytes`) must end the borrow before the
-//! weight's unit ends. No operation on a `Tensor` borrows longer.
+//! Memory is evicted once, when forward leaves the unit. What is gathered for backward is freed
+//! with its last view. An extension that borrows the bytes of a Flex tensor itself
+//! (`FlexTensor::bytes`) must end the borrow before the weight's unit ends. No operation on a
+//! `Tensor` borrows longer.
 //!
-//! On Cube backends, evictable storage is an allocation that contains gathered weights, usually all weights of a
-//! unit. Views keep their handle, and the device's server thread removes and restores the memory behind it
-//! ([`memory::cube`](crate::memory::cube)). That thread cannot gather, so reading a view of evicted storage is an
-//! error there. Two kinds of weights are not in evictable storage on these backends: those of a unit that a read
-//! opened, and those of a unit of several modules. There, backward may reach an operation that saved a view before
-//! it reaches the unit.
+//! On Cube backends, evictable storage is an allocation that contains gathered weights, usually all
+//! weights of a unit. Views keep their handle, and the device's server thread removes and restores
+//! the memory behind it ([`memory::cube`](crate::memory::cube)). That thread cannot gather, so
+//! reading a view of evicted storage is an error there. Two kinds of weights are not in evictable
+//! storage on these backends: those of a unit that a read opened, and those of a unit of several
+//! modules. There, backward may reach an operation that saved a view before it reaches the unit.
 
 mod copies;
 #[cfg(feature = "cube")]
@@ -99,11 +102,11 @@ mod sync {
     pub(super) use std::thread::{self, ThreadId};
 }
 
-/// Unsharded weights of one forward through a unit and of its backward. A weight is identified by its position among
-/// the parameters that participate.
+/// Unsharded weights of one forward through a unit and of its backward. A weight is identified by
+/// its position among the parameters that participate.
 ///
-/// The weights are in an [`UnshardedCopy`], which other passes over the same shards may use too. It holds plain tensors
-/// only, so that it keeps no graph alive.
+/// The weights are in an [`UnshardedCopy`], which other passes over the same shards may use too. It
+/// holds plain tensors only, so that it keeps no graph alive.
 #[derive(Debug)]
 pub(super) struct UnshardedParams {
     pub(super) source: Arc<ShardGatherer>,
@@ -112,7 +115,8 @@ pub(super) struct UnshardedParams {
     phase: Mutex<PassPhase>,
     /// Entry in which the pass is counted while it keeps weights for backward.
     kept: Mutex<Option<KeptId>>,
-    /// True if checkpointed blocks read the weights, and so will read them a second time in backward.
+    /// True if checkpointed blocks read the weights, and so will read them a second time in
+    /// backward.
     recomputed: AtomicBool,
 }
 
@@ -130,22 +134,25 @@ pub(super) struct UnshardOptions {
     pub(super) kept: Kept,
     /// True if gathered weights are moved to evictable storage, on backends that support it.
     pub(super) in_slots: bool,
-    /// True if the weights stay unsharded after the pass, for the next forward from the same shards.
+    /// True if the weights stay unsharded after the pass, for the next forward from the same
+    /// shards.
     pub(super) stays: bool,
-    /// True if the pass may use weights that were gathered or kept before: those have the element types of a forward.
+    /// True if the pass may use weights that were gathered or kept before: those have the element
+    /// types of a forward.
     pub(super) finds: bool,
 }
 
 impl UnshardedParams {
-    /// Begins a pass that uses the weights of `source`, which are gathered from `shards`. It uses the weights that were
-    /// gathered or kept for these shards before, if there are any.
+    /// Begins a pass that uses the weights of `source`, which are gathered from `shards`. It uses
+    /// the weights that were gathered or kept for these shards before, if there are any.
     pub(super) fn new(
         source: Arc<ShardGatherer>,
         shards: &LocalShards,
         options: UnshardOptions,
     ) -> Self {
         let (phase, recomputed) = (Mutex::new(PassPhase::Forward), AtomicBool::new(false));
-        // Memory that passes share must be freed only by an explicit `reshard`, which frees it for all of them.
+        // Memory that passes share must be freed only by an explicit `reshard`, which frees it for
+        // all of them.
         let joins = options.in_slots && options.kept == Kept::Full;
         let (copy, values) = match options.finds {
             true => source.unit.copies.begin_pass(shards, joins, &source),
@@ -182,8 +189,8 @@ impl UnshardedParams {
         self.source.offloaded().is_some()
     }
 
-    /// Gathers for forward, unless this pass has gathered already. Waits for an all-gather that was posted or started
-    /// before.
+    /// Gathers for forward, unless this pass has gathered already. Waits for an all-gather that was
+    /// posted or started before.
     ///
     /// # Errors
     /// The error of the all-gather.
@@ -215,12 +222,13 @@ impl UnshardedParams {
         unsharded.into_iter().enumerate().map(place).collect()
     }
 
-    /// Returns true if it costs no memory that the graph keeps the weight at `position`: if the unit keeps it after
-    /// forward, if it is in evictable storage, or if it is the stored shard itself.
+    /// Returns true if it costs no memory that the graph keeps the weight at `position`: if the
+    /// unit keeps it after forward, if it is in evictable storage, or if it is the stored shard
+    /// itself.
     ///
-    /// Ranks must agree, because the result decides which nodes backward has. If tensor parallelism leaves this
-    /// rank an empty weight, that weight is not in evictable storage, but those of the other ranks are. So an empty
-    /// weight counts as evictable.
+    /// Ranks must agree, because the result decides which nodes backward has. If tensor parallelism
+    /// leaves this rank an empty weight, that weight is not in evictable storage, but those of the
+    /// other ranks are. So an empty weight counts as evictable.
     pub(super) fn costs_nothing_kept(&self, position: usize) -> bool {
         let is_empty = || self.source.param(position).shape().num_elements() == 0;
         self.options.kept == Kept::Full
@@ -233,13 +241,14 @@ impl UnshardedParams {
             || self.options.in_slots && is_empty()
     }
 
-    /// Records that a checkpointed block reads the weights, and so will read them a second time in backward.
+    /// Records that a checkpointed block reads the weights, and so will read them a second time in
+    /// backward.
     pub(super) fn will_be_recomputed(&self) {
         self.recomputed.store(true, Relaxed);
     }
 
-    /// Returns the weight at `position` in forward, and gathers first. A checkpointed block that recomputes its
-    /// forward gets the weight that was gathered for backward.
+    /// Returns the weight at `position` in forward, and gathers first. A checkpointed block that
+    /// recomputes its forward gets the weight that was gathered for backward.
     pub(super) fn view(&self, position: usize) -> DispatchTensor {
         self.gather().or_unwind();
         let weight = |weights: &[StoredWeight<_, DispatchTensor>]| {
@@ -252,8 +261,8 @@ impl UnshardedParams {
         }
     }
 
-    /// Ends forward: frees the unsharded weights, except those that are kept, and issues the all-gather that
-    /// `backward` will need.
+    /// Ends forward: frees the unsharded weights, except those that are kept, and issues the
+    /// all-gather that `backward` will need.
     pub(super) fn take_back(&self, backward: bool) {
         let (state, copies) = (&self.copy.state, &self.source.unit.copies);
         let (mut is_kept, mut is_retained) = (false, false);
@@ -374,12 +383,13 @@ impl UnshardedParams {
         self.copy.fill();
     }
 
-    /// Returns the weight at `position` in backward. A weight outside evictable storage is normally returned only
-    /// once, so that its last reader frees it. It is retained if it `has_two_nodes` in the graph, if checkpointed blocks
-    /// read it, or if it is kept for the next forward.
+    /// Returns the weight at `position` in backward. A weight outside evictable storage is normally
+    /// returned only once, so that its last reader frees it. It is retained if it `has_two_nodes`
+    /// in the graph, if checkpointed blocks read it, or if it is kept for the next forward.
     ///
     /// # Panics
-    /// Unwinds with [`ParamError::NotUnsharded`](super::ParamError::NotUnsharded) if backward does not gather the unit.
+    /// Unwinds with [`ParamError::NotUnsharded`](super::ParamError::NotUnsharded) if backward does
+    /// not gather the unit.
     pub(super) fn view_again(&self, position: usize, has_two_nodes: bool) -> DispatchTensor {
         let stays = self.options.stays && !self.copy.state.was_shared();
         let shared = stays || has_two_nodes || self.recomputed.load(Relaxed);
@@ -393,7 +403,8 @@ impl UnshardedParams {
         )
     }
 
-    /// Called when backward needs the weights no longer: frees them, or keeps them for the next forward.
+    /// Called when backward needs the weights no longer: frees them, or keeps them for the next
+    /// forward.
     pub(super) fn end_backward(&self) {
         let (unit, state) = (&self.source.unit, &self.copy.state);
         let stay = !unit.control.lock().reshard_after_backward;
@@ -402,7 +413,8 @@ impl UnshardedParams {
         // A backward inside the unit's own forward leaves the weights to the rest of that forward.
         let has_left = *self.phase.lock() == PassPhase::Left;
         if stay && has_left && self.options.stays && !state.was_shared() {
-            // All ranks keep the weights, or none does. This includes ranks whose backward read none of them.
+            // All ranks keep the weights, or none does. This includes ranks whose backward read
+            // none of them.
             self.copy.fill();
             if !unit.copies.next_joins(&self.copy) && state.retain(|weights| self.retained(weights))
             {
@@ -419,7 +431,8 @@ impl UnshardedParams {
         self.end();
     }
 
-    /// Called when no operation of the pass reads the weights any more. A view that the program keeps stays valid.
+    /// Called when no operation of the pass reads the weights any more. A view that the program
+    /// keeps stays valid.
     pub(super) fn end(&self) {
         let phase = mem::replace(&mut *self.phase.lock(), PassPhase::Ended);
         if phase != PassPhase::Ended {

@@ -32,8 +32,8 @@ impl StoragePlacer {
         }
     }
 
-    /// Moves `tensor` into evictable storage. An empty tensor stays as it is, and so does one of a backend without
-    /// evictable storage.
+    /// Moves `tensor` into evictable storage. An empty tensor stays as it is, and so does one of a
+    /// backend without evictable storage.
     pub(super) fn place(
         &mut self,
         tensor: DispatchTensor,
@@ -80,8 +80,8 @@ pub(super) trait Storage: Debug + Send + Sync {
     /// Frees the memory that forward gathered, under every view.
     fn release(&self);
 
-    /// Restores the memory from `full`, which has the same values and to which no other handle writes. Does nothing
-    /// if it was restored before.
+    /// Restores the memory from `full`, which has the same values and to which no other handle
+    /// writes. Does nothing if it was restored before.
     fn fill(&self, full: DispatchTensor);
 
     #[cfg(feature = "testing")]

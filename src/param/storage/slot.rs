@@ -1,7 +1,7 @@
 //! [`EvictableStorage`]: memory that can be freed while views of it exist.
 //!
-//! Independent of burn, so that `tests/slot-model` can run it under many schedules. This file has no unsafe code.
-//! [`StorageRef`] documents the obligations of callers of [`StorageView::read`].
+//! Independent of burn, so that `tests/slot-model` can run it under many schedules. This file has
+//! no unsafe code. [`StorageRef`] documents the obligations of callers of [`StorageView::read`].
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -75,12 +75,12 @@ pub struct StorageView<M, L> {
 /// | gathered for forward | in place, until this thread reshards the unit | a copy, made under the lock |
 /// | gathered for backward | in place, as long as the view lives | the same |
 ///
-/// Only the first case is more than an ordinary borrow. A borrow of a tensor's bytes ends with the operation that
-/// reads them, and resharding runs between operations. So on this thread, forward's memory may be read after the
-/// lock is released. Only two kinds of objects outlive an operation: a `Tensor`, whose handle borrows nothing, and
-/// a `TensorData`, which owns its bytes. burn copies the bytes into a `TensorData` unless the tensor is the only
-/// handle. While forward's memory can be evicted, a tensor is never the only handle, because `UnshardedParams`
-/// holds another one.
+/// Only the first case is more than an ordinary borrow. A borrow of a tensor's bytes ends with the
+/// operation that reads them, and resharding runs between operations. So on this thread, forward's
+/// memory may be read after the lock is released. Only two kinds of objects outlive an operation: a
+/// `Tensor`, whose handle borrows nothing, and a `TensorData`, which owns its bytes. burn copies
+/// the bytes into a `TensorData` unless the tensor is the only handle. While forward's memory can
+/// be evicted, a tensor is never the only handle, because `UnshardedParams` holds another one.
 pub enum StorageRef<'a, M> {
     /// The view's private copy, or memory gathered for backward.
     Held(&'a M),
@@ -160,8 +160,8 @@ impl<M: StorageMemory, L> StorageView<M, L> {
         Err(StorageReadError::Gone)
     }
 
-    /// Returns the view's private memory for writing. The first call copies, because other views must not see the
-    /// writes.
+    /// Returns the view's private memory for writing. The first call copies, because other views
+    /// must not see the writes.
     pub fn write(&mut self, copy_allowed: bool) -> Result<&mut M, StorageReadError> {
         if self.own.get().is_none() {
             if !copy_allowed {

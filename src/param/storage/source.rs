@@ -25,7 +25,8 @@ pub(crate) struct ShardGatherer {
     pub(crate) members: Arc<[usize]>,
     /// The shards, in the element types in which they are stored.
     pub(crate) shards: Arc<[DispatchTensor]>,
-    /// True if the weights have the element types in which they are stored, instead of those used for computation.
+    /// True if the weights have the element types in which they are stored, instead of those used
+    /// for computation.
     pub(crate) stored: bool,
     /// Signature of the pass's collectives, without the phase.
     pub(crate) call: Call,
@@ -33,7 +34,8 @@ pub(crate) struct ShardGatherer {
     pub(crate) due: Option<CheckedPass>,
 }
 
-/// The shards of a pass whose weights are kept for backward, without the unit, so that the unit can hold it.
+/// The shards of a pass whose weights are kept for backward, without the unit, so that the unit can
+/// hold it.
 #[derive(Debug, Clone)]
 pub(super) struct ShardSource {
     members: Arc<[usize]>,
@@ -97,8 +99,8 @@ impl ShardGatherer {
             .carried(self.due.as_ref(), &self.members, &self.shards)
     }
 
-    /// Returns the shards, converting either the sharded ones (if `sharding`) or the others to the element types of
-    /// the weights.
+    /// Returns the shards, converting either the sharded ones (if `sharding`) or the others to the
+    /// element types of the weights.
     fn sent(&self, sharding: bool) -> Vec<DispatchTensor> {
         let shards = self.shards.to_vec();
         if self.stored {
@@ -118,22 +120,22 @@ impl ShardGatherer {
         }
     }
 
-    /// Returns true if the weight at `position` is the stored shard itself, because every rank holds the full
-    /// parameter. There is then nothing to free.
+    /// Returns true if the weight at `position` is the stored shard itself, because every rank
+    /// holds the full parameter. There is then nothing to free.
     pub(super) fn is_shard(&self, position: usize) -> bool {
         !self.param(position).is_sharded()
             && self.offloaded().is_none()
             && self.dtype(position) == self.shards[position].dtype()
     }
 
-    /// Returns the copies between host shards and the device, if the shards are in host memory. Weights in stored
-    /// element types stay where the shards are.
+    /// Returns the copies between host shards and the device, if the shards are in host memory.
+    /// Weights in stored element types stay where the shards are.
     pub(super) fn offloaded(&self) -> Option<&CpuOffload> {
         self.unit.offloaded().filter(|_| !self.stored)
     }
 
-    /// Returns the copies of reduced gradients to the shards, if those are in host memory. If the program moved the
-    /// model to another device, they are not.
+    /// Returns the copies of reduced gradients to the shards, if those are in host memory. If the
+    /// program moved the model to another device, they are not.
     pub(crate) fn copied_out(&self) -> Option<CpuOffload> {
         let is_on_host = |shard: &DispatchTensor| memory::is_host(&Device::new(shard.device()));
         self.offloaded()
@@ -181,7 +183,8 @@ impl ShardGatherer {
         )
     }
 
-    /// Waits for `gathering`, and assembles every weight of the pass from its result and the replicated parameters.
+    /// Waits for `gathering`, and assembles every weight of the pass from its result and the
+    /// replicated parameters.
     pub(super) fn gathered_in(
         &self,
         during: TrainingState,
@@ -204,8 +207,8 @@ impl ShardGatherer {
         Ok(unsharded)
     }
 
-    /// Issues the all-gather for backward: of `parts` (the shards over a few ranks) if present, otherwise of the
-    /// shards over all ranks.
+    /// Issues the all-gather for backward: of `parts` (the shards over a few ranks) if present,
+    /// otherwise of the shards over all ranks.
     pub(super) fn post_all_gather(&self, parts: Option<Vec<DispatchTensor>>) -> PendingAllGather {
         let call = self.call(Phase::Backward).with_deferred();
         match parts {
@@ -236,8 +239,8 @@ impl ShardGatherer {
         self.post_all_gather(None)
     }
 
-    /// Waits for the all-gather for backward, and returns every weight. `is_started` is true if its data transfer was
-    /// started before.
+    /// Waits for the all-gather for backward, and returns every weight. `is_started` is true if its
+    /// data transfer was started before.
     pub(super) fn wait_again(
         &self,
         gathering: PendingAllGather,

@@ -1,12 +1,14 @@
 //! [`UnshardState`]: state of one unsharded copy of a unit's parameters. This is the only file that changes it.
 //!
-//! A copy is shared by the passes (a forward and its backward) that use it, and by the unit while a later pass may find
-//! it. It is of one set of shards, and counts its passes. Passes over the same shards may share a copy; a pass over
-//! other shards, such as those of a stepped clone, has another one.
+//! A copy is shared by the passes (a forward and its backward) that use it, and by the unit while a
+//! later pass may find it. It is of one set of shards, and counts its passes. Passes over the same
+//! shards may share a copy; a pass over other shards, such as those of a stepped clone, has another
+//! one.
 //!
-//! **This is the state of this rank's memory.** The number of passes is local: burn's graph decides when a pass is
-//! dropped. So no collective is posted or left out because of it. What the next forward finds, and what the program
-//! reshards, follows from what the program did: [`copies`](super::copies).
+//! **This is the state of this rank's memory.** The number of passes is local: burn's graph decides
+//! when a pass is dropped. So no collective is posted or left out because of it. What the next
+//! forward finds, and what the program reshards, follows from what the program did:
+//! [`copies`](super::copies).
 //!
 //! ```text
 //!             starting              unshard                 reshard, leave(Again)
@@ -46,8 +48,9 @@
 //! | the same | `Resharded`, `Regathered` | `Detached`, `Done` |
 //! | [`clear`](UnshardState::clear) | `Gathering`, `Unsharded`, without passes | `Sharded` |
 //!
-//! Every other combination leaves the state as it is. Of the states that `leave` replaces, only `Unsharded` has weights
-//! to keep or to free: in the others the unit was not gathered, or a backward inside its forward has ended the pass.
+//! Every other combination leaves the state as it is. Of the states that `leave` replaces, only
+//! `Unsharded` has weights to keep or to free: in the others the unit was not gathered, or a
+//! backward inside its forward has ended the pass.
 //!
 //! Independent of burn, like [`slot`](super::slot), so that a model checker can test it.
 
@@ -56,10 +59,11 @@ use std::sync::{Arc, Weak};
 
 use super::sync::Mutex;
 
-/// State of weights `T`, some of which are views of evictable storage `S`, and an all-gather `G` that yields them.
+/// State of weights `T`, some of which are views of evictable storage `S`, and an all-gather `G`
+/// that yields them.
 ///
-/// The state holds views, and each view holds the state to restore its storage. The owner breaks this cycle: passes by
-/// [`end_pass`](Self::end_pass), the unit by [`clear`](Self::clear).
+/// The state holds views, and each view holds the state to restore its storage. The owner breaks
+/// this cycle: passes by [`end_pass`](Self::end_pass), the unit by [`clear`](Self::clear).
 #[derive(Debug)]
 pub struct UnshardState<G, S: ?Sized, T>(Mutex<CountedCopy<G, S, T>>);
 
@@ -111,8 +115,8 @@ pub enum GatherOrigin {
     Program,
     /// An earlier unit of the running forward prefetched the parameters.
     Prefetch,
-    /// An earlier unit of the running forward posted the all-gather, whose data transfer does not start before this
-    /// unit is entered.
+    /// An earlier unit of the running forward posted the all-gather, whose data transfer does not
+    /// start before this unit is entered.
     Posted,
     /// A pass retained the parameters for the next forward.
     Retained,
@@ -128,7 +132,8 @@ pub enum After<G> {
     Keep { share: bool },
     /// They are freed, and this all-gather restores them for backward.
     Again(G),
-    /// They are retained for the next forward, as the result of this all-gather. The pass no longer uses the copy.
+    /// They are retained for the next forward, as the result of this all-gather. The pass no longer
+    /// uses the copy.
     Retain(G),
 }
 
@@ -235,8 +240,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Applies `f` to the all-gather that was posted or started before a pass began, and to its origin, which `f` may
-    /// change. Returns the result of `f`.
+    /// Applies `f` to the all-gather that was posted or started before a pass began, and to its
+    /// origin, which `f` may change. Returns the result of `f`.
     pub fn gathering<R>(&self, f: impl FnOnce(&mut G, &mut GatherOrigin) -> R) -> Option<R> {
         match &mut self.0.lock().state {
             CopyState::Gathering(gather, origin) => Some(f(gather, origin)),
@@ -244,8 +249,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Stores the weights that `gather` returns, unless there are any. `gather` gets the all-gather that was posted or
-    /// started before, if there is one, and its origin.
+    /// Stores the weights that `gather` returns, unless there are any. `gather` gets the all-gather
+    /// that was posted or started before, if there is one, and its origin.
     pub fn unshard<E>(
         &self,
         gather: impl FnOnce(Option<(G, GatherOrigin)>) -> Result<Vec<StoredWeight<S, T>>, E>,
@@ -271,8 +276,9 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Ends the forward of a pass. `after` decides what happens to the weights, and `release` evicts a storage. The
-    /// lock is held throughout, so a reader that finds a storage evicted also finds the all-gather that restores it.
+    /// Ends the forward of a pass. `after` decides what happens to the weights, and `release`
+    /// evicts a storage. The lock is held throughout, so a reader that finds a storage evicted also
+    /// finds the all-gather that restores it.
     pub fn leave(
         &self,
         after: impl FnOnce(&[StoredWeight<S, T>]) -> After<G>,
@@ -326,7 +332,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         self.0.lock().in_forward > 0
     }
 
-    /// Frees weights that are kept for backward. The all-gather that `gather` returns restores them.
+    /// Frees weights that are kept for backward. The all-gather that `gather` returns restores
+    /// them.
     pub fn reshard(&self, gather: impl FnOnce() -> G, release: impl Fn(&S)) {
         let mut copy = self.0.lock();
         if let Some(weights) = copy.take_kept() {
@@ -338,7 +345,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Frees weights that are kept for a backward that the program has abandoned. They are not restored.
+    /// Frees weights that are kept for a backward that the program has abandoned. They are not
+    /// restored.
     pub fn abandon(&self, release: impl Fn(&S)) {
         let mut copy = self.0.lock();
         if let Some(weights) = copy.take_kept() {
@@ -347,8 +355,9 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Retains the weights of a private copy for the next forward, as the result of the all-gather that `keep` returns.
-    /// The pass no longer uses the copy. Returns false if not all weights are present.
+    /// Retains the weights of a private copy for the next forward, as the result of the all-gather
+    /// that `keep` returns. The pass no longer uses the copy. Returns false if not all weights are
+    /// present.
     pub fn retain(&self, keep: impl FnOnce(Vec<T>) -> G) -> bool {
         let mut copy = self.0.lock();
         debug_assert_eq!(
@@ -372,8 +381,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         true
     }
 
-    /// Starts the data transfer of the all-gather for backward by `start`, unless it has started. Returns true if it
-    /// starts now.
+    /// Starts the data transfer of the all-gather for backward by `start`, unless it has started.
+    /// Returns true if it starts now.
     pub fn start(&self, start: impl FnOnce(&mut G)) -> bool {
         match &mut self.0.lock().state {
             CopyState::Resharded {
@@ -398,7 +407,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         )
     }
 
-    /// Returns true if the all-gather for backward has started, is complete, and its result was not taken.
+    /// Returns true if the all-gather for backward has started, is complete, and its result was not
+    /// taken.
     pub fn is_started(&self, is_complete: impl FnOnce(&G) -> bool) -> bool {
         match &self.0.lock().state {
             CopyState::Resharded {
@@ -410,15 +420,16 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Waits for the all-gather for backward once, and restores every storage. The first caller waits, later callers
-    /// find the result. The lock is held while this waits for the other ranks. `wait` also gets true if the data
-    /// transfer was started before.
+    /// Waits for the all-gather for backward once, and restores every storage. The first caller
+    /// waits, later callers find the result. The lock is held while this waits for the other ranks.
+    /// `wait` also gets true if the data transfer was started before.
     pub fn refill(&self, wait: impl FnOnce(G, bool) -> Vec<T>, fill: impl Fn(&S, T)) {
         self.0.lock().state.refill(wait, fill);
     }
 
-    /// Returns the weight at `position` in backward, and restores it first. A weight outside evictable storage is
-    /// moved out unless it is `shared`, or passes share the copy. Returns `None` once it was moved out.
+    /// Returns the weight at `position` in backward, and restores it first. A weight outside
+    /// evictable storage is moved out unless it is `shared`, or passes share the copy. Returns
+    /// `None` once it was moved out.
     pub fn again(
         &self,
         position: usize,
@@ -470,8 +481,9 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Ends a pass. The last one drops everything that the copy holds, unless it is open to other passes. A view that
-    /// the program keeps can still have its storage restored. `in_forward` is true if forward has not left the pass.
+    /// Ends a pass. The last one drops everything that the copy holds, unless it is open to other
+    /// passes. A view that the program keeps can still have its storage restored. `in_forward` is
+    /// true if forward has not left the pass.
     pub fn end_pass(&self, in_forward: bool) {
         let mut copy = self.0.lock();
         copy.passes -= 1;
@@ -517,7 +529,8 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
 }
 
 impl<G, S: ?Sized, T> CountedCopy<G, S, T> {
-    /// Takes the weights that are kept for backward, unless a pass is in forward, and lets no other pass join.
+    /// Takes the weights that are kept for backward, unless a pass is in forward, and lets no other
+    /// pass join.
     fn take_kept(&mut self) -> Option<Vec<StoredWeight<S, T>>> {
         let is_kept = self.in_forward == 0
             && self.passes > 0

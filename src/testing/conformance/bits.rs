@@ -1,4 +1,5 @@
-//! Tests of what reductions do to bits: the order of summation, when sums are rounded, and NaN and infinities.
+//! Tests of what reductions do to bits: the order of summation, when sums are rounded, and NaN and
+//! infinities.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Int, Tensor, TensorData};
@@ -13,8 +14,8 @@ use crate::placement::ShardSizes;
 /// Number of elements of a tensor, before `TestGroup::length` scales it.
 const LEN: usize = 61;
 
-/// Checks sums of values of many magnitudes, whose bits depend on the order of summation. Also checks averages of
-/// integers whose sum overflows the dtype, and NaN and infinities of any rank.
+/// Checks sums of values of many magnitudes, whose bits depend on the order of summation. Also
+/// checks averages of integers whose sum overflows the dtype, and NaN and infinities of any rank.
 pub(super) fn bits(scope: &TestGroup) -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
         for op in [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::premul_sum(0.3)] {
@@ -88,8 +89,9 @@ fn value(rank: usize, i: usize) -> f64 {
     sign * f64::from(1_u32 << ((i * 7 + rank * 5) % 8)) / 3.0
 }
 
-/// Computes the expected reduction as a binary tree in which neighbours are added first. It rounds to `f32`, or to
-/// `f64` if `dtype` is that. Computing in 64 bits and rounding after each operation gives exactly that result.
+/// Computes the expected reduction as a binary tree in which neighbours are added first. It rounds
+/// to `f32`, or to `f64` if `dtype` is that. Computing in 64 bits and rounding after each operation
+/// gives exactly that result.
 fn tree(terms: Vec<f64>, op: ReduceOp, dtype: DType) -> f64 {
     let round = |value: f64| {
         if dtype == DType::F64 {
@@ -164,8 +166,9 @@ fn specials(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
 /// Number of patterns of [`special`].
 const SPECIALS: usize = 5;
 
-/// Returns element `i` of a rank. Each rank in turn has NaN, an infinity of either sign, NaN next to a rank with an
-/// infinity, or an infinity next to a rank with the other. All other ranks have small integers.
+/// Returns element `i` of a rank. Each rank in turn has NaN, an infinity of either sign, NaN next
+/// to a rank with an infinity, or an infinity next to a rank with the other. All other ranks have
+/// small integers.
 fn special(rank: usize, size: usize, i: usize) -> f64 {
     let (first, second) = (i % size, (i + 1) % size);
     match i / size {
@@ -178,7 +181,8 @@ fn special(rank: usize, size: usize, i: usize) -> f64 {
     }
 }
 
-/// Computes the expected reduction of values of [`special`], by the definition of each; `None` is NaN.
+/// Computes the expected reduction of values of [`special`], by the definition of each; `None` is
+/// NaN.
 fn limit(terms: Vec<f64>, op: ReduceOp) -> Option<f64> {
     let has = |value: f64| terms.contains(&value);
     if terms.iter().any(|term| term.is_nan()) {

@@ -28,8 +28,9 @@ const DTYPES: [DType; 13] = [
 /// Number of elements of a tensor on which all reductions are tried even with few cases.
 const TINY: usize = 16;
 
-/// Returns the reductions to try on tensors of `shape`. All results are integers if the operands are. With few
-/// cases there are two of them, except for tensors with a few elements on a few ranks.
+/// Returns the reductions to try on tensors of `shape`. All results are integers if the operands
+/// are. With few cases there are two of them, except for tensors with a few elements on a few
+/// ranks.
 pub(super) fn ops(scope: &TestGroup, shape: &[usize]) -> Vec<ReduceOp> {
     let is_tiny = shape.iter().product::<usize>() <= TINY && !scope.is_large();
     if scope.has_few() && !is_tiny {
@@ -63,14 +64,15 @@ pub(super) fn fits(op: ReduceOp, dtype: DType, scope: &TestGroup) -> bool {
     }
 }
 
-/// Returns a chunk of size `len / parts`, rounded up. The last chunks may be smaller or empty, as in `torch.chunk`.
+/// Returns a chunk of size `len / parts`, rounded up. The last chunks may be smaller or empty, as
+/// in `torch.chunk`.
 fn chunk(len: usize, parts: usize, index: usize) -> Range<usize> {
     let size = len.div_ceil(parts);
     (index * size).min(len)..((index + 1) * size).min(len)
 }
 
-/// Returns the shardings of a dimension that are tried: chunks, and uneven sizes where the first of several ranks
-/// is empty and the last has most elements.
+/// Returns the shardings of a dimension that are tried: chunks, and uneven sizes where the first of
+/// several ranks is empty and the last has most elements.
 pub(super) fn shard_sizes(len: usize, ranks: usize) -> [ShardSizes; 2] {
     let mut lengths: Vec<usize> = (0..ranks)
         .map(|rank| usize::from(rank > 0 && rank <= len))
@@ -105,8 +107,8 @@ pub(super) fn dtypes(scope: &TestGroup) -> Vec<DType> {
     }
 }
 
-/// Returns the shapes to try, which have even, uneven and empty chunks in groups of up to 8. With few cases there
-/// are fewer shapes. If long tensors are requested, there are longer ones.
+/// Returns the shapes to try, which have even, uneven and empty chunks in groups of up to 8. With
+/// few cases there are fewer shapes. If long tensors are requested, there are longer ones.
 pub(super) fn shapes(scope: &TestGroup) -> Vec<Vec<usize>> {
     if scope.is_long() {
         return vec![vec![4001], vec![70, 61]];

@@ -37,7 +37,8 @@ pub(super) fn all_gather_list(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Checks that rank `i` gets the reduction of tensor `i`. The tensors for different ranks have different lengths.
+/// Checks that rank `i` gets the reduction of tensor `i`. The tensors for different ranks have
+/// different lengths.
 pub(super) fn reduce_scatter_list(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for dtype in dtypes(scope) {
@@ -101,8 +102,8 @@ pub(super) fn all_to_all_list(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Checks that rows are sent according to the splits, equal or not, and that `exchange_splits` gives the receivers
-/// their numbers of rows.
+/// Checks that rows are sent according to the splits, equal or not, and that `exchange_splits`
+/// gives the receivers their numbers of rows.
 pub(super) fn all_to_all_single(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     let splits: [fn(usize, usize) -> usize; 3] = [

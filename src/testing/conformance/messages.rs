@@ -6,8 +6,8 @@ use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::{Call, Work};
 
-/// Checks messages between every two ranks, including a rank and itself; their order and tags; receives from any
-/// rank; many messages at once; and receives and sends that are dropped.
+/// Checks messages between every two ranks, including a rank and itself; their order and tags;
+/// receives from any rank; many messages at once; and receives and sends that are dropped.
 pub(super) fn messages(scope: &TestGroup) -> Result<()> {
     every_pair(scope)?;
     tags_and_order(scope)?;
@@ -19,8 +19,8 @@ fn call() -> Call {
     Call::new("message")
 }
 
-/// Checks messages between every two ranks, or with few cases between neighbours. Each rank sends first, then
-/// receives in the opposite order, with and without `metas`.
+/// Checks messages between every two ranks, or with few cases between neighbours. Each rank sends
+/// first, then receives in the opposite order, with and without `metas`.
 fn every_pair(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let near = |other: usize| {
@@ -71,7 +71,8 @@ pub(super) fn read(mut tensors: Vec<burn::backend::DispatchTensor>) -> usize {
     PlainTensor::of(tensors.remove(0), burn::tensor::DType::I32).values[0] as usize
 }
 
-/// Checks that messages with one tag arrive in order, and that messages with another tag do not block them.
+/// Checks that messages with one tag arrive in order, and that messages with another tag do not
+/// block them.
 fn tags_and_order(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
@@ -95,8 +96,8 @@ fn tags_and_order(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the first rank receives the messages of all ranks with `from` unspecified, in any order of the
-/// senders but in order for each sender.
+/// Checks that the first rank receives the messages of all ranks with `from` unspecified, in any
+/// order of the senders but in order for each sender.
 fn from_any_rank(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     const EACH: usize = 5;
@@ -118,8 +119,8 @@ fn from_any_rank(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a dropped receive still consumes its message, and that a message without a receive does not block
-/// others.
+/// Checks that a dropped receive still consumes its message, and that a message without a receive
+/// does not block others.
 fn given_up(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);

@@ -59,8 +59,8 @@ fn holding(step: u64, b: u64) -> Call {
     }])
 }
 
-/// All misuses. Each runs in a world of at least two ranks, all of which make the mistake unless the program checks
-/// the rank.
+/// All misuses. Each runs in a world of at least two ranks, all of which make the mistake unless
+/// the program checks the rank.
 const MISUSES: [Misuse; 55] = [
     (
         "a root outside the group",
@@ -547,7 +547,8 @@ const MISUSES: [Misuse; 55] = [
         "a rank that does not arrive in time",
         |w, c| {
             if w.rank() == 0 {
-                // Polls instead of waiting, so that a backend that detects deadlocks does not find one.
+                // Polls instead of waiting, so that a backend that detects deadlocks does not find
+                // one.
                 let work = c.receive(call(), None, None, 1);
                 while !work.is_complete() {
                     std::thread::yield_now();
@@ -636,7 +637,8 @@ pub(super) fn all(config: impl Fn() -> Launch) -> usize {
             cause.contains(text),
             "{name}: expected `{text}`, got `{error}`"
         );
-        // Errors that a backend detects are joint: every rank that fails gets this error, not one about a failed rank.
+        // Errors that a backend detects are joint: every rank that fails gets this error, not one
+        // about a failed rank.
         use CommError::{DeadlineExceeded, Diverged, Mismatch, RankReturned};
         if let Error::Comm(
             Mismatch { .. } | Diverged { .. } | RankReturned { .. } | DeadlineExceeded { .. },

@@ -1,7 +1,7 @@
 //! [`Conformance`]: checks every collective of a backend against brute force.
 //!
-//! A backend implements the collectives ([`comm::backend`](crate::comm::backend)). These are tests for the author
-//! of a new one:
+//! A backend implements the collectives ([`comm::backend`](crate::comm::backend)). These are tests
+//! for the author of a new one:
 //!
 //! ```
 //! use burn_dtensor::comm::Launch;
@@ -12,9 +12,9 @@
 //! assert!(report > 100, "that many cases were tried");
 //! ```
 //!
-//! Each check runs on the world, on the world in reverse order, on enumerated groups and, if there are enough
-//! ranks, on the rows and columns of a mesh. It covers every dtype and root, and even, uneven and empty shards,
-//! contiguous or not.
+//! Each check runs on the world, on the world in reverse order, on enumerated groups and, if there
+//! are enough ranks, on the rows and columns of a mesh. It covers every dtype and root, and even,
+//! uneven and empty shards, contiguous or not.
 
 mod bits;
 mod cases;
@@ -90,8 +90,8 @@ impl Conformance<fn(usize) -> Launch> {
 }
 
 impl<L: Fn(usize) -> Launch> Conformance<L> {
-    /// Creates the suite. `launch` returns the configuration with which to launch a given number of ranks on the
-    /// backend.
+    /// Creates the suite. `launch` returns the configuration with which to launch a given number of
+    /// ranks on the backend.
     pub fn of(launch: L) -> Self {
         Self {
             launch,
@@ -113,15 +113,15 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
         self
     }
 
-    /// Uses tensors of some thousand elements instead of a few, for backends that split long tensors into several
-    /// messages.
+    /// Uses tensors of some thousand elements instead of a few, for backends that split long
+    /// tensors into several messages.
     pub fn with_large_tensors(mut self) -> Self {
         self.extent.long = true;
         self
     }
 
-    /// Tries a few cases of each kind instead of all, as on many ranks. Use it to run the suite a second time on
-    /// other ranks.
+    /// Tries a few cases of each kind instead of all, as on many ranks. Use it to run the suite a
+    /// second time on other ranks.
     pub fn with_few_cases(mut self) -> Self {
         self.extent.brief = true;
         self
@@ -147,8 +147,8 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
             .sum()
     }
 
-    /// Runs programs with errors, each in a separate world, and checks that every rank gets the error that names
-    /// the mistake. Returns the number of programs.
+    /// Runs programs with errors, each in a separate world, and checks that every rank gets the
+    /// error that names the mistake. Returns the number of programs.
     ///
     /// # Panics
     /// If a program succeeds or fails with another error.

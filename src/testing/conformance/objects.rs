@@ -8,7 +8,8 @@ use crate::comm::Call;
 
 type Object = (String, BTreeMap<u8, Vec<f64>>, Option<bool>);
 
-/// Returns an object whose serialized length depends on the rank. It may be empty, and it contains an infinity.
+/// Returns an object whose serialized length depends on the rank. It may be empty, and it contains
+/// an infinity.
 fn object(scope: &TestGroup, rank: usize) -> Object {
     let row = |key: u8| (key, vec![f64::from(key) / 3.0, f64::INFINITY, -0.0]);
     (

@@ -5,8 +5,8 @@ use super::scope::TestGroup;
 use crate::Result;
 use crate::comm::{Call, Communicator, ReduceOp, Work};
 
-/// Checks that calls are matched by the order of posting, whichever calls ranks wait for and in whichever order,
-/// and that a correct program gets no error.
+/// Checks that calls are matched by the order of posting, whichever calls ranks wait for and in
+/// whichever order, and that a correct program gets no error.
 pub(super) fn order(scope: &TestGroup) -> Result<()> {
     waited_for_backwards(scope)?;
     posted_on_several_channels(scope)?;
@@ -47,8 +47,8 @@ fn waited_for_backwards(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Every other rank posts on several groups in the opposite order. The groups differ in name, or contain the same
-/// ranks in another order.
+/// Every other rank posts on several groups in the opposite order. The groups differ in name, or
+/// contain the same ranks in another order.
 fn posted_on_several_channels(scope: &TestGroup) -> Result<()> {
     let TestGroup { comm, reversed, .. } = scope;
     let comms = [
@@ -80,8 +80,8 @@ fn posted_on_several_channels(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// One rank drops its request. The other ranks still get their results, and no rank gets the result of another
-/// call.
+/// One rank drops its request. The other ranks still get their results, and no rank gets the result
+/// of another call.
 fn given_up(scope: &TestGroup) -> Result<()> {
     for value in 0..scope.size().min(8) {
         let work = sum(scope, &scope.comm, value);

@@ -9,7 +9,8 @@ use burn::tensor::{Bool, DType, Device, Float, Int, Shape, Tensor, TensorData};
 /// Number of values after which samples repeat.
 const PERIOD: usize = 30;
 
-/// Tensor of the reference implementation. Its elements are small integers, which every dtype represents exactly.
+/// Tensor of the reference implementation. Its elements are small integers, which every dtype
+/// represents exactly.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PlainTensor {
     pub shape: Vec<usize>,
@@ -17,11 +18,13 @@ pub(super) struct PlainTensor {
 }
 
 impl PlainTensor {
-    /// Returns values that differ between ranks and elements, and are exact in f16 and bf16 and in products.
+    /// Returns values that differ between ranks and elements, and are exact in f16 and bf16 and in
+    /// products.
     pub fn sample(shape: &[usize], rank: usize, dtype: DType) -> Self {
         let range = if dtype.is_bool() { 2 } else { 5 };
         let count: usize = shape.iter().product();
-        // Repeating the values is fast. The reference is not optimized, and dominates the time of the suite.
+        // Repeating the values is fast. The reference is not optimized, and dominates the time of
+        // the suite.
         let period =
             (0..PERIOD).map(|i| ((i * 7 + i / 3 + rank * 11 + (i * rank) % 3) % range) as i64);
         let mut values = period.collect::<Vec<_>>().repeat(count.div_ceil(PERIOD));

@@ -35,7 +35,8 @@ pub(super) fn broadcast(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Checks that every rank gets its shard of the root's tensor, or the tensor that the root has for it.
+/// Checks that every rank gets its shard of the root's tensor, or the tensor that the root has for
+/// it.
 pub(super) fn scatter(scope: &TestGroup) -> Result<()> {
     let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
     for (shape, dim, dtype) in cases(scope) {
@@ -91,7 +92,8 @@ pub(super) fn reduce(scope: &TestGroup) -> Result<()> {
             for root in roots(scope) {
                 let tensor = || vec![all[rank].tensor(dtype, &scope.device)];
                 let expected = (rank == root).then(|| PlainTensor::reduced(&all, op, dtype));
-                // Reduces twice to check that the second reduction does not start from the result of the first.
+                // Reduces twice to check that the second reduction does not start from the result
+                // of the first.
                 for _ in 0..2 {
                     let reduced = scope
                         .comm

@@ -88,7 +88,8 @@ impl TestGroup {
         self.comm.group().rank()
     }
 
-    /// Returns true if fewer cases are tried, either by request or because the world has many ranks.
+    /// Returns true if fewer cases are tried, either by request or because the world has many
+    /// ranks.
     pub fn has_few(&self) -> bool {
         self.few
     }

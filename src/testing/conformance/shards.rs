@@ -194,7 +194,8 @@ pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
     Ok(())
 }
 
-/// Runs several barriers with messages between them. `order` checks that no rank leaves a barrier early.
+/// Runs several barriers with messages between them. `order` checks that no rank leaves a barrier
+/// early.
 pub(super) fn barrier(scope: &TestGroup) -> Result<()> {
     let (size, rank) = (scope.size(), scope.rank());
     for round in 0..10 {

@@ -25,8 +25,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// Creates a case of the operator `name` with `inputs`. `plain` computes the expected results on ordinary
-    /// tensors, and `sharded` computes on DTensors.
+    /// Creates a case of the operator `name` with `inputs`. `plain` computes the expected results
+    /// on ordinary tensors, and `sharded` computes on DTensors.
     pub fn new<A: CaseOutputs, B: CaseOutputs>(
         name: &'static str,
         inputs: impl Into<Vec<CaseInput>>,
@@ -116,14 +116,16 @@ impl CaseInput {
         }
     }
 
-    /// Creates an input of floats of which most are equal to another: `count` different integers around 0. It
-    /// has no gradients, because operators are free to assign them to any of the equal elements.
+    /// Creates an input of floats of which most are equal to another: `count` different integers
+    /// around 0. It has no gradients, because operators are free to assign them to any of the equal
+    /// elements.
     pub fn tied<const D: usize>(name: &'static str, shape: [usize; D], count: usize) -> Self {
         Self::constant::<D, Float>(name, shape, ValueKind::Tied(count), DType::F32)
     }
 
-    /// Creates an input of integral floats that never equal those of another such input (up to three inputs). But
-    /// under `P(max)` or `P(min)`, local values that are not the extremum may be equal.
+    /// Creates an input of integral floats that never equal those of another such input (up to
+    /// three inputs). But under `P(max)` or `P(min)`, local values that are not the extremum may be
+    /// equal.
     pub fn meeting<const D: usize>(name: &'static str, shape: [usize; D]) -> Self {
         Self {
             values: ValueKind::Meeting,
@@ -209,8 +211,8 @@ impl CaseInput {
         }
     }
 
-    /// Creates a leaf with these values. Integers wrap around, because partial values of a sum may exceed the range
-    /// of the dtype.
+    /// Creates a leaf with these values. Integers wrap around, because partial values of a sum may
+    /// exceed the range of the dtype.
     pub(super) fn leaf(&self, values: &[f64], shape: &[usize], device: &Device) -> DispatchTensor {
         macro_rules! wrapped {
             ($int:ty) => {
@@ -266,7 +268,8 @@ fn leaf<const D: usize, K: Kind>(data: TensorData, device: &Device) -> Tensor<D,
     Tensor::from_data(data, (device, dtype))
 }
 
-/// Range of the integers of a [`CaseInput`]: either a range, or an upper bound with 0 as the lower one.
+/// Range of the integers of a [`CaseInput`]: either a range, or an upper bound with 0 as the lower
+/// one.
 pub trait IntRange {
     /// Returns the range.
     fn range(self) -> Range<i64>;

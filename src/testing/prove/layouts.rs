@@ -5,8 +5,8 @@ use itertools::Itertools;
 use super::values::{ValueKind, gcd};
 use crate::placement::{Layout, PartialOp, Placement};
 
-/// Returns every layout of an input with `ndim` dimensions: all placements that can be combined. If two mesh
-/// dimensions shard one tensor dimension, both orders are included.
+/// Returns every layout of an input with `ndim` dimensions: all placements that can be combined. If
+/// two mesh dimensions shard one tensor dimension, both orders are included.
 pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &ValueKind) -> Vec<Layout> {
     let partials = PartialOp::ALL
         .into_iter()
@@ -38,10 +38,10 @@ pub(super) fn layouts(mesh_shape: &[usize], ndim: usize, values: &ValueKind) -> 
     all
 }
 
-/// Returns layouts of a tensor of this shape with uneven shard sizes, together with the placements that occur next
-/// to them: Replicate, chunks and partial sums. For every tensor dimension the outermost sharding is uneven, in two
-/// ways. In the first, each rank has one element as long as elements remain, and the last rank has the rest. In the
-/// second, the first rank is empty as well.
+/// Returns layouts of a tensor of this shape with uneven shard sizes, together with the placements
+/// that occur next to them: Replicate, chunks and partial sums. For every tensor dimension the
+/// outermost sharding is uneven, in two ways. In the first, each rank has one element as long as
+/// elements remain, and the last rank has the rest. In the second, the first rank is empty as well.
 ///
 /// ```text
 /// a dim of 5 over 3 ranks:   | 0 | 1 | 2 3 4 |    | | 0 | 1 2 3 4 |
@@ -82,8 +82,8 @@ pub(super) fn uneven(mesh_shape: &[usize], shape: &[usize], values: &ValueKind) 
     all.into_iter().unique().collect()
 }
 
-/// Returns uneven shard sizes: 0 for the first `nothing` ranks, then 1 each as long as elements remain, and the
-/// rest for the last rank.
+/// Returns uneven shard sizes: 0 for the first `nothing` ranks, then 1 each as long as elements
+/// remain, and the rest for the last rank.
 fn lengths(len: usize, ranks: usize, nothing: usize) -> Vec<usize> {
     let ones = (0..ranks - 1).map(|rank| usize::from(rank >= nothing && rank - nothing < len));
     let mut lengths: Vec<usize> = ones.collect();
@@ -91,11 +91,11 @@ fn lengths(len: usize, ranks: usize, nothing: usize) -> Vec<usize> {
     lengths
 }
 
-/// Returns at most `cap` combinations of one layout per input, as mixed-radix numbers. The digits are indices into
-/// `inputs`, with the first input as the lowest digit.
+/// Returns at most `cap` combinations of one layout per input, as mixed-radix numbers. The digits
+/// are indices into `inputs`, with the first input as the lowest digit.
 ///
-/// Up to half of them contain only layouts without partial placements, because most rules have their rows there.
-/// The others are spread over all combinations.
+/// Up to half of them contain only layouts without partial placements, because most rules have
+/// their rows there. The others are spread over all combinations.
 pub(super) fn combinations(inputs: &[Vec<Layout>], cap: usize) -> Vec<usize> {
     let total: usize = inputs.iter().map(Vec::len).product();
     if total <= cap {
@@ -121,8 +121,8 @@ pub(super) fn combinations(inputs: &[Vec<Layout>], cap: usize) -> Vec<usize> {
 
 /// Returns all numbers below `total` in an order in which the first `count` are spread evenly.
 fn spread(total: usize, count: usize) -> impl Iterator<Item = usize> {
-    // Multiples of a number near the golden section of `total` fill it evenly, for any period. Of 16 such numbers,
-    // the one is chosen whose multiples are furthest apart.
+    // Multiples of a number near the golden section of `total` fill it evenly, for any period. Of
+    // 16 such numbers, the one is chosen whose multiples are furthest apart.
     let golden = ((total as f64 * 0.618_034) as usize).max(1);
     let apart = |step: usize| {
         let distance = |times: usize| (times * step % total).min(total - times * step % total);
@@ -172,7 +172,8 @@ mod tests {
             texts(&[3], &[1], ValueKind::Int(0..4)),
             ["[R]", some, none, "[S(0)]", "[P(sum)]"]
         );
-        // R, S(0), S(1) or P on each mesh dimension. If both shard one dimension, only one of them is uneven.
+        // R, S(0), S(1) or P on each mesh dimension. If both shard one dimension, only one of them
+        // is uneven.
         let two = texts(&[2, 2], &[3, 4], ValueKind::Int(0..4));
         assert!(
             two.contains(&"[S(0), S(0); mesh dim 0 sizes 1 + 2]".into()),

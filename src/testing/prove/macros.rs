@@ -1,7 +1,7 @@
 //! [`case!`](crate::case), and the names that its two expansions use.
 
-/// Creates a [`Case`](crate::testing::prove::Case) of an operator that is written once and compiled for both burn's
-/// tensors and DTensors.
+/// Creates a [`Case`](crate::testing::prove::Case) of an operator that is written once and compiled
+/// for both burn's tensors and DTensors.
 ///
 /// ```
 /// use burn_dtensor::testing::prove::{Case, case};
@@ -17,7 +17,8 @@
 /// # assert_eq!(cases().len(), 4);
 /// ```
 ///
-/// An input is written `name: dimensions = shape`, and consists of floats between -2 and 2 unless a kind is given:
+/// An input is written `name: dimensions = shape`, and consists of floats between -2 and 2 unless a
+/// kind is given:
 ///
 /// | | elements |
 /// |---|---|
@@ -32,12 +33,12 @@
 /// | `i: 2 int(-3..5) = [3, 6]` | integers in the range |
 /// | `m: 2 bool = [3, 6]` | booleans |
 ///
-/// Floats have single precision and integers have 64 bits. For another dtype, give it as the last argument in the
-/// parentheses: `float(BF16)`, `within(-0.9..0.9, F16)`, `int(0..256, U8)`.
+/// Floats have single precision and integers have 64 bits. For another dtype, give it as the last
+/// argument in the parentheses: `float(BF16)`, `within(-0.9..0.9, F16)`, `int(0..256, U8)`.
 ///
-/// In the expression, `Tensor` is the tensor type of either expansion, and `activation`, `grid`, `linalg`, `loss`,
-/// `module` and `signal` are the modules of either. The expression returns a tensor, or a tuple, array or `Vec` of
-/// tensors.
+/// In the expression, `Tensor` is the tensor type of either expansion, and `activation`, `grid`,
+/// `linalg`, `loss`, `module` and `signal` are the modules of either. The expression returns a
+/// tensor, or a tuple, array or `Vec` of tensors.
 #[macro_export]
 macro_rules! case {
     ($name:expr, ($($input:ident : $d:literal $($kind:ident $(($($arg:tt)*))?)? = $shape:expr),+ $(,)?) => $body:expr) => {

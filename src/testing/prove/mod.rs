@@ -7,22 +7,26 @@
 //! assert_eq!(report.wrong(), 0, "{report}");
 //! ```
 //!
-//! Each [`Case`] runs with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks (with several
-//! inputs, in at most 128, 48 and 24). It also runs in [as many as the effort allows](prove_with) on 1 x 2, 2 x 2,
-//! 2 x 3 and 2 x 2 x 2. Layouts contain Replicate, a sharding of every dimension, and every partial placement, with
-//! different local values on each rank. Uneven shard sizes, combined with chunks, replicas and partial sums, are
-//! tried on 2 and 2 x 2 ranks. The prover compares
+//! Each [`Case`] runs with its inputs in every combination of layouts on meshes of 2, 3 and 4 ranks
+//! (with several inputs, in at most 128, 48 and 24). It also runs in [as many as the effort
+//! allows](prove_with) on 1 x 2, 2 x 2, 2 x 3 and 2 x 2 x 2. Layouts contain Replicate, a sharding
+//! of every dimension, and every partial placement, with different local values on each rank.
+//! Uneven shard sizes, combined with chunks, replicas and partial sums, are tried on 2 and 2 x 2
+//! ranks. The prover compares
 //!
 //! * the full value of every output, on every rank;
-//! * the gradient of every float input that each rank holds, with the exact derivative with respect to the rank's
-//!   local tensor (invariant 1 of [`dtensor`](crate::dtensor)). The loss has a different weight for every element
-//!   of every output;
-//! * the [depth](super::graph_depth) of every output in the autodiff graph, which must be the same on all ranks.
+//! * the gradient of every float input that each rank holds, with the exact derivative with respect
+//!   to the rank's local tensor (invariant 1 of [`dtensor`](crate::dtensor)). The loss has a
+//!   different weight for every element of every output;
+//! * the [depth](super::graph_depth) of every output in the autodiff graph, which must be the same
+//!   on all ranks.
 //!
-//! The expected local tensors are computed from the unsharded result element by element, and the unsharded operator
-//! is burn's. A missing gradient is an error even for an empty local tensor, because the other ranks' collectives
-//! in backward would wait for that rank. A combination counts as direct if the operator runs under
-//! [`RedistributePolicy::Deny`](crate::dtensor::ops::RedistributePolicy), that is, without redistribution.
+//! The expected local tensors are computed from the unsharded result element by element, and the
+//! unsharded operator is burn's. A missing gradient is an error even for an empty local tensor,
+//! because the other ranks' collectives in backward would wait for that rank. A combination counts
+//! as direct if the operator runs under
+//! [`RedistributePolicy::Deny`](crate::dtensor::ops::RedistributePolicy), that is, without
+//! redistribution.
 //!
 //! # Shapes
 //! Whether shards are even, uneven or empty depends on the length of a dimension:
@@ -35,9 +39,10 @@
 //! | 5 | 3 2 | 2 2 1 | 2 2 1 **0** | 2 1 1 1 |
 //! | 6 | 3 3 | 2 2 2 | 2 2 2 **0** | 2 1 2 1 |
 //!
-//! A dimension of length 3 covers all three kinds at the lowest cost; 6 covers them too. On 2 x 3 a dimension of 7
-//! that both mesh dimensions shard has the shard sizes `2 2 0 1 1 1`, so a rank in the middle is empty. Use
-//! different lengths for the dimensions of a case, so that the check notices exchanged dimensions.
+//! A dimension of length 3 covers all three kinds at the lowest cost; 6 covers them too. On 2 x 3 a
+//! dimension of 7 that both mesh dimensions shard has the shard sizes `2 2 0 1 1 1`, so a rank in
+//! the middle is empty. Use different lengths for the dimensions of a case, so that the check
+//! notices exchanged dimensions.
 
 mod case;
 mod layouts;
@@ -62,13 +67,14 @@ use truth::Truth;
 /// Amount of combinations that the prover tries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Effort {
-    /// A few combinations of every case on each mesh: at most ten on two ranks, fewer on more. Use it for many
-    /// operators at once.
+    /// A few combinations of every case on each mesh: at most ten on two ranks, fewer on more. Use
+    /// it for many operators at once.
     Brief,
     /// The default, which fits into the time of a test.
     #[default]
     Test,
-    /// All combinations of every case on meshes of one dimension, and a thousand per case on each other mesh.
+    /// All combinations of every case on meshes of one dimension, and a thousand per case on each
+    /// other mesh.
     Exhaustive,
 }
 
@@ -78,11 +84,12 @@ const ALL: usize = usize::MAX;
 /// A mesh on which cases are tried, with limits on the number of combinations.
 struct ProofExtent {
     mesh: &'static [usize],
-    /// Maximum number of combinations of a case with one input, and with several inputs. There are thousands of the
-    /// latter on a mesh of several dimensions.
+    /// Maximum number of combinations of a case with one input, and with several inputs. There are
+    /// thousands of the latter on a mesh of several dimensions.
     caps: [usize; 2],
-    /// Maximum number of combinations in a brief proof. Two ranks cover the placements. Larger meshes, on which a
-    /// combination takes longer, add only shard sizes and orders that two ranks do not have.
+    /// Maximum number of combinations in a brief proof. Two ranks cover the placements. Larger
+    /// meshes, on which a combination takes longer, add only shard sizes and orders that two ranks
+    /// do not have.
     brief: usize,
 }
 
@@ -101,12 +108,12 @@ const MESHES: [ProofExtent; 7] = [
     on(&[2, 2, 2], [6, 4], 1),
 ];
 
-/// Meshes on which cases are tried with uneven shard sizes. On two ranks, 3 elements are sharded as 1 and 2, which
-/// chunks never are.
+/// Meshes on which cases are tried with uneven shard sizes. On two ranks, 3 elements are sharded as
+/// 1 and 2, which chunks never are.
 const UNEVEN_MESHES: [ProofExtent; 2] = [on(&[2], [ALL, 24], 4), on(&[2, 2], [8, 8], 2)];
 
-/// Number of combinations of a case in an exhaustive proof on a mesh of several dimensions. On other meshes all are
-/// tried.
+/// Number of combinations of a case in an exhaustive proof on a mesh of several dimensions. On
+/// other meshes all are tried.
 const EXHAUSTIVE: usize = 1000;
 
 /// Proves the cases with [`Effort::Test`]; see [`prove_with`].
@@ -119,13 +126,14 @@ pub fn prove(cases: &[Case]) -> Report {
 
 /// Tries every case in combinations of layouts, as [the module](self) describes.
 ///
-/// With [`Effort::Test`] and layouts in chunks, all combinations are tried for one input on meshes of one dimension
-/// and on 2 x 2, and for two inputs on 2 ranks. Otherwise some are tried: up to half of them have no
-/// partial placements, and the rest is spread evenly over all. The report contains the number of combinations tried
-/// and possible. [`Effort::Exhaustive`] tries more.
+/// With [`Effort::Test`] and layouts in chunks, all combinations are tried for one input on meshes
+/// of one dimension and on 2 x 2, and for two inputs on 2 ranks. Otherwise some are tried: up to
+/// half of them have no partial placements, and the rest is spread evenly over all. The report
+/// contains the number of combinations tried and possible. [`Effort::Exhaustive`] tries more.
 ///
-/// A combination in which a rank panics or does not arrive in time counts as wrong and ends the launch. The
-/// remaining combinations run in a new launch. After ten such failures the rest of a case is skipped on that mesh.
+/// A combination in which a rank panics or does not arrive in time counts as wrong and ends the
+/// launch. The remaining combinations run in a new launch. After ten such failures the rest of a
+/// case is skipped on that mesh.
 ///
 /// # Panics
 /// If the unsharded operator of a case fails, or ranks cannot be launched.

@@ -18,8 +18,8 @@ pub struct FullOutput {
     pub(super) depth: GraphDepth,
 }
 
-/// Return type of the operator of a [`Case`](super::Case): a tensor or DTensor of any kind, or a tuple, array or
-/// `Vec` of them.
+/// Return type of the operator of a [`Case`](super::Case): a tensor or DTensor of any kind, or a
+/// tuple, array or `Vec` of them.
 pub trait CaseOutputs {
     /// Gathers every output.
     ///

@@ -270,8 +270,9 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Formats combinations. Those on meshes of one dimension are grouped by the placements of all inputs except the
-/// last: `P(max)|P(min) with R S(0); S(0) with S(1); and 12 on meshes of several dimensions`.
+/// Formats combinations. Those on meshes of one dimension are grouped by the placements of all
+/// inputs except the last: `P(max)|P(min) with R S(0); S(0) with S(1); and 12 on meshes of several
+/// dimensions`.
 struct Fallbacks<'a>(&'a [Combination]);
 
 impl fmt::Display for Fallbacks<'_> {
@@ -306,7 +307,8 @@ impl fmt::Display for Fallbacks<'_> {
     }
 }
 
-/// Adds `value` to the group of `key`, unless it is there already. Groups keep the order of their first values.
+/// Adds `value` to the group of `key`, unless it is there already. Groups keep the order of their
+/// first values.
 fn push<K: PartialEq, V: PartialEq>(groups: &mut Vec<(K, Vec<V>)>, key: K, value: V) {
     match groups.iter_mut().find(|(known, _)| *known == key) {
         Some((_, values)) if values.contains(&value) => {}

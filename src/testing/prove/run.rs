@@ -271,8 +271,8 @@ struct ProvingRank<'a> {
     plan: &'a ProofPlan<'a>,
     mesh: &'a DeviceMesh,
     device: Device,
-    /// Case that the rank runs, and its local tensors of the inputs. They are computed on first use, because only
-    /// few of the many layouts on a mesh of several dimensions are tried.
+    /// Case that the rank runs, and its local tensors of the inputs. They are computed on first
+    /// use, because only few of the many layouts on a mesh of several dimensions are tried.
     held: Option<(usize, Vec<Vec<OnceCell<LocalInput>>>)>,
 }
 
@@ -389,7 +389,8 @@ impl ProvingRank<'_> {
                 .as_ref()
                 .and_then(|grads| input.gradient(&sharded.leaf, grads));
             let difference = match (found, &truth.gradients[at]) {
-                // If one rank's graph lost the leaf, the other ranks would wait in a collective of backward.
+                // If one rank's graph lost the leaf, the other ranks would wait in a collective of
+                // backward.
                 (None, Some(_)) => Some((f64::INFINITY, format!("is missing (rank {rank})"))),
                 (None, None) => None,
                 (Some((shape, values)), _) => compare(
@@ -411,8 +412,8 @@ impl ProvingRank<'_> {
     }
 }
 
-/// Runs the operator and reports whether it had to redistribute. To find out, it runs the operator under a policy
-/// that denies redistribution first.
+/// Runs the operator and reports whether it had to redistribute. To find out, it runs the operator
+/// under a policy that denies redistribution first.
 fn run(case: &Case, inputs: &[ShardedInput]) -> Result<(Vec<FullOutput>, bool)> {
     let denied = catch_unwind(AssertUnwindSafe(|| {
         RedistributePolicy::Deny.run(|| (case.sharded)(inputs))

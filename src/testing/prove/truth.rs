@@ -41,7 +41,8 @@ impl Truth {
     }
 }
 
-/// Returns the weighted sum of the elements of all tracked outputs. Every element has a different weight.
+/// Returns the weighted sum of the elements of all tracked outputs. Every element has a different
+/// weight.
 pub(super) fn loss(outputs: &[FullOutput]) -> Option<Tensor<1>> {
     let term = |(at, output): (usize, &FullOutput)| {
         let tracked = output.tracked.clone()?;
@@ -61,8 +62,8 @@ pub(super) fn loss(outputs: &[FullOutput]) -> Option<Tensor<1>> {
         .reduce(|sum, term| sum + term)
 }
 
-/// Returns index and distance of the element of `found` that is furthest from `expected`, if the distance is more
-/// than `tolerance` times the size of the expected element.
+/// Returns index and distance of the element of `found` that is furthest from `expected`, if the
+/// distance is more than `tolerance` times the size of the expected element.
 pub(super) fn furthest(found: &[f64], expected: &[f64], tolerance: f64) -> Option<(usize, f64)> {
     let distance = |(found, expected): (&f64, &f64)| {
         if found == expected || (found.is_nan() && expected.is_nan()) {
@@ -75,7 +76,8 @@ pub(super) fn furthest(found: &[f64], expected: &[f64], tolerance: f64) -> Optio
             distance
         }
     };
-    // If the expected element is infinite, so is the limit. An infinite distance is therefore checked separately.
+    // If the expected element is infinite, so is the limit. An infinite distance is therefore
+    // checked separately.
     let far = |&(at, distance): &(usize, f64)| {
         distance.is_infinite() || distance > tolerance * expected[at].abs().max(1.0)
     };

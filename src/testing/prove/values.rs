@@ -1,7 +1,7 @@
 //! Values of inputs, and the ranks' local values. Pure functions.
 //!
-//! All values are functions of positions. Ranks therefore know each other's local values without communication, and
-//! a failure is reproducible.
+//! All values are functions of positions. Ranks therefore know each other's local values without
+//! communication, and a failure is reproducible.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ pub(super) enum ValueKind {
     Float(Range<f64>),
     /// Different floats inside the range, with every third replaced by NaN.
     Nan(Range<f64>),
-    /// Integral floats that never equal those of another such input (up to three inputs). Local values under `P(max)`
-    /// or `P(min)` that are not the extremum may be equal.
+    /// Integral floats that never equal those of another such input (up to three inputs). Local
+    /// values under `P(max)` or `P(min)` that are not the extremum may be equal.
     Meeting,
     /// This many different integers around 0, most of them more than once.
     Tied(usize),
@@ -36,8 +36,8 @@ impl ValueKind {
 
     /// Returns `len` values of the input with index `input`.
     ///
-    /// Floats are a shuffled ramp with some jitter. No two are equal, and none is near a multiple of the step,
-    /// where operators have kinks.
+    /// Floats are a shuffled ramp with some jitter. No two are equal, and none is near a multiple
+    /// of the step, where operators have kinks.
     pub(super) fn full_values(&self, input: usize, len: usize) -> Vec<f64> {
         let value = |at: usize| match self {
             Self::Float(range) => {
@@ -60,12 +60,13 @@ impl ValueKind {
         (0..len).map(value).collect()
     }
 
-    /// Splits `value`, the element at position `at`, for a partial placement with `op`. Returns the local value of
-    /// the rank at `index` of `size` along `mesh_dim`, and the derivative of the reduced value with respect to it.
+    /// Splits `value`, the element at position `at`, for a partial placement with `op`. Returns the
+    /// local value of the rank at `index` of `size` along `mesh_dim`, and the derivative of the
+    /// reduced value with respect to it.
     ///
-    /// The local values differ irregularly between ranks. For a minimum or maximum, a quarter of the values that
-    /// are not the extremum is infinitely far away, like the value of a rank without elements. The others stay in
-    /// the range, where operators have slopes.
+    /// The local values differ irregularly between ranks. For a minimum or maximum, a quarter of
+    /// the values that are not the extremum is infinitely far away, like the value of a rank
+    /// without elements. The others stay in the range, where operators have slopes.
     fn part(
         &self,
         op: PartialOp,
@@ -92,7 +93,8 @@ impl ValueKind {
         let share = unit([at, mesh_dim, 50 + index]);
         let far = matches!(self, Self::Float(_)) && (share > 0.75 || value.is_infinite());
         let last = index + 1 == size;
-        // The last rank holds the difference between `value` and the sum of the other ranks' values.
+        // The last rank holds the difference between `value` and the sum of the other ranks'
+        // values.
         let rest = || {
             (0..index)
                 .map(|index| single(value + noise(index)))
@@ -140,8 +142,9 @@ impl ValueKind {
         }
     }
 
-    /// Returns the local values of the rank at `coordinate` for the full tensor `complete`, and the gradient of the
-    /// loss with respect to them. `gradient` is the gradient with respect to the full tensor.
+    /// Returns the local values of the rank at `coordinate` for the full tensor `complete`, and the
+    /// gradient of the loss with respect to them. `gradient` is the gradient with respect to the
+    /// full tensor.
     pub(super) fn held(
         &self,
         complete: &[f64],
@@ -251,7 +254,8 @@ mod tests {
         }
     }
 
-    /// Computes the expected values by brute force over all ranks, in both orders of the mesh dimensions.
+    /// Computes the expected values by brute force over all ranks, in both orders of the mesh
+    /// dimensions.
     #[test]
     fn partial_values_reduce_to_the_full_one_and_differ() {
         let (shape, mesh) = ([3, 2], [2, 3]);

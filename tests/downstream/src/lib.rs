@@ -1,4 +1,5 @@
-//! Operators, a layer, a backend and a transport that burn-dtensor does not have, written with its public items alone.
+//! Operators, a layer, a backend and a transport that burn-dtensor does not have, written with its
+//! public items alone.
 
 pub mod naive;
 #[cfg(unix)]
@@ -69,7 +70,8 @@ impl PairSums for Tensor<2> {
 
 impl PairSums for DTensor<2> {
     fn pair_sums(self) -> Self {
-        /// A rule by its rows: where ranks hold whole pairs, columns are independent, and a sum of terms is one.
+        /// A rule by its rows: where ranks hold whole pairs, columns are independent, and a sum of
+        /// terms is one.
         const PAIR_SUMS: TableRule = TableRule::new(
             "pair_sums",
             |inputs| Ok(vec![[inputs[0][0] / 2, inputs[0][1]].into()]),
@@ -78,7 +80,8 @@ impl PairSums for DTensor<2> {
                     strategy([Shard(1)], [Shard(1)]),
                     strategy([Partial(PartialOp::Sum)], [Partial(PartialOp::Sum)]),
                 ];
-                // Of four rows two ranks hold whole pairs; more ranks, or other numbers of rows, do not.
+                // Of four rows two ranks hold whole pairs; more ranks, or other numbers of rows, do
+                // not.
                 if inputs[0][0] == 4 {
                     rows.push(strategy([Shard(0)], [Shard(0)]).if_divides(2));
                 }

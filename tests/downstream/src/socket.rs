@@ -12,7 +12,8 @@ use burn_dtensor::comm::transport::{Message, MessageHandler, RecvBuffer, SendSta
 
 /// The connections of one process. Each has a thread that sends and one that receives.
 ///
-/// A message is the lengths of its header and payloads, their number first, and then the bytes of all of them.
+/// A message is the lengths of its header and payloads, their number first, and then the bytes of
+/// all of them.
 pub struct SocketTransport {
     here: usize,
     /// One for each process, `None` for this one.
@@ -54,7 +55,8 @@ impl SocketTransport {
         Ok(Arc::new(Self { here, connections }))
     }
 
-    /// Waits until everything that was queued is sent, or cannot be: a process calls it before it ends.
+    /// Waits until everything that was queued is sent, or cannot be: a process calls it before it
+    /// ends.
     pub fn flush(&self) {
         for connection in self.connections.iter().flatten() {
             let (done, is_done) = mpsc::channel();
@@ -80,7 +82,8 @@ impl Transport for SocketTransport {
             .expect("no process sends to itself");
         let bytes = lengths(&message).sum::<usize>() as u64;
         connection.sent.fetch_add(bytes, Ordering::SeqCst);
-        // The thread that sends has ended if the connection is lost, which the one that receives reports.
+        // The thread that sends has ended if the connection is lost, which the one that receives
+        // reports.
         let _ = connection.queue.send(Queued::Message(message));
     }
 

@@ -1,5 +1,5 @@
-//! Operators, layers and placements of a crate of its own compute what they do on one device, wherever their inputs lie. Its
-//! backend and its transport carry the collectives of burn-dtensor.
+//! Operators, layers and placements of a crate of its own compute what they do on one device,
+//! wherever their inputs lie. Its backend and its transport carry the collectives of burn-dtensor.
 
 mod backend;
 

@@ -1,9 +1,11 @@
-//! Parsers of hostile bytes: of the manifest and of headers of safetensors files, which a load reads before the data.
+//! Parsers of hostile bytes: of the manifest and of headers of safetensors files, which a load
+//! reads before the data.
 //!
-//! `cargo test` runs the corpus, random changes of it and inputs that aim at memory. The script `run` in this package fuzzes
-//! with coverage as a guide.
+//! `cargo test` runs the corpus, random changes of it and inputs that aim at memory. The script
+//! `run` in this package fuzzes with coverage as a guide.
 //!
-//! An input that panics, breaks a rule, or takes more memory than a constant times its length is a find.
+//! An input that panics, breaks a rule, or takes more memory than a constant times its length is a
+//! find.
 
 mod checkpoint;
 #[path = "../../../src/checkpoint/manifest/tests/rules.rs"]
@@ -75,7 +77,8 @@ fn bounded<T>(len: usize, parse: impl FnOnce() -> T) -> T {
     parsed
 }
 
-/// Parses bytes as a manifest, and as the contents of one with the right checksum. Returns true if either is one.
+/// Parses bytes as a manifest, and as the contents of one with the right checksum. Returns true if
+/// either is one.
 pub fn manifest(bytes: &[u8]) -> bool {
     let checksum = XxHash3_64::oneshot(bytes);
     let begin = format!(
@@ -94,8 +97,8 @@ pub fn manifest(bytes: &[u8]) -> bool {
     })
 }
 
-/// Parses bytes as the JSON of a header and as an index. The first two bytes are the length of the data after the header.
-/// Returns true if they are either.
+/// Parses bytes as the JSON of a header and as an index. The first two bytes are the length of the
+/// data after the header. Returns true if they are either.
 pub fn header(bytes: &[u8]) -> bool {
     let Some((data, json)) = bytes.split_first_chunk() else {
         return false;

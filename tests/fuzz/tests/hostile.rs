@@ -1,4 +1,5 @@
-//! Hostile bytes without coverage as a guide: the corpus, random changes of it, and inputs that aim at memory.
+//! Hostile bytes without coverage as a guide: the corpus, random changes of it, and inputs that aim
+//! at memory.
 
 use std::path::Path;
 
@@ -88,7 +89,8 @@ fn headers() {
     );
 }
 
-/// Inputs whose JSON has as many values as possible for its length. None may take more memory than the targets allow.
+/// Inputs whose JSON has as many values as possible for its length. None may take more memory than
+/// the targets allow.
 #[test]
 fn inputs_that_aim_at_memory() {
     let contents = |tensors: &str, values: &str, rank_values: &str, files: &str, mesh: &str| {

@@ -221,8 +221,8 @@ fn an_explanation_is_what_happens() {
     });
 }
 
-/// Steps of one kind are one collective, over the ranks of both mesh dimensions; not on a mesh with a deadline of its
-/// own.
+/// Steps of one kind are one collective, over the ranks of both mesh dimensions; not on a mesh with
+/// a deadline of its own.
 #[test]
 fn an_explanation_counts_steps_that_are_one_collective_as_one() {
     let layouts = [
@@ -247,7 +247,8 @@ fn an_explanation_counts_steps_that_are_one_collective_as_one() {
             for ((of, operator), (a, b)) in
                 OPERATORS.into_iter().enumerate().cartesian_product(pairs())
             {
-                // Each operator has every layout on either side, with two others: the first one with itself, too.
+                // Each operator has every layout on either side, with two others: the first one
+                // with itself, too.
                 let apart = (b + layouts.len() - a) % layouts.len();
                 if !crate::effort::is_long() && apart != of && apart != of + 4 {
                     continue;

@@ -117,7 +117,8 @@ fn reductions_have_their_true_derivative() {
     });
 }
 
-/// Invariant 1: `loss = sum(w * tanh(2 x))` through every pair of layouts, against the single-device gradient.
+/// Invariant 1: `loss = sum(w * tanh(2 x))` through every pair of layouts, against the
+/// single-device gradient.
 #[test]
 fn gradients_pass_every_pair_of_layouts_under_both_checkpointing_strategies() {
     let shape = [5, 4];

@@ -137,7 +137,8 @@ fn nested_shards_are_gathered_scattered_and_reduced_at_once() {
             let (from, to) = (layout(mesh, &from, order), layout(mesh, &to, order));
             let ranks = world.size() as f32;
             let x = match from.has_partial() {
-                // Every rank's term is a part of the whole; along a sharded mesh dimension they are cut.
+                // Every rank's term is a part of the whole; along a sharded mesh dimension they are
+                // cut.
                 true => {
                     let terms: f32 = from
                         .placements()

@@ -11,7 +11,8 @@ use super::{R, S, SUM, on_mesh, part, ramp, tracked_devices, unwound, values};
 
 type Pair = (Tensor<2>, Tensor<2>);
 
-/// Of rows that ranks share by a weight that all hold: forward is local, and the weight's gradient a sum.
+/// Of rows that ranks share by a weight that all hold: forward is local, and the weight's gradient
+/// a sum.
 #[test]
 fn values_and_gradients_are_those_of_the_full_tensor() {
     for shape in [&[2][..], &[3], &[2, 2], &[2, 3]] {
@@ -68,8 +69,8 @@ fn values_and_gradients_are_those_of_the_full_tensor() {
     }
 }
 
-/// What is brought there is so once, with its gradient's sum: of a shard that varies one all-gather, one
-/// reduce-scatter.
+/// What is brought there is so once, with its gradient's sum: of a shard that varies one
+/// all-gather, one reduce-scatter.
 #[test]
 fn inputs_are_redistributed_where_that_is_asked_for() {
     use burn_dtensor::comm::Op::{AllGather, ReduceScatter};

@@ -67,8 +67,8 @@ fn sharded_samples_leave_the_loss_partial() {
     });
 }
 
-/// Whatever the number of mesh dimensions: two all-reduces over all that cut classes, and one more for what samples
-/// count. Values are burn's on the whole.
+/// Whatever the number of mesh dimensions: two all-reduces over all that cut classes, and one more
+/// for what samples count. Values are burn's on the whole.
 #[test]
 fn classes_sharded_over_several_mesh_dimensions_send_no_more() {
     let weights = [1.0, 0.5, 2.0, 1.5, 0.25];

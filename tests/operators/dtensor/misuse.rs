@@ -406,7 +406,8 @@ fn a_sum_that_grows_from_step_to_step_stays_one_of_few_specs() {
     });
 }
 
-/// A rule of one dimension whose output is longer than its input. `more` is no part of what tells rules apart.
+/// A rule of one dimension whose output is longer than its input. `more` is no part of what tells
+/// rules apart.
 #[derive(Debug, Clone)]
 struct Longer {
     more: usize,
@@ -438,8 +439,9 @@ impl ShardingRule for Longer {
     }
 }
 
-/// The tensor would not be what its spec says: for the first call with a rule, and, where a rule does not compare all its
-/// arguments, for a later one. Every rank has the error, also where debug assertions are off.
+/// The tensor would not be what its spec says: for the first call with a rule, and, where a rule
+/// does not compare all its arguments, for a later one. Every rank has the error, also where debug
+/// assertions are off.
 #[test]
 fn a_rule_that_promises_another_shape_than_its_operator_makes_is_found() {
     for calls in [&[(1, 0)][..], &[(0, 0), (2, 2)], &[(1, 1), (1, 1), (0, 0)]] {

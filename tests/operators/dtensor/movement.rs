@@ -105,9 +105,9 @@ fn masks_do_not_depend_on_placements() {
     });
 }
 
-/// The last rank of four has no row of three. Branches communicate in backward in the order of their
-/// depth in the graph, so an operator that records fewer nodes without elements would have that rank
-/// out of step. Each operator with how often it uses an element of its input, over all.
+/// The last rank of four has no row of three. Branches communicate in backward in the order of
+/// their depth in the graph, so an operator that records fewer nodes without elements would have
+/// that rank out of step. Each operator with how often it uses an element of its input, over all.
 #[test]
 fn a_rank_without_elements_keeps_step_in_backward() {
     type Used = (&'static str, fn(DTensor<2>) -> DTensor<2>, f32);

@@ -287,7 +287,8 @@ fn the_layout_of_a_result_does_not_depend_on_the_size_of_the_batch() {
 /// Burn's own gradient is wrong: see `burn_limits`.
 #[test]
 fn a_grouped_conv1d_whose_stride_leaves_elements_over_has_the_gradient_of_its_weight() {
-    // The windows that fit: of the first two elements, or with one of padding in front of none and the first.
+    // The windows that fit: of the first two elements, or with one of padding in front of none and
+    // the first.
     for (padding, expected) in [
         ((0, 0), [[1.0, 2.0], [3.0, 5.0]]),
         ((1, 1), [[2.0, 41.0], [5.0, 73.0]]),

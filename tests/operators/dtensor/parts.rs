@@ -1,5 +1,5 @@
-//! Along a dimension that is cut, without the whole of it: values and gradients are burn's on the whole, and
-//! what is sent is a few elements of each part.
+//! Along a dimension that is cut, without the whole of it: values and gradients are burn's on the
+//! whole, and what is sent is a few elements of each part.
 
 use burn::tensor::{Device, FloatDType, Int, IntDType, Tensor, TensorData};
 use burn_dtensor::Result;
@@ -14,8 +14,8 @@ use super::{R, S, on_mesh, part, values};
 
 const ROWS: usize = 2;
 
-/// Of `[2, len]`: the second dimension is cut into even and uneven parts, some of them empty, by one and by two
-/// mesh dimensions in either order, also beside a cut of the first.
+/// Of `[2, len]`: the second dimension is cut into even and uneven parts, some of them empty, by
+/// one and by two mesh dimensions in either order, also beside a cut of the first.
 fn layouts(mesh: &[usize], len: usize) -> Vec<Layout> {
     let layout = |placements: &[_]| Layout::new(mesh, placements).unwrap();
     let uneven = |layout: Layout, lengths: &[usize]| layout.with_uneven_sizes(0, lengths).unwrap();
@@ -166,8 +166,8 @@ fn extrema_are_the_first_of_equal_ones_and_no_number_comes_before_all() {
     }
 }
 
-/// Of 24: the largest of four parts are few enough for `k` of 2, and those of six for 1; else the dimension is
-/// gathered.
+/// Of 24: the largest of four parts are few enough for `k` of 2, and those of six for 1; else the
+/// dimension is gathered.
 #[test]
 fn the_largest_are_those_of_the_full_tensor() {
     let shuffled: Vec<f32> = (0..48).map(|i| ((i * 29 + 7) % 48) as f32).collect();
@@ -286,8 +286,8 @@ fn integers_accumulate_and_are_found_in_their_own_type() {
     }
 }
 
-/// Calls and bytes that `run` makes of a `[rows, len]` tensor in single precision: all-gathers forward,
-/// reduce-scatters backward, and all others.
+/// Calls and bytes that `run` makes of a `[rows, len]` tensor in single precision: all-gathers
+/// forward, reduce-scatters backward, and all others.
 fn sent(
     mesh: &DeviceMesh,
     layout: &Layout,
@@ -315,8 +315,8 @@ fn sent(
     Ok([known[0], known[1], others])
 }
 
-/// With `k` parts: a scan sends an element of each, a softmax two, and what is found one and its place. All mesh
-/// dimensions that cut are gathered over at once. The whole is 4096 elements a row.
+/// With `k` parts: a scan sends an element of each, a softmax two, and what is found one and its
+/// place. All mesh dimensions that cut are gathered over at once. The whole is 4096 elements a row.
 #[test]
 fn a_few_elements_of_each_part_are_sent_and_nothing_else() {
     const SHAPE: [usize; 2] = [3, 4096];

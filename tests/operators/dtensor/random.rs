@@ -294,7 +294,8 @@ fn every_thread_of_a_rank_draws_from_a_stream_of_its_own() {
     assert!(masks[0].iter().all_unique(), "{:?}", masks[0]);
 }
 
-/// The first tensor that a thread draws says which ranks run it, and how many such threads there were.
+/// The first tensor that a thread draws says which ranks run it, and how many such threads there
+/// were.
 #[test]
 fn threads_whose_first_tensors_are_on_other_groups_of_ranks_draw_from_other_streams() {
     let masks = launch(Launch::threads(4), |world| {

@@ -132,7 +132,8 @@ fn of_three_ranks_the_one_that_differs_is_named() {
     );
 }
 
-/// Values of every kind are compared, only where they are replicated, and with one barrier for each dimension.
+/// Values of every kind are compared, only where they are replicated, and with one barrier for each
+/// dimension.
 #[test]
 fn what_is_compared() {
     run(true, &[2, 2], |mesh| {

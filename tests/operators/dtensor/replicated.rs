@@ -13,7 +13,8 @@ use super::{R, S, SUM, on_mesh, ramp, values};
 
 type Made = (Tensor<1>, Tensor<2, Int>, Vec<Tensor<1>>);
 
-/// Of rows that a mask keeps, as many as there are: their sums times a factor, their ranks, and their elements.
+/// Of rows that a mask keeps, as many as there are: their sums times a factor, their ranks, and
+/// their elements.
 fn kept((x, mask, factors): (Tensor<2>, Tensor<1, Bool>, Vec<Tensor<1>>)) -> Made {
     let rows = x.dims()[0];
     let kept = mask.clone().argwhere().reshape([-1]);
@@ -30,8 +31,8 @@ fn kept((x, mask, factors): (Tensor<2>, Tensor<1, Bool>, Vec<Tensor<1>>)) -> Mad
     )
 }
 
-/// On meshes of one, two and three dimensions, of partial inputs too, and of several numbers of dimensions and
-/// kinds: values, gradients, and how deep in the graph they lie.
+/// On meshes of one, two and three dimensions, of partial inputs too, and of several numbers of
+/// dimensions and kinds: values, gradients, and how deep in the graph they lie.
 #[test]
 fn operators_without_a_rule_equal_those_on_full_tensors() {
     let case = Case::new(

@@ -1,5 +1,5 @@
-//! Strided shards that no order of cuts expresses, against positions counted out one by one. What torch holds of
-//! such is in `golden/layout.rs`.
+//! Strided shards that no order of cuts expresses, against positions counted out one by one. What
+//! torch holds of such is in `golden/layout.rs`.
 
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_dtensor::Error;
@@ -14,8 +14,8 @@ fn ss(dim: usize, split_factor: usize) -> StridedPlacement {
     StridedPlacement::Strided { dim, split_factor }
 }
 
-/// What the rank at `coordinate` holds of `0..len`: each mesh dimension in turn deals what is left, in `factor` pieces
-/// of `ceil(len / factor)`, each in chunks of `ceil(piece / ranks)`.
+/// What the rank at `coordinate` holds of `0..len`: each mesh dimension in turn deals what is left,
+/// in `factor` pieces of `ceil(len / factor)`, each in chunks of `ceil(piece / ranks)`.
 fn held(len: usize, mesh: &[usize], coordinate: &[usize], factors: &[usize]) -> Vec<usize> {
     let mut left: Vec<usize> = (0..len).collect();
     for ((&ranks, &rank), &factor) in mesh.iter().zip(coordinate).zip(factors) {

@@ -60,8 +60,8 @@ fn held(layout: &Layout, mesh: &DeviceMesh) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// Disjoint, overlapping and equal sets of ranks, of which some are in neither; values of burn's own slices,
-/// and of bytes each rank gets what it lacks.
+/// Disjoint, overlapping and equal sets of ranks, of which some are in neither; values of burn's
+/// own slices, and of bytes each rank gets what it lacks.
 #[test]
 fn a_tensor_arrives_on_other_ranks_and_nothing_is_sent_twice() {
     let pairs: [(Ranks, Ranks); 5] = [

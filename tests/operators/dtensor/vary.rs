@@ -9,7 +9,8 @@ use itertools::Itertools;
 
 use super::{AVG, MAX, PRODUCT, R, S, SUM, on_mesh, placements_of, ramp, tracked_devices, values};
 
-/// Invariant 4, and the cache: three projections of one replicated activation, each rank with its own columns.
+/// Invariant 4, and the cache: three projections of one replicated activation, each rank with its
+/// own columns.
 #[test]
 fn q_k_and_v_share_one_all_reduce() {
     for device in tracked_devices() {
@@ -198,8 +199,8 @@ fn local_gradients_are_summed_where_the_caller_says_so() {
     });
 }
 
-/// Of a value that is partial over two mesh dimensions, or varies over both: forward and backward are one
-/// collective of all ranks each, with every reduction's own derivative.
+/// Of a value that is partial over two mesh dimensions, or varies over both: forward and backward
+/// are one collective of all ranks each, with every reduction's own derivative.
 #[test]
 fn reductions_over_two_mesh_dimensions_are_one_collective() {
     let device = Device::flex().autodiff();

@@ -1,9 +1,9 @@
 //! [`Draft`]: a program that is being drawn.
 //!
-//! A step is accepted after it has run on its operands' values, with every float moved a little, there
-//! and back: where results or gradients jump (a kink, a tie, a rounding) or run away, what a sharded
-//! run must give is not certain, and the step is left out. So an operator's entry need not know
-//! where its kinks are.
+//! A step is accepted after it has run on its operands' values, with every float moved a little,
+//! there and back: where results or gradients jump (a kink, a tie, a rounding) or run away, what a
+//! sharded run must give is not certain, and the step is left out. So an operator's entry need not
+//! know where its kinks are.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -53,8 +53,8 @@ pub struct Draft {
     device: Device,
 }
 
-/// What burn computes in single precision whatever the dtype: the last bits of a double decide how it
-/// is rounded.
+/// What burn computes in single precision whatever the dtype: the last bits of a double decide how
+/// it is rounded.
 const IN_SINGLE_PRECISION: [&str; 7] = [
     "hard_sigmoid",
     "hard_swish",
@@ -65,8 +65,8 @@ const IN_SINGLE_PRECISION: [&str; 7] = [
     "istft",
 ];
 
-/// Operators that burn computes of bytes with checks for overflow, where they are compiled in: terms of a sum may overflow
-/// where the sum does not.
+/// Operators that burn computes of bytes with checks for overflow, where they are compiled in:
+/// terms of a sum may overflow where the sum does not.
 const CHECKED_FOR_OVERFLOW: [&str; 3] = ["cumsum", "scatter", "scatter_nd"];
 
 /// A value of the program.
@@ -91,8 +91,8 @@ pub fn draw(seed: u64, operators: &[Operator]) -> Program {
             }
         }
         draft.program.prune();
-        // What leads to no loss is left behind in burn's graph of the leaves, and a second backward may
-        // fail: see `burn_limits`.
+        // What leads to no loss is left behind in burn's graph of the leaves, and a second backward
+        // may fail: see `burn_limits`.
         if draft
             .program
             .ends()
@@ -259,7 +259,8 @@ impl Draft {
                 }
             }
         }
-        // The wide dtypes have said that nothing overflows; which dtypes come out, the real ones say.
+        // The wide dtypes have said that nothing overflows; which dtypes come out, the real ones
+        // say.
         let typed = |data: &Data| Data {
             dtype: profile.dtype(data.kind),
             ..data.clone()
@@ -327,8 +328,8 @@ impl Draft {
         )
     }
 
-    /// The floats, each a little off; and as much off to the other side: of elements that tie, another is
-    /// the least there.
+    /// The floats, each a little off; and as much off to the other side: of elements that tie,
+    /// another is the least there.
     fn moved(&mut self, data: &Data) -> (Data, Data) {
         let noise = self.program.profile.noise();
         let (mut there, mut back) = (data.clone(), data.clone());
@@ -422,8 +423,8 @@ impl Draft {
         choices[self.below(choices.len())]
     }
 
-    /// A length: 1 to 13, more often short, or one that nested cuts part unevenly (7 over 2 x 3 ranks
-    /// leaves one in the middle empty).
+    /// A length: 1 to 13, more often short, or one that nested cuts part unevenly (7 over 2 x 3
+    /// ranks leaves one in the middle empty).
     pub fn len(&mut self) -> usize {
         match self.below(10) {
             0..5 => 1 + self.below(6),
@@ -560,8 +561,8 @@ impl Draft {
             .unwrap_or_else(|| self.leaf(ElementKind::Bool, shape, 0.0..2.0))
     }
 
-    /// A value of the program that will do, one of the later ones; sometimes none, so that there are
-    /// new inputs all along.
+    /// A value of the program that will do, one of the later ones; sometimes none, so that there
+    /// are new inputs all along.
     fn known_one(&mut self, kind: ElementKind, fits: impl Fn(&Data) -> bool) -> Option<Id> {
         let fits = |known: &Known| known.usable && known.data.kind == kind && fits(&known.data);
         let ids: Vec<Id> = (0..self.known.len())

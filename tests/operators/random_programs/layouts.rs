@@ -57,7 +57,8 @@ pub fn target(rng: &mut StdRng, mesh: &[usize], ndim: usize, kind: ElementKind) 
     })
 }
 
-/// `target`, with Replicate for the partial sums that cannot be made of a tensor laid out as `from`.
+/// `target`, with Replicate for the partial sums that cannot be made of a tensor laid out as
+/// `from`.
 pub fn reachable(from: &Layout, target: &Layout) -> Layout {
     let sum = Placement::Partial(PartialOp::Sum);
     let placement = |(&from, &to): (&Placement, &Placement)| {

@@ -3,8 +3,8 @@
 //! The prover tries every operator alone, in all layouts. Programs try what comes of several:
 //! results laid out as no test's author would, gradients that meet, values shared or moved, leaves
 //! used again, and other meshes and shapes than the prover's. What is not drawn: F16 and the
-//! integers I8, I16, U16 and U32, inputs that are infinite, NaN, empty or negative integers, and results
-//! that wrap around, but for bytes.
+//! integers I8, I16, U16 and U32, inputs that are infinite, NaN, empty or negative integers, and
+//! results that wrap around, but for bytes.
 //!
 //! A program has 5 to 22 steps, redistributions among them, on a mesh of up to 2 x 2 x 2 ranks. Its
 //! inputs come in any layout, cut raggedly at times. Compared are, on every rank: the global
@@ -62,7 +62,8 @@ fn random_programs_give_what_they_give_on_ordinary_tensors() {
     assert!(failures.is_empty(), "programs of seeds {failures:?} failed");
 }
 
-/// The prover's list of operators is the programs' too, but for layers, whose tables or numbers are of one dtype.
+/// The prover's list of operators is the programs' too, but for layers, whose tables or numbers are
+/// of one dtype.
 #[test]
 fn every_operator_that_is_proven_is_drawn() {
     let drawn: Vec<_> = operators::all()
@@ -80,8 +81,8 @@ fn every_operator_that_is_proven_is_drawn() {
     );
 }
 
-/// Integers and Booleans go through partial inputs by other rows than floats. An operator that is proven of them alone
-/// is drawn of them alone too.
+/// Integers and Booleans go through partial inputs by other rows than floats. An operator that is
+/// proven of them alone is drawn of them alone too.
 #[test]
 fn every_operator_that_is_proven_without_floats_is_drawn_without_floats() {
     let drawn: BTreeSet<(&str, BTreeSet<ElementKind>)> = operators::all()

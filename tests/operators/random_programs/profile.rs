@@ -28,8 +28,8 @@ impl Profile {
         Self { float, int }
     }
 
-    /// Returns the dtypes in which results are computed to see what they are before rounding, and whether they overflow.
-    /// Bytes stay bytes: where they wrap around, they must in every layout.
+    /// Returns the dtypes in which results are computed to see what they are before rounding, and
+    /// whether they overflow. Bytes stay bytes: where they wrap around, they must in every layout.
     pub fn wide(&self) -> Self {
         Self {
             float: DType::F64,
@@ -54,8 +54,8 @@ impl Profile {
         self.float == DType::BF16
     }
 
-    /// Returns true if a result can be represented, its terms included, and is far from overflow. Bytes always can, and
-    /// may wrap around.
+    /// Returns true if a result can be represented, its terms included, and is far from overflow.
+    /// Bytes always can, and may wrap around.
     pub fn holds(&self, data: &Data) -> bool {
         data.values.iter().all(|&value| match data.kind {
             ElementKind::Float if self.is_exact() => {

@@ -76,8 +76,8 @@ impl Program {
             .retain(|leaf| steps.iter().any(|step| step.operands.contains(&leaf.id)));
     }
 
-    /// Runs the steps on `leaves`, each by `apply`, and shows every step's results to `watch`. Gives
-    /// the values at the [`ends`](Self::ends).
+    /// Runs the steps on `leaves`, each by `apply`, and shows every step's results to `watch`.
+    /// Gives the values at the [`ends`](Self::ends).
     pub fn run(
         &self,
         leaves: &[Value],

@@ -199,7 +199,8 @@ impl Rank<'_> {
                 let what = format!("gradient of v{}, round {round}", input.id);
                 match (found, expected) {
                     (Some(found), Some(expected)) => self.compare(&what, &found, expected),
-                    // A leaf that one rank's graph has lost is a collective that the others wait in.
+                    // A leaf that one rank's graph has lost is a collective that the others wait
+                    // in.
                     (None, Some(_)) => self.differs(&what, "is missing"),
                     (Some(found), None) if found.extent() > 0.0 => {
                         self.differs(&what, "must be none")

@@ -55,7 +55,8 @@ pub fn cases() -> Vec<Case> {
             let bias = w.clone().sum_dims(&[1, 2, 3]).reshape([3]);
             module::deform_conv2d(x, o, w, None, Some(bias), deformed(1, 1))
         }),
-        // Masks are made of offsets: of three inputs there are a thousand combinations, of four ten thousand.
+        // Masks are made of offsets: of three inputs there are a thousand combinations, of four ten
+        // thousand.
         case!("deform_conv2d", (x: 4 = [1, 4, 3, 4], o: 4 within(-0.9..0.9) = [1, 8, 4, 2], w: 4 = [3, 4, 2, 2]) => {
             let mask = o.clone().narrow(1, 2, 4);
             module::deform_conv2d(x, o, w, Some(mask), None, deformed(1, 1))

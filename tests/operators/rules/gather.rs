@@ -3,7 +3,8 @@
 use burn::tensor::IndexingUpdateOp::{Add, Assign, Max, Min, Mul};
 use burn_dtensor::testing::prove::{Case, case};
 
-/// Burn differentiates updates other than additions only where no element is updated twice: one index.
+/// Burn differentiates updates other than additions only where no element is updated twice: one
+/// index.
 pub fn cases() -> Vec<Case> {
     vec![
         case!("gather", (x: 2 = [3, 5], i: 2 int(5) = [3, 2]) => x.gather(1, i)),

@@ -1,5 +1,5 @@
-//! A dimension of 7. Cut over 2 and then 3 ranks it is `2 2 0 | 1 1 1`: a rank in the middle has nothing,
-//! which every operator must do with, or gather.
+//! A dimension of 7. Cut over 2 and then 3 ranks it is `2 2 0 | 1 1 1`: a rank in the middle has
+//! nothing, which every operator must do with, or gather.
 
 use burn::tensor::IndexingUpdateOp::Add;
 use burn::tensor::s;

@@ -37,7 +37,8 @@ const MACHINERY: [&str; 27] = [
     "window",
 ];
 
-/// Functions beside operators: methods of a loss and of its configuration, seeds and streams, plain random tensors.
+/// Functions beside operators: methods of a loss and of its configuration, seeds and streams, plain
+/// random tensors.
 const EXTRA: [&str; 10] = [
     "forward",
     "forward_no_reduction",
@@ -161,8 +162,8 @@ pub fn macro_bodies(source: &[String]) -> impl Iterator<Item = (&str, &[String])
     bodies.filter(|(_, body)| body.windows(2).any(|window| window == ["pub", "fn"]))
 }
 
-/// What an invocation of a macro makes: the names that it is given, if the macro takes names, and those that
-/// the macro has of its own.
+/// What an invocation of a macro makes: the names that it is given, if the macro takes names, and
+/// those that the macro has of its own.
 pub fn names_of_macro(made_of: &[String], given: &[String]) -> Vec<String> {
     let takes_names = made_of
         .windows(3)

@@ -101,9 +101,10 @@ mod tests {
     use super::list::operators;
     use crate::own_process::own_process;
 
-    /// Checks values and gradients against those of the unsharded operator, in combinations of layouts on many meshes:
-    /// with `LONG_TESTS` in all combinations of one input and on small meshes, with `SMOKE_TESTS` one case of ten.
-    /// Takes one case of two, since tests run next to each other.
+    /// Checks values and gradients against those of the unsharded operator, in combinations of
+    /// layouts on many meshes: with `LONG_TESTS` in all combinations of one input and on small
+    /// meshes, with `SMOKE_TESTS` one case of ten. Takes one case of two, since tests run next to
+    /// each other.
     fn rules_are_proven(remainder: usize) {
         let step = if crate::effort::is_smoke() { 20 } else { 2 };
         let cases: Vec<_> = super::cases()

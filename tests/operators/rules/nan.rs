@@ -1,5 +1,5 @@
-//! NaN on one rank and a number on another, through every operator that lets partial extrema through:
-//! what comes out is that of the whole. Operators of one table share a case.
+//! NaN on one rank and a number on another, through every operator that lets partial extrema
+//! through: what comes out is that of the whole. Operators of one table share a case.
 
 use burn::tensor::IntDType;
 use burn_dtensor::testing::prove::{Case, case};

@@ -24,8 +24,8 @@ fn drawn(like: &DTensor<2>) -> DTensor<2> {
     like.random_like(Distribution::Normal(1.0, 2.0))
 }
 
-/// By the definition: the first category up to which the shares add up to a uniform number, of the numbers that
-/// `random_like` draws.
+/// By the definition: the first category up to which the shares add up to a uniform number, of the
+/// numbers that `random_like` draws.
 fn drawn_by_hand(weights: Tensor<3>, samples: usize) -> Tensor<3, Int> {
     let [a, b, categories] = weights.dims();
     let uniform = alone([a * b, samples], |ones| {

@@ -3,7 +3,8 @@
 use burn::tensor::IndexingUpdateOp::{Add, Assign, Max, Min, Mul};
 use burn_dtensor::testing::prove::{Case, case};
 
-/// Burn differentiates updates other than additions only where no slice is updated twice: one index.
+/// Burn differentiates updates other than additions only where no slice is updated twice: one
+/// index.
 pub fn cases() -> Vec<Case> {
     vec![
         case!("select", (x: 2 = [5, 3], i: 1 int(5) = [3]) => x.select(0, i)),

@@ -1,8 +1,10 @@
-//! The sources of `burn_dtensor::comm::control`'s rendezvous, compiled against shuttle's primitives.
+//! The sources of `burn_dtensor::comm::control`'s rendezvous, compiled against shuttle's
+//! primitives.
 //!
 //! Shuttle runs a program under many schedules, and reports a lost wake-up as a deadlock. Run with
-//! `cargo test --manifest-path tests/rendezvous-model/Cargo.toml`, and after ` -- ` how many schedules to
-//! try of each check (10,000 by default), and the seed that an earlier run has printed.
+//! `cargo test --manifest-path tests/rendezvous-model/Cargo.toml`, and after ` -- ` how many
+//! schedules to try of each check (10,000 by default), and the seed that an earlier run has
+//! printed.
 
 #![allow(dead_code, unused_imports)]
 

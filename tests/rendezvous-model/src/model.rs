@@ -116,11 +116,11 @@ pub struct Schedules {
 }
 
 impl Schedules {
-    /// Runs `program` on `ranks` threads, half of the schedules with lingering; half are random, half
-    /// have few preemptions (PCT).
+    /// Runs `program` on `ranks` threads, half of the schedules with lingering; half are random,
+    /// half have few preemptions (PCT).
     ///
-    /// A rank does not report its return unless `program` does: that would wake others who should have
-    /// been woken before.
+    /// A rank does not report its return unless `program` does: that would wake others who should
+    /// have been woken before.
     fn check(self, ranks: usize, program: fn(usize, &Arc<World>, GroupKey)) {
         self.check_world(ranks, false, program);
     }
@@ -379,7 +379,8 @@ fn every_contribution_is_freed_once_no_rank_needs_it(schedules: Schedules) {
         });
         assert_eq!(world.wait(waited, FAR).unwrap().parts.len(), 2);
         world.release(dropped);
-        // The first is not waited for; the later ones go all the same, when the other rank is done too.
+        // The first is not waited for; the later ones go all the same, when the other rank is done
+        // too.
         meet(world, group, rank, "both are done", 0).unwrap();
         let alive = mine.each_ref().map(|part| Arc::strong_count(part) > 1);
         assert_eq!(alive, [true, false, false]);

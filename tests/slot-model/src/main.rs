@@ -1,9 +1,10 @@
-//! The sources of what gathered weights live in, `burn_dtensor::param::storage`, compiled against shuttle's primitives.
+//! The sources of what gathered weights live in, `burn_dtensor::param::storage`, compiled against
+//! shuttle's primitives.
 //!
-//! Shuttle runs a program under many schedules. A weight's memory is overwritten when it is freed, so
-//! that a read of freed memory shows. Run with `cargo test --manifest-path
-//! tests/slot-model/Cargo.toml`, and after ` -- ` how many schedules to try of each check (10,000 by
-//! default), and the seed that an earlier run has printed.
+//! Shuttle runs a program under many schedules. A weight's memory is overwritten when it is freed,
+//! so that a read of freed memory shows. Run with `cargo test --manifest-path
+//! tests/slot-model/Cargo.toml`, and after ` -- ` how many schedules to try of each check (10,000
+//! by default), and the seed that an earlier run has printed.
 
 #![allow(dead_code)]
 

@@ -423,7 +423,8 @@ fn who_may_not_copy_is_told(pass: Pass) {
     join([other]);
 }
 
-/// Weights that forward has kept for backward, freed by hand under a view that another thread reads.
+/// Weights that forward has kept for backward, freed by hand under a view that another thread
+/// reads.
 fn what_is_kept_is_freed_by_hand(pass: Pass) {
     let (here, elsewhere) = (pass.view(), pass.view());
     let other = reader(elsewhere);
@@ -436,7 +437,8 @@ fn what_is_kept_is_freed_by_hand(pass: Pass) {
     join([other]);
 }
 
-/// Two passes use the weights of one forward. They are freed by hand while one of them ends on another thread.
+/// Two passes use the weights of one forward. They are freed by hand while one of them ends on
+/// another thread.
 fn passes_that_share_weights_end_on_two_threads(pass: Pass) {
     let view = pass.view();
     pass.leave_to(After::Keep { share: true });

@@ -1,4 +1,5 @@
-//! Errors of saves and loads: every rank returns the same, and nothing that was saved before is lost.
+//! Errors of saves and loads: every rank returns the same, and nothing that was saved before is
+//! lost.
 
 use std::collections::HashMap;
 use std::path::Path;

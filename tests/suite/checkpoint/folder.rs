@@ -23,7 +23,8 @@ impl Folder {
         }
     }
 
-    /// Returns the folder of all processes of a test, whose temporary files are in a folder that the test removes.
+    /// Returns the folder of all processes of a test, whose temporary files are in a folder that
+    /// the test removes.
     #[cfg(feature = "mpi")]
     pub fn of_all(name: &str) -> Self {
         Self {

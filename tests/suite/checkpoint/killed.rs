@@ -49,7 +49,8 @@ fn state(mesh: &DeviceMesh, step: u64) -> Result<State> {
     Ok(state)
 }
 
-/// Saves one checkpoint after the other, until the process is killed. Reports each by a file, after the call returned.
+/// Saves one checkpoint after the other, until the process is killed. Reports each by a file, after
+/// the call returned.
 fn save_until_killed(folder: &Path) {
     let saved = launch(Launch::threads(4), |world| {
         let mesh = DeviceMesh::new(world, [2, 2], ["a", "b"])?;

@@ -1,4 +1,5 @@
-//! A small model that has everything a model may have, and ways to distribute it over a mesh of 2 x 2 ranks.
+//! A small model that has everything a model may have, and ways to distribute it over a mesh of 2 x
+//! 2 ranks.
 
 use std::collections::BTreeMap;
 
@@ -150,7 +151,8 @@ impl ModuleVisitor for Visit {
     }
 }
 
-/// Describes every float tensor of a model as a load must keep it, by path: id, training state, dtype, device, layout.
+/// Describes every float tensor of a model as a load must keep it, by path: id, training state,
+/// dtype, device, layout.
 pub fn kept<M: Module>(model: &M) -> BTreeMap<String, String> {
     #[derive(Default)]
     struct Kept(Vec<String>, BTreeMap<String, String>);

@@ -76,7 +76,8 @@ impl NetPlan {
         }
     }
 
-    /// Creates the model. With `bits`, floats have any bits, also those of infinities and NaNs; otherwise they are finite.
+    /// Creates the model. With `bits`, floats have any bits, also those of infinities and NaNs;
+    /// otherwise they are finite.
     pub fn build(&self, seed: u64, bits: bool, device: &Device) -> Net {
         let mut fill = Fill {
             rng: StdRng::seed_from_u64(seed),
@@ -188,8 +189,8 @@ pub fn data(rng: &mut StdRng, shape: &[usize], dtype: DType, bits: bool) -> Tens
     TensorData::from_bytes_vec(bytes, shape.to_vec(), dtype)
 }
 
-/// Returns gradients for most trained parameters, each a function of the parameter's elements: so they are shards of one
-/// gradient, however the model is distributed.
+/// Returns gradients for most trained parameters, each a function of the parameter's elements: so
+/// they are shards of one gradient, however the model is distributed.
 pub fn grads<M: Module>(model: &M, step: u64) -> GradientsParams {
     struct Grads {
         seen: u64,

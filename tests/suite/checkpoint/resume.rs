@@ -22,7 +22,8 @@ use crate::parallel::support::data_rank;
 const ROWS: usize = 24;
 const STEPS: u64 = 10;
 
-/// The largest difference of weights after as many steps on two meshes, which sum gradients in different orders.
+/// The largest difference of weights after as many steps on two meshes, which sum gradients in
+/// different orders.
 const BOUND: f64 = 1e-6;
 
 /// Neither layer divides evenly, and the second bias has fewer elements than there are ranks.

@@ -1,14 +1,17 @@
-//! Random models and tensors, saved on one mesh and loaded on another: they must be equal to the bit.
+//! Random models and tensors, saved on one mesh and loaded on another: they must be equal to the
+//! bit.
 //!
-//! Floats of four dtypes, integers and booleans, with 1 to 4 dimensions, uneven and often smaller than the number of ranks;
-//! meshes of 1 to 3 dimensions with `fully_shard`, `parallelize`, both in both orders, replicas, experts, explicit and
-//! balanced shard sizes, ignored and offloaded parameters, and ordinary models; several optimizers. Next to models, DTensors
-//! in any layout, also with other shard orders, and with several mesh dimensions that shard one dimension.
+//! Floats of four dtypes, integers and booleans, with 1 to 4 dimensions, uneven and often smaller
+//! than the number of ranks; meshes of 1 to 3 dimensions with `fully_shard`, `parallelize`, both in
+//! both orders, replicas, experts, explicit and balanced shard sizes, ignored and offloaded
+//! parameters, and ordinary models; several optimizers. Next to models, DTensors in any layout,
+//! also with other shard orders, and with several mesh dimensions that shard one dimension.
 //!
-//! What is loaded is compared with full values that were gathered before the save, by collectives: the full model, each
-//! rank's shard of it, and the full state of the optimizer.
+//! What is loaded is compared with full values that were gathered before the save, by collectives:
+//! the full model, each rank's shard of it, and the full state of the optimizer.
 //!
-//! `ROUND_TRIPS` says how many to run, `ROUND_TRIPS_FROM` the first seed. A failing case is printed.
+//! `ROUND_TRIPS` says how many to run, `ROUND_TRIPS_FROM` the first seed. A failing case is
+//! printed.
 
 use std::collections::BTreeMap;
 use std::fs;

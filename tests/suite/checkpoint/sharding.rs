@@ -11,8 +11,9 @@ use rand::rngs::StdRng;
 
 use super::random_net::Net;
 
-/// Dimensions of meshes: `shard` and `replicate` of `fully_shard`, `tp` of `parallelize`, `ep` over which experts are placed
-/// and everything else is sharded. Ranks along `copies` have the ordinary model.
+/// Dimensions of meshes: `shard` and `replicate` of `fully_shard`, `tp` of `parallelize`, `ep` over
+/// which experts are placed and everything else is sharded. Ranks along `copies` have the ordinary
+/// model.
 const MESHES: [&[&str]; 19] = [
     &["copies"],
     &["shard"],

@@ -67,7 +67,8 @@ fn assert_shared<M: Module>(state: &StateDict, model: &M) {
     assert_eq!(shared.2, state.len());
 }
 
-/// Taken without a copy and without communication, it has the values of the model that was distributed.
+/// Taken without a copy and without communication, it has the values of the model that was
+/// distributed.
 #[test]
 fn a_state_dict_has_the_tensors_of_the_model_itself() {
     let expected = values(&Net::new(1, &Device::flex()));
@@ -577,7 +578,8 @@ fn one_rank_has_the_values_for_all() {
     });
 }
 
-/// Model and optimizer move to another layout and back, and the training continues as if they had not.
+/// Model and optimizer move to another layout and back, and the training continues as if they had
+/// not.
 #[test]
 fn an_optimizers_state_moves_with_the_model() {
     test().run(|mesh| {

@@ -363,7 +363,8 @@ fn every_flipped_bit_is_found() {
         "some have several blocks"
     );
 
-    // Several at once are listed in the order of the files; headers, lengths and missing files as well.
+    // Several at once are listed in the order of the files; headers, lengths and missing files as
+    // well.
     let (large, by_rank) = (
         &summary.tensors["model.large"].chunks[0],
         summary.files.iter().map(|file| saved.join(&file.name)),
@@ -608,7 +609,8 @@ fn a_copy_is_sharded_in_the_chosen_dimensions() {
     assert!(saved == copy);
 }
 
-/// A matrix that is many times larger than the memory is read about once, whatever the parts in which it is stored.
+/// A matrix that is many times larger than the memory is read about once, whatever the parts in
+/// which it is stored.
 #[test]
 fn large_transposed_matrices_are_read_once() {
     let shape = [3001, 1024];

@@ -1,5 +1,5 @@
-//! Every collective of thread ranks, against brute force; and that the seam is real: a backend that has nothing in common
-//! with theirs passes the same.
+//! Every collective of thread ranks, against brute force; and that the seam is real: a backend that
+//! has nothing in common with theirs passes the same.
 
 use burn::tensor::{DType, Shape, Tensor};
 use burn_dtensor::comm::{Call, CollectivePlan, Launch, ReduceOp, TensorMeta};

@@ -377,8 +377,8 @@ fn a_call_too_few_between_others() {
     );
 }
 
-/// The launch names the first of those that the call waits for, since it cannot tell a call too many from returns that are
-/// too early. Here most have returned.
+/// The launch names the first of those that the call waits for, since it cannot tell a call too
+/// many from returns that are too early. Here most have returned.
 #[test]
 fn a_call_too_many_at_the_end() {
     let (error, flights) = fails(|world| {
@@ -410,8 +410,8 @@ fn a_call_too_many_at_the_end() {
     );
 }
 
-/// Of a circle none is more at fault than another: the launch names the one whose wait closed it, the files the one that
-/// noted last that it waits. Both name all three.
+/// Of a circle none is more at fault than another: the launch names the one whose wait closed it,
+/// the files the one that noted last that it waits. Both name all three.
 #[test]
 fn a_deadlock() {
     let (error, flights) = fails(|world| {
@@ -500,7 +500,8 @@ fn a_call_after_a_failure_is_no_disagreement() {
     );
 }
 
-/// Of two callers the one that came last is at fault to the launch; once a third has called, the files have a majority.
+/// Of two callers the one that came last is at fault to the launch; once a third has called, the
+/// files have a majority.
 #[test]
 fn the_majority_counts_also_of_those_who_called_after_the_failure() {
     let (first, second) = (AtomicBool::new(false), AtomicBool::new(false));

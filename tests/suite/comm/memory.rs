@@ -44,8 +44,8 @@ fn strided_inputs_are_read_as_they_look() {
     });
 }
 
-/// What all ranks get alike they have in common, unless they are to have memory of their own; what one of them then writes,
-/// each at the same time, no other sees.
+/// What all ranks get alike they have in common, unless they are to have memory of their own; what
+/// one of them then writes, each at the same time, no other sees.
 #[test]
 fn a_rank_that_writes_leaves_alone_what_its_peers_have() {
     const LEN: usize = 300_000;
@@ -116,8 +116,9 @@ fn a_rank_that_writes_leaves_alone_what_its_peers_have() {
     }
 }
 
-/// A message, and what one rank has for another, is handed over: of a tensor that the sender has no more, the receiver is
-/// the only one who has it, where it was; of a part of a larger one there is a copy.
+/// A message, and what one rank has for another, is handed over: of a tensor that the sender has no
+/// more, the receiver is the only one who has it, where it was; of a part of a larger one there is
+/// a copy.
 #[test]
 fn full_tensors_are_sent_by_reference() {
     run(2, |world| {

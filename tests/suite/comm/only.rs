@@ -121,7 +121,8 @@ fn a_backward_inside_is_an_error_on_all_ranks() {
     )));
 }
 
-/// The rank's other threads do not communicate meanwhile either: nobody could tell whose call it is.
+/// The rank's other threads do not communicate meanwhile either: nobody could tell whose call it
+/// is.
 #[test]
 fn a_collective_on_a_thread_that_it_starts_is_inside() {
     let error = told(|mesh, _, _| {

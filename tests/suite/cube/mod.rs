@@ -18,8 +18,9 @@ use burn_dtensor::comm::{Launch, World, launch};
 
 use crate::launched;
 
-/// Returns how far results of the GPU may be from those of the CPU, where `single` is a bound for sums in single precision.
-/// burn's matrix products on CUDA round their operands to TF32, which has 10 bits of fraction.
+/// Returns how far results of the GPU may be from those of the CPU, where `single` is a bound for
+/// sums in single precision. burn's matrix products on CUDA round their operands to TF32, which has
+/// 10 bits of fraction.
 fn rounding<F: From<f32> + PartialOrd>(single: F) -> F {
     let tf32 = F::from(5e-3);
     if cfg!(feature = "cuda") && tf32 > single {

@@ -29,7 +29,8 @@ use burn_dtensor::{Error, Result};
 use super::{backend, rounding};
 use crate::fsdp::support::{furthest, on_device, values};
 
-/// Lengths that no number of ranks here divides, a frozen layer, buffers, and a tensor that is no parameter.
+/// Lengths that no number of ranks here divides, a frozen layer, buffers, and a tensor that is no
+/// parameter.
 #[derive(Module, Debug)]
 struct Net {
     embedding: Embedding,
@@ -345,7 +346,8 @@ fn what_reads_shards_and_gradients_gives_the_same_on_the_cpu() {
     }
 }
 
-/// The gradients of one unit are in host memory, and those of the others on the GPU. The last rank has no rows of any matrix.
+/// The gradients of one unit are in host memory, and those of the others on the GPU. The last rank
+/// has no rows of any matrix.
 #[test]
 fn units_on_two_devices_are_scaled_clipped_and_stepped_together() {
     let run = |offload: OffloadPolicy| {
@@ -391,7 +393,8 @@ fn units_on_two_devices_are_scaled_clipped_and_stepped_together() {
     }
 }
 
-/// Whatever is no parameter is where the rank computes, wherever the model was made; what is ignored stays.
+/// Whatever is no parameter is where the rank computes, wherever the model was made; what is
+/// ignored stays.
 #[test]
 fn other_tensors_go_to_the_device() {
     MeshTest::new([2], ["shard"])
@@ -528,8 +531,8 @@ fn collectives_of_tensors_on_the_cpu_stay_there() {
         });
 }
 
-/// The gradients of the whole weight and bias of a layer that rank 1 does not use, which `moved` has made of the sharded
-/// one, and whether they are on the CPU.
+/// The gradients of the whole weight and bias of a layer that rank 1 does not use, which `moved`
+/// has made of the sharded one, and whether they are on the CPU.
 fn half_used(
     device: Device,
     offload: OffloadPolicy,

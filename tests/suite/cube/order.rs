@@ -71,7 +71,8 @@ fn a_later_write_in_place_does_not_change_a_received_message() {
     assert_eq!(found.iter().flatten().count(), 1);
 }
 
-/// The values of a state dict are those of the moment, although the model is written to in place later.
+/// The values of a state dict are those of the moment, although the model is written to in place
+/// later.
 #[test]
 fn full_values_are_those_before_a_later_write() {
     run(1, &gpu(), |world| {

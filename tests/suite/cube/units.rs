@@ -44,7 +44,8 @@ enum OpenedBy {
     Other,
 }
 
-/// The gradients of this rank's shards, by value, and what was launched for how many collectives of units.
+/// The gradients of this rank's shards, by value, and what was launched for how many collectives of
+/// units.
 fn step(
     ranks: usize,
     device: &Device,
@@ -243,7 +244,8 @@ fn gradients_are_those_of_flex_where_the_program_does_not_open_units() {
     }
 }
 
-/// Zeros come through the views that the graph has saved of a weight whose unit backward does not come to.
+/// Zeros come through the views that the graph has saved of a weight whose unit backward does not
+/// come to.
 #[test]
 fn gradients_are_those_of_flex_where_no_loss_hears_of_a_unit_around_another() {
     for (frozen, is_checkpointed) in itertools::iproduct!([true, false], [false, true]) {

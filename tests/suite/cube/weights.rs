@@ -23,7 +23,8 @@ const WIDTH: usize = 64;
 const BLOCKS: usize = 6;
 const TOKENS: [usize; 2] = [4, 5];
 
-/// The weights of every test: drawn once, since ranks that draw at once share the state of the generator.
+/// The weights of every test: drawn once, since ranks that draw at once share the state of the
+/// generator.
 static NET: LazyLock<Net> = LazyLock::new(|| {
     let device = Device::flex();
     device.seed(7);
@@ -38,7 +39,8 @@ static NET: LazyLock<Net> = LazyLock::new(|| {
     net
 });
 
-/// Three-dimensional inputs: burn's `linear` reshapes its weight for them, and the graph keeps that view.
+/// Three-dimensional inputs: burn's `linear` reshapes its weight for them, and the graph keeps that
+/// view.
 fn forward(net: &Net, tokens: Tensor<2, Int>) -> Tensor<3> {
     unit(net, tokens, |net, tokens| {
         let x = unit(&net.embedding, tokens, |embedding, tokens| {
@@ -175,8 +177,8 @@ fn a_weight_that_was_taken_back_is_an_error_and_after_backward_what_it_was() {
     assert!(text.contains("different allocation"), "{text}");
 }
 
-/// One rank holds all of a parameter of one row. What is gathered of it is no memory of that rank's shard, or it would
-/// be taken back with the unit.
+/// One rank holds all of a parameter of one row. What is gathered of it is no memory of that rank's
+/// shard, or it would be taken back with the unit.
 #[test]
 fn a_shard_that_is_the_full_parameter_outlives_its_unit() {
     MeshTest::new([2], ["shard"])

@@ -120,7 +120,8 @@ fn loaders_of_another_device_and_of_some_rows_continue() {
             [batches(&*moved), batches(&*moved)],
             [expected(1), expected(2)]
         );
-        // Positions 1..6 of the rows of an epoch, in batches of two; of these 1..4; of these those that exist.
+        // Positions 1..6 of the rows of an epoch, in batches of two; of these 1..4; of these those
+        // that exist.
         let of_epoch: Vec<usize> = expected(1).concat();
         let chunks = |rows: &[usize]| rows.chunks(2).map(<[_]>::to_vec).collect::<Vec<_>>();
         let sliced = loader.slice(1, 6);
@@ -212,7 +213,8 @@ fn faults_of_the_dataset_come_to_the_loop_at_their_batch() {
     }
 }
 
-/// The mean over all rows of an uneven dataset, on ranks of which the last has nothing but padding in the last batch.
+/// The mean over all rows of an uneven dataset, on ranks of which the last has nothing but padding
+/// in the last batch.
 #[test]
 fn an_evaluation_counts_each_row_once() {
     MeshTest::new([3], ["shard"]).run(|mesh| {

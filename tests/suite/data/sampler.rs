@@ -42,8 +42,8 @@ fn error_of<T>(result: burn_dtensor::Result<T>) -> DataError {
     }
 }
 
-/// Every length up to three global batches, on 1, 2, 3 and 6 shards: the parts of each batch, in the order of shards,
-/// are a chunk of the epoch's order; what lies past its end is padding.
+/// Every length up to three global batches, on 1, 2, 3 and 6 shards: the parts of each batch, in
+/// the order of shards, are a chunk of the epoch's order; what lies past its end is padding.
 #[test]
 fn parts_of_a_batch_are_the_global_batch_on_every_number_of_shards() {
     const BATCH: usize = 6;
@@ -123,7 +123,8 @@ fn orders_differ_by_epoch_and_seed_and_only_a_shuffle_has_any() {
     assert_eq!(order(50, Some(1), 1), orders[1]);
 }
 
-/// The formulas of `torch.utils.data.DistributedSampler`, which counts the rows of a rank: one row is one batch here.
+/// The formulas of `torch.utils.data.DistributedSampler`, which counts the rows of a rank: one row
+/// is one batch here.
 #[test]
 fn lengths_are_those_of_pytorch() {
     for ranks in 1..=9_usize {

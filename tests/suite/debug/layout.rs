@@ -33,7 +33,8 @@ up.weight: [8, 12] f32 on DeviceMesh(dp=2, tp=2; ranks 0..4): [S(0), S(1)]
         pages.iter().all(|page| page == &pages[0]),
         "every rank says the same"
     );
-    // A band for each rank that holds a cell: of 3 parameters one each; and one for what each has in all.
+    // A band for each rank that holds a cell: of 3 parameters one each; and one for what each has
+    // in all.
     assert_eq!(html.matches("<title>rank ").count(), 3 * 4, "{html}");
     assert_eq!(html.matches("<td>51 elements").count(), 4, "{html}"); // (96 + 96 + 12) / 4
     assert!(

@@ -150,7 +150,8 @@ fn counts_are_those_of_the_ledger_by_module_and_operator() {
             },
             "{counts}"
         );
-        // A rank gathers its tensor-parallel half of each unit's weights: of `up` 8 x 12 and 12, of `down` 12 x 8.
+        // A rank gathers its tensor-parallel half of each unit's weights: of `up` 8 x 12 and 12, of
+        // `down` 12 x 8.
         for (unit, bytes) in [("up", (8 * 12 + 12) * 2), ("root", 12 * 8 * 2)] {
             assert_eq!(
                 of(unit, None, Op::AllGather, Phase::Forward),
@@ -323,7 +324,8 @@ fn what_an_operator_exchanges_by_itself_is_filed_under_it_and_its_module() {
                 bytes,
             }]
         };
-        // A row of 2 channels; a total of each of 2 rows and 2 ranks; a value beside a place of 32 bits.
+        // A row of 2 channels; a total of each of 2 rows and 2 ranks; a value beside a place of 32
+        // bits.
         let (halo, totals) = (sent(Op::AllToAllList, 2 * 4), sent(Op::AllGather, 4 * 4));
         let (extrema, scattered) = (
             sent(Op::AllGather, 4 * (4 + 4)),

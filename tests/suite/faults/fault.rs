@@ -30,7 +30,8 @@ impl Fault {
     }
 }
 
-/// The second and third of three calls of a rank, which may be at fault in the second. Breaks if its program is to return.
+/// The second and third of three calls of a rank, which may be at fault in the second. Breaks if
+/// its program is to return.
 pub fn second_and_third(
     world: &World,
     comm: &Communicator,

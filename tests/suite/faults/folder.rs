@@ -19,7 +19,8 @@ impl Folder {
         }
     }
 
-    /// Of all processes of a test, which removes it: there temporary files lie in a folder of the test's own.
+    /// Of all processes of a test, which removes it: there temporary files lie in a folder of the
+    /// test's own.
     #[cfg(feature = "mpi")]
     pub fn of_all(name: &str) -> Self {
         Self {

@@ -1,5 +1,5 @@
-//! Processes that are killed or stopped, where MPI goes on without them, or exit: the others are told which, and go on. The
-//! flight files tell it too.
+//! Processes that are killed or stopped, where MPI goes on without them, or exit: the others are
+//! told which, and go on. The flight files tell it too.
 
 use std::process::{self, Command};
 use std::time::{Duration, Instant};
@@ -37,7 +37,8 @@ impl Fault {
     }
 }
 
-/// Rank 1 of 3 is struck before its second call; the others are told, in that call or the next, and go on.
+/// Rank 1 of 3 is struck before its second call; the others are told, in that call or the next, and
+/// go on.
 fn program(world: &World, operation: Operation, fault: Fault) -> Result<Duration> {
     let all = world.all();
     let first = operation.call(world, &all, Arguments::new("first"));
@@ -46,7 +47,8 @@ fn program(world: &World, operation: Operation, fault: Fault) -> Result<Duration
         fault.strike();
     }
     let start = Instant::now();
-    // Rank 1 may be gone before others are through with the first; a send, or a root's part, may be over before it is.
+    // Rank 1 may be gone before others are through with the first; a send, or a root's part, may be
+    // over before it is.
     let second = first.and_then(|()| operation.call(world, &all, Arguments::new("second")));
     let told = second.and_then(|()| all.barrier("end".into()).wait());
     let took = start.elapsed();
@@ -143,7 +145,8 @@ fn a_process_that_is_killed_in_any_operation_is_told() {
     );
 }
 
-/// With `LONG_TESTS` in several operations: the failure detector takes ten seconds each time and does not depend on them.
+/// With `LONG_TESTS` in several operations: the failure detector takes ten seconds each time and
+/// does not depend on them.
 #[test]
 fn a_process_that_is_stopped_is_told() {
     strikes(

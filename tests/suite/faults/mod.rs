@@ -1,5 +1,5 @@
-//! Every fault in every operation, on both backends, and in the middle of a training step: what each other rank is told, as
-//! tables, and that the flight files alone tell it too.
+//! Every fault in every operation, on both backends, and in the middle of a training step: what
+//! each other rank is told, as tables, and that the flight files alone tell it too.
 //!
 //! Deadlines are far longer than the suite's limit for one test, so that only prompt errors pass.
 //!
@@ -44,8 +44,9 @@ static TABLE: [(Fault, Told); 10] = [
     (Fault::OneLess, Told::Mismatch),
 ];
 
-/// A message and a barrier do not meet: one rank waits for the message of another, which waits in the barrier for all. Of
-/// many ranks one may have gone on to the last barrier before, which is another.
+/// A message and a barrier do not meet: one rank waits for the message of another, which waits in
+/// the barrier for all. Of many ranks one may have gone on to the last barrier before, which is
+/// another.
 const EXCEPTIONS: [(Operation, Fault, &[Told]); 1] = [(
     Operation::Messages,
     Fault::OtherOperation,

@@ -1,4 +1,5 @@
-//! Random schedules of operations with one fault in each: never a hang, a wrong number, or an end of the process.
+//! Random schedules of operations with one fault in each: never a hang, a wrong number, or an end
+//! of the process.
 //!
 //! `FAULT_SCHEDULES` says how many (500 by default), `FAULT_SCHEDULES_FROM` the first seed.
 

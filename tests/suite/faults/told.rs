@@ -43,8 +43,8 @@ impl Told {
         }
     }
 
-    /// What flight files say, of a rank at fault. Of two that differ, or wait for each other, they may name the other
-    /// first.
+    /// What flight files say, of a rank at fault. Of two that differ, or wait for each other, they
+    /// may name the other first.
     fn by_files(fault: &Fault, culprit: usize) -> Option<Self> {
         let is_named = fault.rank == culprit;
         let is_of_it = is_named || fault.text.contains(&format!("rank {culprit} "));
@@ -88,8 +88,8 @@ impl fmt::Display for Cells {
 }
 
 impl Cells {
-    /// Runs a program on so many ranks, the last of which is at fault: every other is told something `expected`, and so is
-    /// whoever reads the files.
+    /// Runs a program on so many ranks, the last of which is at fault: every other is told
+    /// something `expected`, and so is whoever reads the files.
     pub fn run(
         &mut self,
         (config, folder, ranks): (Launch, &Folder, usize),

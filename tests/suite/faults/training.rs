@@ -1,7 +1,8 @@
-//! Faults in the middle of a training step: the other ranks are told, and have the parameters and the optimizer that they had
-//! before it.
+//! Faults in the middle of a training step: the other ranks are told, and have the parameters and
+//! the optimizer that they had before it.
 //!
-//! Layers are units, and a fault is between unit 0 and unit 1. Where ranks differ in the loss, all of them run the same:
+//! Layers are units, and a fault is between unit 0 and unit 1. Where ranks differ in the loss, all
+//! of them run the same:
 //!
 //! ```text
 //! x ─> 0 ──┬──> 1 ─> 2 ─> loss            x ─> 0 ─> 1 ─┬─> 2 ─> loss

@@ -62,7 +62,8 @@ fn two_towers_inside_a_module() {
     });
 }
 
-/// What two ranks run, with and without gradient checkpointing, is what the page's table under `title` says.
+/// What two ranks run, with and without gradient checkpointing, is what the page's table under
+/// `title` says.
 fn compare(title: &str, loss: fn(&Net, Tensor<2>) -> Tensor<1>) {
     let expected = table(title);
     assert!(expected.len() > 4, "no table under `{title}`");

@@ -1,4 +1,5 @@
-//! `FullyShard::with_balanced_bytes`: ranks that hold as many bytes of each unit, beside chunks and the unsharded model.
+//! `FullyShard::with_balanced_bytes`: ranks that hold as many bytes of each unit, beside chunks and
+//! the unsharded model.
 
 use std::collections::BTreeMap;
 
@@ -70,7 +71,8 @@ fn ranks_hold_the_bytes_of_a_unit_but_for_one_row() {
     }
 }
 
-/// Lengths that a placement gives stay, and the others make up for them; so do what stays whole and other dimensions.
+/// Lengths that a placement gives stay, and the others make up for them; so do what stays whole and
+/// other dimensions.
 #[test]
 fn what_the_placement_function_says_is_kept() {
     let model = Net::new(&Device::flex());
@@ -167,7 +169,8 @@ fn balanced_shards_train_as_the_full_model_and_send_its_bytes() {
     }
 }
 
-/// One parameter has one layout, also where what another one weighs differs between tensor-parallel ranks.
+/// One parameter has one layout, also where what another one weighs differs between tensor-parallel
+/// ranks.
 #[test]
 fn tensor_parallel_ranks_choose_the_same_lengths() {
     let rows = |len| {

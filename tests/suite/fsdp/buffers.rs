@@ -138,8 +138,8 @@ fn bits<const D: usize>(tensor: Tensor<D>) -> Vec<u32> {
         .collect()
 }
 
-/// Three steps of training with a model that was made before `launch`. What the ranks then validate, save
-/// and gather.
+/// Three steps of training with a model that was made before `launch`. What the ranks then
+/// validate, save and gather.
 fn train(shape: &[usize], buffers: BufferSync) -> Vec<[Vec<u32>; 4]> {
     let model = Net::new(&Device::flex().autodiff());
     on_mesh(shape, |mesh, device| {

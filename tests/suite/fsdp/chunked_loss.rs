@@ -1,6 +1,6 @@
-//! A loss that is computed chunk by chunk, over a part of a model: the head's weights are gathered once and its gradients
-//! reduced once, and a chunk's activations are gone before the next one's are there. Units of several modules of which
-//! only some run.
+//! A loss that is computed chunk by chunk, over a part of a model: the head's weights are gathered
+//! once and its gradients reduced once, and a chunk's activations are gone before the next one's
+//! are there. Units of several modules of which only some run.
 
 use std::collections::BTreeMap;
 
@@ -76,8 +76,8 @@ impl Lm {
         GradientsParams::from_grads(loss.backward(), self)
     }
 
-    /// Chunk by chunk, each with a backward of its own, which leaves the head's gradients with its units but for the last.
-    /// Then the trunk's, by what the chunks have made of its output.
+    /// Chunk by chunk, each with a backward of its own, which leaves the head's gradients with its
+    /// units but for the last. Then the trunk's, by what the chunks have made of its output.
     fn chunked(&self, [words, next]: [Tensor<2, Int>; 2]) -> Result<GradientsParams> {
         let tail = [FsdpModule::of(&self.norm)?, FsdpModule::of(&self.head)?];
         for units in &tail {
@@ -250,8 +250,8 @@ fn chunks_gather_the_head_once_and_reduce_it_once() {
     });
 }
 
-/// The norm alone, of a unit that the head is of too; with one forward or two before the backward, whatever is kept
-/// between, and with the head by itself after the model's forward.
+/// The norm alone, of a unit that the head is of too; with one forward or two before the backward,
+/// whatever is kept between, and with the head by itself after the model's forward.
 #[test]
 fn a_part_of_a_group_runs_alone() {
     let lm = Lm::init();

@@ -155,8 +155,8 @@ fn full(seed: u64, shape: [usize; 2], (device, dtype): (&Device, DType)) -> Tens
         .cast(dtype)
 }
 
-/// Norms of a model whose layers have these types, from given gradients; the same from all elements in double
-/// precision; and the clipped gradients' norm.
+/// Norms of a model whose layers have these types, from given gradients; the same from all elements
+/// in double precision; and the clipped gradients' norm.
 fn norms(ranks: usize, dtypes: &[DType], norm: NormType) -> Vec<[f64; 3]> {
     MeshTest::new([ranks], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
@@ -197,8 +197,8 @@ fn norms(ranks: usize, dtypes: &[DType], norm: NormType) -> Vec<[f64; 3]> {
     })
 }
 
-/// Sums of a half-precision gradient's elements lose it all: 2 ^ 13 elements of about 1 are far beyond the 2 ^ 8
-/// up to which bf16 counts.
+/// Sums of a half-precision gradient's elements lose it all: 2 ^ 13 elements of about 1 are far
+/// beyond the 2 ^ 8 up to which bf16 counts.
 const WIDE: [usize; 2] = [129, 64];
 
 fn wide(dtype: DType, device: &Device) -> Linear {
@@ -210,7 +210,8 @@ fn wide(dtype: DType, device: &Device) -> Linear {
     linear
 }
 
-/// Against the unsharded norm in double precision, on two ranks and on three with shards of unequal lengths.
+/// Against the unsharded norm in double precision, on two ranks and on three with shards of unequal
+/// lengths.
 #[test]
 fn a_norm_is_as_precise_as_its_gradients_or_single_precision() {
     let single = [DType::F32, DType::BF16, DType::F16];
@@ -272,8 +273,9 @@ fn by_hand(elements: &[f64], norm: NormType) -> f64 {
         .powf(1.0 / p)
 }
 
-/// Returns, of each rank, the norm of a model whose three layers have gradients of about these magnitudes, and the elements of
-/// all gradients. The last layer is replicated; one of its elements is `spoil`.
+/// Returns, of each rank, the norm of a model whose three layers have gradients of about these
+/// magnitudes, and the elements of all gradients. The last layer is replicated; one of its elements
+/// is `spoil`.
 fn norms_of(
     mesh: &MeshTest,
     like: [f64; 3],
@@ -321,7 +323,8 @@ fn meshes() -> [MeshTest; 3] {
     ]
 }
 
-/// The squares of these exceed the range of single precision, and some powers that of double precision.
+/// The squares of these exceed the range of single precision, and some powers that of double
+/// precision.
 #[test]
 fn the_norm_of_very_large_or_very_small_gradients_is_right() {
     let large_and_small = [
@@ -400,7 +403,8 @@ fn a_gradient_that_is_infinite_or_no_number_still_is() {
     }
 }
 
-/// The expected value is the sum of each rank's unscaled sums of powers, in the gradients' precision.
+/// The expected value is the sum of each rank's unscaled sums of powers, in the gradients'
+/// precision.
 #[test]
 fn an_ordinary_norm_is_that_without_scaling_to_the_bit() {
     for (p, dtype) in [1.0, 2.0, 3.0]

@@ -169,7 +169,8 @@ fn one_rank_makes_no_collective() {
     .unwrap();
 }
 
-/// Bytes of frozen parameters are gathered, and never reduced; of a unit that trains nothing, nothing is.
+/// Bytes of frozen parameters are gathered, and never reduced; of a unit that trains nothing,
+/// nothing is.
 #[test]
 fn a_reduce_scatter_carries_what_is_trained() {
     let model = stack(&Device::flex());

@@ -22,7 +22,8 @@ const WIDTH: usize = 6;
 const ROWS: usize = 4;
 const SEQ: usize = 3;
 
-/// A table tied to the head, blocks of which one runs twice, a part that may be missing, and a frozen one.
+/// A table tied to the head, blocks of which one runs twice, a part that may be missing, and a
+/// frozen one.
 #[derive(Module, Debug)]
 struct Net {
     table: Embedding,

@@ -47,8 +47,8 @@ pub fn step(model: &Stack, world: &World) -> Result<BTreeMap<String, Vec<f32>>> 
     ))
 }
 
-/// A program may give its duplicates of a mesh's groups any name: its calls do not meet those of units. Rank 0 calls
-/// before backward, rank 1 after it.
+/// A program may give its duplicates of a mesh's groups any name: its calls do not meet those of
+/// units. Rank 0 calls before backward, rank 1 after it.
 #[test]
 fn duplicates_of_any_name_are_apart_from_those_of_units() {
     let model = stack(&Device::flex());
@@ -67,7 +67,8 @@ fn duplicates_of_any_name_are_apart_from_those_of_units() {
     all.unwrap();
 }
 
-/// Reduce-scatter as an all-reduce of everything, of which each rank keeps its part; writes down what else is called.
+/// Reduce-scatter as an all-reduce of everything, of which each rank keeps its part; writes down
+/// what else is called.
 #[derive(Default)]
 struct Substitute(Arc<Mutex<Vec<String>>>);
 
@@ -133,7 +134,8 @@ fn collectives_of_the_program_take_the_place_of_the_groups() {
     for (grads, expected, calls) in launched::values(all.unwrap()) {
         assert_eq!(grads, expected);
         let of = |op: &str| calls.iter().filter(|call| call.starts_with(op)).count();
-        // Forward's, backward's but for the root's, which keeps its parameters, and those that show the gradients whole.
+        // Forward's, backward's but for the root's, which keeps its parameters, and those that show
+        // the gradients whole.
         let gathers = 3 * BLOCKS + 2;
         assert_eq!(
             (of("all_gather"), of("reduce_scatter"), calls.len()),

@@ -94,8 +94,8 @@ struct Begin {
 /// What a training ends with: losses, and the bits of all weights.
 type End = (Vec<u32>, Vec<u32>);
 
-/// Trains on a mesh of this shape, the first dimension of which replicates, and goes on without the rank that is lost, on
-/// what is left of the mesh: `None` for a rank that is no part of that.
+/// Trains on a mesh of this shape, the first dimension of which replicates, and goes on without the
+/// rank that is lost, on what is left of the mesh: `None` for a rank that is no part of that.
 fn train_through(
     world: &World,
     model: &Net,
@@ -150,8 +150,8 @@ fn train_through(
     Ok(Some((begin.expect("a rank was lost"), training.end()?)))
 }
 
-/// Loses a rank among threads. The survivors are to train on as ranks do that begin with the weights and the optimizers of
-/// that step. Returns what they end with.
+/// Loses a rank among threads. The survivors are to train on as ranks do that begin with the
+/// weights and the optimizers of that step. Returns what they end with.
 fn goes_on(
     shape: [usize; 2],
     lost: usize,
@@ -242,14 +242,16 @@ mod processes {
         park();
     }
 
-    /// A process that is stopped is in the way of the launcher's end: it is killed long after the others miss it.
+    /// A process that is stopped is in the way of the launcher's end: it is killed long after the
+    /// others miss it.
     fn stop() {
         let stop = format!("(sleep 10; kill -KILL {0}) & kill -STOP {0}", process::id());
         drop(Command::new("sh").args(["-c", &stop]).status());
         park();
     }
 
-    /// Ends a process by this signal, of several that have a rank each: those that are left end as threads do.
+    /// Ends a process by this signal, of several that have a rank each: those that are left end as
+    /// threads do.
     fn without(
         test: Option<ProcessTest>,
         shape: [usize; 2],
@@ -423,7 +425,8 @@ fn no_mesh_is_left_where_no_index_is_complete() {
     .unwrap();
 }
 
-/// Steps with and without one that panics, which the program takes for what it is: nothing has changed.
+/// Steps with and without one that panics, which the program takes for what it is: nothing has
+/// changed.
 #[test]
 fn a_step_that_panics_on_all_ranks_leaves_nothing() {
     let model = net(&Device::flex());

@@ -1,4 +1,5 @@
-//! Batches without elements on one rank: rows of features compute, and what burn would read out of bounds is an error.
+//! Batches without elements on one rank: rows of features compute, and what burn would read out of
+//! bounds is an error.
 
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Embedding, EmbeddingConfig, Linear, LinearConfig};

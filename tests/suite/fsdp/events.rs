@@ -14,8 +14,8 @@ use burn_dtensor::mesh::DeviceMesh;
 use super::collective_counts::{BLOCKS, Stack, WIDTH, stack};
 use super::support::{on_device, tensor};
 
-/// `U0` for the first block unsharded, `R` for resharded, `B` for its post-backward, `U` alone for the root's; a unit of
-/// several modules has the initials of all.
+/// `U0` for the first block unsharded, `R` for resharded, `B` for its post-backward, `U` alone for
+/// the root's; a unit of several modules has the initials of all.
 pub(super) fn trace(events: &[Event]) -> String {
     let letter = |event: &Event| {
         let kind = match event.kind {
@@ -235,8 +235,8 @@ fn two_forwards_before_one_backward() {
     }
 }
 
-/// A unit that trains nothing is freed when backward has passed it, not when backward ends; one that backward need not
-/// pass is not gathered again.
+/// A unit that trains nothing is freed when backward has passed it, not when backward ends; one
+/// that backward need not pass is not gathered again.
 #[test]
 fn frozen_units_are_freed_as_backward_passes_them() {
     let all = [true; BLOCKS];
@@ -292,8 +292,8 @@ fn frozen_units_are_freed_as_backward_passes_them() {
     }
 }
 
-/// Two losses that share no node, each with a backward of its own: what the first gathers of the other's in vain stays
-/// and serves the second.
+/// Two losses that share no node, each with a backward of its own: what the first gathers of the
+/// other's in vain stays and serves the second.
 #[test]
 fn a_unit_gathered_for_another_backward_is_used_by_it() {
     launch(Launch::threads(2), |world| {

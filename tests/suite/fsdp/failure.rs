@@ -156,7 +156,8 @@ fn a_panic_in_a_unit_that_a_read_opened() {
     );
 }
 
-/// A panic that the program catches says nothing about a later one, even if both have the same text.
+/// A panic that the program catches says nothing about a later one, even if both have the same
+/// text.
 #[test]
 fn a_caught_panic_is_forgotten() {
     for (second, place) in [
@@ -257,7 +258,8 @@ fn an_inner_unit_that_returns_another_dtype_is_named() {
 /// Burn's own operations, between a unit's nodes in the graph.
 #[test]
 fn a_panic_in_backward_names_the_unit() {
-    // A block whose module has no parameters is no scope of a unit, so nothing but the graph knows of the unit.
+    // A block whose module has no parameters is no scope of a unit, so nothing but the graph knows
+    // of the unit.
     let error = run(|world, pair, x, _| {
         let (culprit, runs) = (world.rank() == CULPRIT, Arc::new(AtomicUsize::new(0)));
         Ok(unit(pair, x, |pair, x| {
@@ -303,7 +305,8 @@ fn a_panic_in_a_recomputation_names_the_unit() {
     );
 }
 
-/// Ranks that end because of another rank's panic do not panic themselves, in forward and in backward.
+/// Ranks that end because of another rank's panic do not panic themselves, in forward and in
+/// backward.
 #[test]
 fn only_the_rank_at_fault_prints() {
     static PANICKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -482,7 +485,8 @@ fn left_alone<T>(
     returned.map(|mut ranks| ranks.swap_remove(0).1.expect("rank 0 has called it"))
 }
 
-/// Asserts that a function has returned the error that its documentation promises, and has not unwound.
+/// Asserts that a function has returned the error that its documentation promises, and has not
+/// unwound.
 fn assert_returns(name: &str, returned: Result<Result<()>, LaunchError>) {
     match returned {
         Ok(Err(Error::Comm(CommError::RankReturned { rank: 1, .. }))) => {}

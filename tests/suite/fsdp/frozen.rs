@@ -43,8 +43,9 @@ fn frozen_inputs_and_weights_under_a_trained_captured_tensor() {
     );
 }
 
-/// A unit that runs several times in a forward, of which some are of a frozen copy, whose input is tracked or not, and a unit
-/// that is frozen throughout: PyTorch's `multi_forward_mixed_requires_grad`.
+/// A unit that runs several times in a forward, of which some are of a frozen copy, whose input is
+/// tracked or not, and a unit that is frozen throughout: PyTorch's
+/// `multi_forward_mixed_requires_grad`.
 #[test]
 fn a_unit_that_is_frozen_for_some_of_its_runs_gets_gradients_of_the_others() {
     fn freeze(mut net: Net) -> Net {

@@ -1,4 +1,5 @@
-//! A module with parameters in two units: a group unit of several modules, and a unit of the module alone.
+//! A module with parameters in two units: a group unit of several modules, and a unit of the module
+//! alone.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -54,8 +55,8 @@ enum Twice {
     Both,
 }
 
-/// Shards `twice` with a unit of its own, which lacks the parameter `grouped`, and then all other parameters as one
-/// group unit.
+/// Shards `twice` with a unit of its own, which lacks the parameter `grouped`, and then all other
+/// parameters as one group unit.
 fn sharded(net: &Net, world: &World, device: &Device, twice: Twice, grouped: &str) -> Result<Net> {
     let (mut net, mesh) = (on_device(net, device), mesh(world)?);
     let config = || FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
@@ -69,7 +70,8 @@ fn sharded(net: &Net, world: &World, device: &Device, twice: Twice, grouped: &st
     fully_shard(net, &mesh, config().with_group_unit(["first", "last"]))
 }
 
-/// The parameter `weight` is visited before `bias`, so the group unit is the module's first unit or its second.
+/// The parameter `weight` is visited before `bias`, so the group unit is the module's first unit or
+/// its second.
 #[test]
 fn each_unit_is_gathered_and_reduced_once() {
     let net = Net::init();

@@ -133,7 +133,8 @@ fn gradients_are_those_of_the_unsharded_model() {
                     world.ledger().reset();
                     let grads = grads(&model, world.rank(), &device);
                     let calls = |op| world.ledger().calls(op);
-                    // Two blocks, the model, and a unit for each group; of two blocks one is in a group.
+                    // Two blocks, the model, and a unit for each group; of two blocks one is in a
+                    // group.
                     let units = if groups == TWO {
                         4
                     } else {
@@ -287,7 +288,8 @@ fn a_forward_without_autodiff_gathers_a_group_once() {
     }
 }
 
-/// In which order they run, how often, and whether one runs inside another unit, is the program's affair.
+/// In which order they run, how often, and whether one runs inside another unit, is the program's
+/// affair.
 #[test]
 fn modules_run_as_the_program_likes() {
     let net = Net::init();
@@ -321,8 +323,9 @@ fn modules_run_as_the_program_likes() {
     }
 }
 
-/// A group unit whose parameters are on two meshes, so that it is two units. Frozen clones of its modules run before it is open,
-/// while it is, and after; one clone has a frozen weight, on one mesh, next to the trained bias on the other.
+/// A group unit whose parameters are on two meshes, so that it is two units. Frozen clones of its
+/// modules run before it is open, while it is, and after; one clone has a frozen weight, on one
+/// mesh, next to the trained bias on the other.
 #[test]
 fn frozen_clones_of_modules_of_a_group_on_two_meshes() {
     let net = Net::init();

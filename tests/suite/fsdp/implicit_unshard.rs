@@ -189,8 +189,8 @@ fn burns_own_encoder_makes_eight_collectives_a_step() {
     assert!(diff < 1e-6, "differs by {diff}");
 }
 
-/// Runs `forward` on two ranks, with units `blocks.*`, and compares gradients with those of the plain model.
-/// Returns the all-gathers of forward.
+/// Runs `forward` on two ranks, with units `blocks.*`, and compares gradients with those of the
+/// plain model. Returns the all-gathers of forward.
 fn check(config: FullyShard, forward: fn(&Net, Tensor<2>) -> Tensor<2>) -> u64 {
     let start = net(&Device::flex());
     let results = launch(Launch::threads(2), |world| {

@@ -1,4 +1,5 @@
-//! Weights that stay after backward, where ranks differ in what they use: all ranks keep them, or none.
+//! Weights that stay after backward, where ranks differ in what they use: all ranks keep them, or
+//! none.
 
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -49,7 +50,8 @@ fn batch(rank: usize, at: usize, device: &Device) -> Tensor<2> {
     tensor((10 * at + rank + 5) as u64, [2, WIDTH], device)
 }
 
-/// Adds up gradients over several backwards that keep what they have gathered, and holds them to those of one device.
+/// Adds up gradients over several backwards that keep what they have gathered, and holds them to
+/// those of one device.
 fn accumulates(
     net: &Net,
     config: impl Fn() -> FullyShard + Sync,
@@ -235,7 +237,8 @@ struct Outer {
     block: Net,
 }
 
-/// On the rank that does not read the first layer, the block's recomputation has no other tracked tensor.
+/// On the rank that does not read the first layer, the block's recomputation has no other tracked
+/// tensor.
 #[test]
 fn a_frozen_unit_stays_in_a_recomputed_block_whose_weights_one_rank_does_not_use() {
     MeshTest::new([2], ["shard"]).run(|mesh| {

@@ -1,5 +1,5 @@
-//! Units that the last of several backwards leaves out, such as experts to which no token of a micro-batch is routed: a step has
-//! their gradients all the same.
+//! Units that the last of several backwards leaves out, such as experts to which no token of a
+//! micro-batch is routed: a step has their gradients all the same.
 
 use std::collections::BTreeMap;
 

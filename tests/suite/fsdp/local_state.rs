@@ -1,5 +1,5 @@
-//! Ranks post the same collectives whatever only one of them has: a graph that burn keeps a little longer, a tensor that it
-//! tracks, a model that it exports. Invariant 5 of `param`.
+//! Ranks post the same collectives whatever only one of them has: a graph that burn keeps a little
+//! longer, a tensor that it tracks, a model that it exports. Invariant 5 of `param`.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
@@ -64,8 +64,8 @@ fn batch(rank: usize, device: &Device) -> Tensor<2> {
     tensor(rank as u64 + 5, [2, WIDTH], device)
 }
 
-/// Reshards the model by hand, and returns the number of all-gathers that this posts. The ledger counts those that are
-/// waited for.
+/// Reshards the model by hand, and returns the number of all-gathers that this posts. The ledger
+/// counts those that are waited for.
 fn resharded<M: Module>(model: &M) -> Result<usize> {
     let units = FsdpModule::of(model)?;
     let ((), events) = record_events(|| units.reshard());
@@ -84,8 +84,8 @@ enum Alone {
     Both,
 }
 
-/// Rank 1 leaves a weight unused in the first backward, so that burn keeps its graph longer than that of rank 0. The
-/// gradients of the last backward are those of one device.
+/// Rank 1 leaves a weight unused in the first backward, so that burn keeps its graph longer than
+/// that of rank 0. The gradients of the last backward are those of one device.
 fn trains(policy: ReshardAfterForward, stays: bool, alone: [Alone; 3], reshards: bool) {
     let net = Net::new();
     let expected = {
@@ -153,8 +153,8 @@ fn a_weight_that_one_rank_leaves_unused_once_moves_no_all_gather() {
     }
 }
 
-/// Weights that the program frees by hand are gathered once for all forwards that wait, also for those that burn has dropped on
-/// one rank.
+/// Weights that the program frees by hand are gathered once for all forwards that wait, also for
+/// those that burn has dropped on one rank.
 #[test]
 fn forwards_that_wait_are_resharded_together() {
     MeshTest::new([RANKS], ["shard"]).run(|mesh| {
@@ -184,13 +184,15 @@ fn forwards_that_wait_are_resharded_together() {
         // One for each of two units; then those by which this test reads gradients.
         let read = 2 * 3;
         assert!(posted <= 2 + read, "{posted} all-gathers");
-        // Nothing is left to reshard but what rank 0 never differentiated, which all ranks have gathered already.
+        // Nothing is left to reshard but what rank 0 never differentiated, which all ranks have
+        // gathered already.
         assert_eq!(resharded(&net)?, 0);
         Ok(())
     });
 }
 
-/// A rank whose forward is gone takes part in what the program gathers for it, and finds what the others find.
+/// A rank whose forward is gone takes part in what the program gathers for it, and finds what the
+/// others find.
 #[test]
 fn a_forward_that_one_rank_has_dropped_still_counts() {
     for stays in [false, true] {
@@ -278,7 +280,8 @@ fn an_export_before_the_first_forward_teaches_no_order() {
     }
 }
 
-/// The units of a checkpointed block are gathered for backward on all ranks, also on one where nothing in it is tracked.
+/// The units of a checkpointed block are gathered for backward on all ranks, also on one where
+/// nothing in it is tracked.
 #[test]
 fn a_checkpointed_block_is_gathered_whatever_a_rank_tracks() {
     for unshards in [true, false] {
@@ -315,7 +318,8 @@ fn a_checkpointed_block_is_gathered_whatever_a_rank_tracks() {
     }
 }
 
-/// A redistribution whose gradient is local draws its index on all ranks: the reductions that follow have the same.
+/// A redistribution whose gradient is local draws its index on all ranks: the reductions that
+/// follow have the same.
 #[test]
 fn a_tensor_that_one_rank_detaches_shifts_no_index() {
     for detached in [None, Some(0), Some(1)] {
@@ -387,7 +391,8 @@ fn a_backward_inside_a_forward_leaves_nothing_to_the_next() {
     }
 }
 
-/// Several micro-batches that wait are swept once each, in the order of entries, and as often on every rank.
+/// Several micro-batches that wait are swept once each, in the order of entries, and as often on
+/// every rank.
 #[test]
 fn microbatches_are_swept_once() {
     let swept = |waiting: usize| {

@@ -1,4 +1,5 @@
-//! `fully_shard` of a model with LoRA adapters, and of one with something else attached to its weights.
+//! `fully_shard` of a model with LoRA adapters, and of one with something else attached to its
+//! weights.
 
 use burn::module::{Lora, Module, ModuleMapper, Param, Reparameterization, Reparameterizer};
 use burn::nn::Linear;

@@ -1,5 +1,5 @@
-//! A stage of a pipeline: several of its forwards are open before the first backward (1F1B), and all of them compute with
-//! weights that were gathered once.
+//! A stage of a pipeline: several of its forwards are open before the first backward (1F1B), and
+//! all of them compute with weights that were gathered once.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +74,8 @@ fn step(
     Ok(sum.grads())
 }
 
-/// A stage whose weights stay from the first forward to the last backward, and whose gradients are reduced there.
+/// A stage whose weights stay from the first forward to the last backward, and whose gradients are
+/// reduced there.
 fn staged(model: &Stack, turn: Turn) -> Result<()> {
     let units = FsdpModule::of(model)?;
     match turn {
@@ -199,7 +200,8 @@ fn gradients_are_those_of_the_unsharded_model() {
     }
 }
 
-/// Three forwards share weights when they are freed: these are gathered once for all three, and once for a fourth.
+/// Three forwards share weights when they are freed: these are gathered once for all three, and
+/// once for a fourth.
 #[test]
 fn weights_that_are_shared_are_freed_by_hand() {
     let (plain, turns) = (stack(&Device::flex()), one_forward_one_backward(2));

@@ -15,8 +15,8 @@ struct Pair {
     second: Linear,
 }
 
-/// Between two ranks whose sharded models `differ` changes, each by its rank: the operation, what differs,
-/// and what it is on either.
+/// Between two ranks whose sharded models `differ` changes, each by its rank: the operation, what
+/// differs, and what it is on either.
 fn told(mesh: &MeshTest, differ: fn(Pair, usize) -> Pair) -> (Op, String, [String; 2]) {
     let layer = || {
         LinearConfig::new(4, 4)

@@ -1,5 +1,6 @@
-//! Models that reuse their modules, compared with the unsharded model over some steps: modules that run twice, other methods
-//! than forward, a model that is cast after it was sharded. `tied` and `frozen` run it too.
+//! Models that reuse their modules, compared with the unsharded model over some steps: modules that
+//! run twice, other methods than forward, a model that is cast after it was sharded. `tied` and
+//! `frozen` run it too.
 
 use std::collections::BTreeMap;
 

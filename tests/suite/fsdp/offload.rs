@@ -1,5 +1,6 @@
-//! Shards in host memory. Where ranks compute on the CPU there is no other: what is copied is counted, and the numbers
-//! are those of shards that are not offloaded, to the bit. `tests/suite/cube/offload.rs` has a device.
+//! Shards in host memory. Where ranks compute on the CPU there is no other: what is copied is
+//! counted, and the numbers are those of shards that are not offloaded, to the bit.
+//! `tests/suite/cube/offload.rs` has a device.
 
 use std::collections::BTreeMap;
 
@@ -142,7 +143,8 @@ fn gradients_are_those_of_the_unsharded_model() {
     }
 }
 
-/// Bytes of what units have in a step: a weight and a bias of `f32` each, of the root a scale beside.
+/// Bytes of what units have in a step: a weight and a bias of `f32` each, of the root a scale
+/// beside.
 const BLOCK: u64 = 4 * (WIDTH * WIDTH + WIDTH) as u64;
 const ROOT: u64 = BLOCK + 4 * WIDTH as u64;
 
@@ -215,7 +217,8 @@ fn copies_are_what_is_gathered_and_what_is_reduced() {
     }
 }
 
-/// One that every rank holds whole is a copy too, and so are gradients that travel in another element type.
+/// One that every rank holds whole is a copy too, and so are gradients that travel in another
+/// element type.
 #[test]
 fn replicated_parameters_are_copied_and_gradients_as_they_are_reduced() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
@@ -334,7 +337,8 @@ fn a_pattern_of_offloaded_units_takes_one() {
     });
 }
 
-/// The whole model of shards in host memory, and shards that were loaded, are those that were saved.
+/// The whole model of shards in host memory, and shards that were loaded, are those that were
+/// saved.
 #[test]
 fn records_hold_the_shards() {
     MeshTest::new([2], ["shard"]).run(|mesh| {

@@ -1,7 +1,7 @@
 //! burn's optimizers on shards: the table in the docs of `fsdp`, row by row.
 //!
-//! Gradients are given, whole ones to the whole model and this rank's part to the sharded one: what reduces
-//! them has tests of its own.
+//! Gradients are given, whole ones to the whole model and this rank's part to the sharded one: what
+//! reduces them has tests of its own.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

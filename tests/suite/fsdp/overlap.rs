@@ -1,9 +1,10 @@
-//! Between processes a unit is gathered while the one before it computes, in both passes, and by the thread that
-//! communicates: so that thread's own stamps say.
+//! Between processes a unit is gathered while the one before it computes, in both passes, and by
+//! the thread that communicates: so that thread's own stamps say.
 //!
-//! No verdict depends on how fast a machine is. A unit goes on only once the next one's all-gather is there, which nothing
-//! but that thread can bring about while the rank is busy. And in forward the other ranks are late: they join that
-//! all-gather once the unit computes, so that it is complete after.
+//! No verdict depends on how fast a machine is. A unit goes on only once the next one's all-gather
+//! is there, which nothing but that thread can bring about while the rank is busy. And in forward
+//! the other ranks are late: they join that all-gather once the unit computes, so that it is
+//! complete after.
 //!
 //! ```text
 //! observed   unit 2, and gathers 3 | computes ................................ until 3 is there
@@ -28,7 +29,8 @@ use burn_dtensor::testing::ProcessTest;
 
 use super::hook::in_backward;
 
-/// So many that the first, whose ranks meet when they begin, is less than a tenth of those with one before.
+/// So many that the first, whose ranks meet when they begin, is less than a tenth of those with one
+/// before.
 const BLOCKS: usize = 12;
 
 #[derive(Module, Debug)]
@@ -82,7 +84,8 @@ fn await_gathered(units: &FsdpModule) {
     }
 }
 
-/// All-gathers of blocks that have one before them, in the order in which they were done: of each the block.
+/// All-gathers of blocks that have one before them, in the order in which they were done: of each
+/// the block.
 fn gathers(events: &[Event], during: TrainingState) -> impl Iterator<Item = (usize, &Event)> {
     let done = events.iter().filter(move |event| {
         event.kind == EventKind::Done(Op::AllGather) && event.training_state == during
@@ -108,8 +111,8 @@ fn starts_of_backward(events: &[Event]) -> Vec<Instant> {
     (0..BLOCKS).map(start).collect()
 }
 
-/// Whether the thread that communicates has taken an all-gather up before a unit computes, and moved all of it since, before
-/// the rank requested it.
+/// Whether the thread that communicates has taken an all-gather up before a unit computes, and
+/// moved all of it since, before the rank requested it.
 fn is_behind(event: &Event, computes: Instant) -> bool {
     let OpTiming {
         transfer:
@@ -130,8 +133,8 @@ fn are_enough(behind: usize) -> bool {
     10 * behind >= 9 * (BLOCKS - 1)
 }
 
-/// Forward and backward from `x` on, in which one rank's forward is `observed`. Returns the events of both, and when blocks
-/// computed in forward.
+/// Forward and backward from `x` on, in which one rank's forward is `observed`. Returns the events
+/// of both, and when blocks computed in forward.
 fn pass(
     model: &Stack,
     comm: &Communicator,
@@ -139,7 +142,8 @@ fn pass(
     x: Tensor<2>,
 ) -> (Vec<Event>, Vec<Event>, Vec<Instant>) {
     let meet = || comm.barrier("between".into()).wait().unwrap();
-    // Whoever is out of the second has heard of the others' first, and so of all that they posted before.
+    // Whoever is out of the second has heard of the others' first, and so of all that they posted
+    // before.
     let meet_twice = || iter::repeat_with(meet).take(2).for_each(drop);
     let blocks = model.units();
     // The first block's ranks have gathered the second one by then.
@@ -227,7 +231,8 @@ fn program(world: &World, width: usize) -> Result<()> {
     Ok(())
 }
 
-/// Small parameters that travel with what is said of them, and large ones that land where they will be.
+/// Small parameters that travel with what is said of them, and large ones that land where they will
+/// be.
 fn gathers_go_on_behind_computing(ranks: usize) {
     let text = ProcessTest::new(ranks)
         .with_deadline(Duration::from_secs(120))

@@ -15,7 +15,8 @@ use burn_dtensor::placement::Placement;
 use super::support::{Holder, max_diff, mean, on_device, tensor, values};
 use crate::launched;
 
-/// Named like burn's, whose `gamma` can only be replicated because burn reads its stored shape. This one reads nothing.
+/// Named like burn's, whose `gamma` can only be replicated because burn reads its stored shape.
+/// This one reads nothing.
 #[derive(Module, Debug)]
 struct RmsNorm {
     gamma: Param<Tensor<1>>,
@@ -122,7 +123,8 @@ fn layers_named_like_burns_are_sharded_as_the_programs_own() {
     }
 }
 
-/// burn's `Linear` stores `[d_input, d_output]`, so `colwise` shards its dimension 1. That would split this one's inputs.
+/// burn's `Linear` stores `[d_input, d_output]`, so `colwise` shards its dimension 1. That would
+/// split this one's inputs.
 #[test]
 fn a_style_for_burns_linear_does_not_place_the_programs_own() {
     launch(Launch::threads(2), |world| {

@@ -94,7 +94,8 @@ fn what_was_prefetched_in_vain_is_dropped_with_forward() {
     .unwrap();
 }
 
-/// Once the units' order is known, from a forward: the late rank has posted all that others need for the next.
+/// Once the units' order is known, from a forward: the late rank has posted all that others need
+/// for the next.
 #[test]
 fn a_rank_that_is_late_in_forward_holds_up_no_other() {
     let model = stack(&Device::flex());
@@ -112,7 +113,8 @@ fn a_rank_that_is_late_in_forward_holds_up_no_other() {
                 )
             };
             drop(model.forward(x()).sum().backward());
-            // In the root's forward, before any block: until the other rank is through with all of them.
+            // In the root's forward, before any block: until the other rank is through with all of
+            // them.
             let output = unit(&model, x(), |model, x| {
                 if world.rank() == 1 {
                     wait_until

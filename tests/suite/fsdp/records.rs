@@ -115,7 +115,8 @@ fn the_error_says_which_part_is_missing() {
             text.contains("Missing") && text.contains(part[mesh.rank()]),
             "{text}"
         );
-        // So is a record that says nothing of parts: that of an ordinary layer of the shard's shape.
+        // So is a record that says nothing of parts: that of an ordinary layer of the shard's
+        // shape.
         let silent = bytes(&layer(2, mesh.device()))?;
         let text = refused(&silent);
         assert!(text.contains(part[mesh.rank()]), "{text}");
@@ -130,7 +131,8 @@ fn the_error_says_which_part_is_missing() {
     });
 }
 
-/// A full record meets shards, or the other way round: burn's error gets the remedy, by `?` and in the report of a panic.
+/// A full record meets shards, or the other way round: burn's error gets the remedy, by `?` and in
+/// the report of a panic.
 #[test]
 fn records_of_the_wrong_kind_say_what_to_do() {
     let (model, test) = (even(1), MeshTest::new([2], ["shard"]));

@@ -1,4 +1,5 @@
-//! Parameters that are replaced after `fully_shard` or `parallelize`: nobody would reduce their gradients.
+//! Parameters that are replaced after `fully_shard` or `parallelize`: nobody would reduce their
+//! gradients.
 
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
@@ -132,8 +133,8 @@ fn a_unit_names_a_replaced_parameter_by_its_path_in_the_model() {
     );
 }
 
-/// Over tensor-parallel ranks too, and before data-parallel ranks cut the rest.
-/// Two modules without units of their own have equally many parameters that are distributed and that are not: those of
+/// Over tensor-parallel ranks too, and before data-parallel ranks cut the rest. Two modules without
+/// units of their own have equally many parameters that are distributed and that are not: those of
 /// one were ignored, and one of the other was replaced.
 #[test]
 fn a_module_that_passed_the_check_does_not_stand_for_another() {

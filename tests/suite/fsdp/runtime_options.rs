@@ -30,7 +30,8 @@ pub fn sharded(world: &World, model: &Stack, reshard: ReshardAfterForward) -> Re
     )
 }
 
-/// The gradients of one batch, whole, and how many all-gathers its backward has made; `between` forward and backward.
+/// The gradients of one batch, whole, and how many all-gathers its backward has made; `between`
+/// forward and backward.
 pub fn step(
     world: &World,
     model: &Stack,
@@ -151,7 +152,8 @@ fn groups_that_were_not_made_are_told() {
     .unwrap();
 }
 
-/// Each rank's whole gradients, summed and divided by `factor`; of one rank and several, with and without replicas.
+/// Each rank's whole gradients, summed and divided by `factor`; of one rank and several, with and
+/// without replicas.
 #[test]
 fn gradients_are_divided_by_a_factor() {
     let model = stack(&Device::flex());
@@ -212,7 +214,8 @@ fn backward_gathers_no_unit_that_was_told_not_to() {
         let model = sharded(world, &model, ReshardAfterForward::Always)?;
         let (_, gathers) = step(world, &model, || Ok(()))?;
         assert_eq!(gathers, ALL);
-        // Nothing before the first block asks for the gradient of its input, so its weight is not read in backward.
+        // Nothing before the first block asks for the gradient of its input, so its weight is not
+        // read in backward.
         let device = world.device().clone().autodiff();
         let block = &model.blocks[0];
         FsdpModule::of(block)?.set_unshard_in_backward(false);
@@ -226,8 +229,8 @@ fn backward_gathers_no_unit_that_was_told_not_to() {
     .unwrap();
 }
 
-/// It is told which unit, and what to do: where an operation reads a weight that it has saved, and where burn's gradient
-/// checkpointing asks for it again.
+/// It is told which unit, and what to do: where an operation reads a weight that it has saved, and
+/// where burn's gradient checkpointing asks for it again.
 #[test]
 fn a_backward_that_reads_what_it_was_told_not_to_gather_fails_with_an_error() {
     let model = stack(&Device::flex());
@@ -287,7 +290,8 @@ fn forwards_without_backward_share_what_is_kept() {
     .unwrap();
 }
 
-/// A panic of the program's in the middle of a step, which it catches: the next step is as if it had never been.
+/// A panic of the program's in the middle of a step, which it catches: the next step is as if it
+/// had never been.
 #[test]
 fn an_iteration_that_was_given_up_leaves_nothing() {
     let model = stack(&Device::flex());
@@ -353,7 +357,8 @@ fn a_backward_that_was_given_up_leaves_no_gradient_to_the_next() {
                 let grads = GradientsParams::from_grads(loss.square().sum().backward(), &model);
                 values(&model, Some(&grads))
             };
-            // All from one place, at one depth of the stack: where one backward was, the next one is.
+            // All from one place, at one depth of the stack: where one backward was, the next one
+            // is.
             let mut expected = None;
             for seed in [7, 20, 7, 20, 30, 7] {
                 let is_given_up = seed != 7;

@@ -1,4 +1,5 @@
-//! Losses that are differentiated apart: right where they share no node of the graph, and told where they do.
+//! Losses that are differentiated apart: right where they share no node of the graph, and told
+//! where they do.
 
 use std::collections::BTreeMap;
 
@@ -180,11 +181,13 @@ fn losses_that_share_no_node_have_backwards_of_their_own_in_processes() {
         .run(|mesh| gradients_are_those_of_one_device(mesh, &config()));
 }
 
-/// Two losses of a forward that share something, and the unit that a second backward is told to have come to.
+/// Two losses of a forward that share something, and the unit that a second backward is told to
+/// have come to.
 type Wrong = (&'static str, fn(&Net, Tensor<2>) -> [Tensor<1>; 2]);
 
 const WRONG: [Wrong; 5] = [
-    // Two outputs, of disjoint weights: without sharding they share only the leaf that the batch is.
+    // Two outputs, of disjoint weights: without sharding they share only the leaf that the batch
+    // is.
     ("root", |net, x| {
         let outputs = unit(net, x, |net, x| {
             (net.own[0].forward(x.clone()), net.own[1].forward(x))
@@ -236,7 +239,8 @@ fn named(error: &LaunchError) -> Vec<String> {
     own.filter_map(unit).collect()
 }
 
-/// On every rank, before any node of the second backward has run. burn keeps the graphs of backwards that unwound.
+/// On every rank, before any node of the second backward has run. burn keeps the graphs of
+/// backwards that unwound.
 #[test]
 fn a_second_backward_through_a_unit_names_it_on_every_rank() {
     own_process(

@@ -1,4 +1,5 @@
-//! Several models of equal shapes, and clones of one: ranks that run them in different orders are told, and no value is mixed.
+//! Several models of equal shapes, and clones of one: ranks that run them in different orders are
+//! told, and no value is mixed.
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::module::ParamGroup;
@@ -46,7 +47,8 @@ fn in_order<'a>(mesh: &DeviceMesh, [a, b]: [&'a Linear; 2]) -> [&'a Linear; 2] {
     if mesh.rank() % 2 == 1 { [b, a] } else { [a, b] }
 }
 
-/// Runs models in an order of each rank's own: every rank is told, in an operation like this, by a text that has all `words`.
+/// Runs models in an order of each rank's own: every rank is told, in an operation like this, by a
+/// text that has all `words`.
 fn are_told_apart(
     mesh: &MeshTest,
     op: Op,
@@ -136,7 +138,8 @@ fn models_gathered_completely_in_another_order_are_named() {
     });
 }
 
-/// What they then hold are the first rank's values, in the order in which that one has sharded them.
+/// What they then hold are the first rank's values, in the order in which that one has sharded
+/// them.
 #[test]
 fn models_sharded_in_another_order_are_named_when_they_run() {
     are_told_apart(&meshes()[0], Op::AllGather, &MODELS, |mesh| {
@@ -293,7 +296,8 @@ fn students_of_one_model_are_told_apart() {
     });
 }
 
-/// Clones that are equal may run in any order, and what one rank does with one of its own is its own affair.
+/// Clones that are equal may run in any order, and what one rank does with one of its own is its
+/// own affair.
 #[test]
 fn right_programs_run() {
     for mesh in &meshes() {

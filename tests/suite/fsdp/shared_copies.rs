@@ -1,4 +1,5 @@
-//! Unsharded copies of a unit's parameters: passes over the same shards share one, and a pass over others has its own.
+//! Unsharded copies of a unit's parameters: passes over the same shards share one, and a pass over
+//! others has its own.
 
 use std::collections::BTreeMap;
 
@@ -96,8 +97,8 @@ fn a_forward_after_a_step_has_its_own_copy_while_an_earlier_backward_is_pending(
     }
 }
 
-/// A teacher with other weights runs between two forwards of the student: the student's second forward uses the copy
-/// of its first, and neither reads the other's.
+/// A teacher with other weights runs between two forwards of the student: the student's second
+/// forward uses the copy of its first, and neither reads the other's.
 #[test]
 fn a_teacher_between_two_forwards_leaves_the_copy_to_the_student() {
     let model = stack(&Device::flex());

@@ -53,7 +53,8 @@ tensor_tree! {
     struct Nothing {}
 }
 
-/// How many floats are inside, and the structure with the first of them times 1, the second times 2, and so on.
+/// How many floats are inside, and the structure with the first of them times 1, the second times
+/// 2, and so on.
 fn numbered<T: TensorTree>(value: T) -> (usize, T) {
     let mut met = 0;
     let value = value.map_floats(&mut |tensor| {

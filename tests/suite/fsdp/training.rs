@@ -15,7 +15,8 @@ use burn_dtensor::testing::MeshTest;
 use super::support::{Cast, elements, furthest, on_device, tensor, values};
 
 const STEPS: u64 = 10;
-/// Lengths of features that ranks cannot share evenly; of three rows the last of four ranks has none.
+/// Lengths of features that ranks cannot share evenly; of three rows the last of four ranks has
+/// none.
 const WIDTHS: [usize; 5] = [5, 17, 3, 8, 1];
 
 #[derive(Module, Debug)]

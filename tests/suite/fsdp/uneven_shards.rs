@@ -24,8 +24,8 @@ fn uneven(len: usize, ranks: usize, first: bool) -> Vec<usize> {
     lengths
 }
 
-/// Every parameter whose stored shape no layer reads, along a dimension that tensor parallelism leaves
-/// or cuts evenly: of 11 tokens and 13 hidden values two ranks have unequal parts.
+/// Every parameter whose stored shape no layer reads, along a dimension that tensor parallelism
+/// leaves or cuts evenly: of 11 tokens and 13 hidden values two ranks have unequal parts.
 fn uneven_placement(
     ranks: usize,
 ) -> impl Fn(ParamInfo<'_>) -> Option<ParamPlacement> + Send + Sync + 'static {

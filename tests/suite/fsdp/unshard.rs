@@ -112,8 +112,8 @@ fn wait_fails_where_another_rank_never_comes() {
     );
 }
 
-/// Between two passes of the root a unit inside it has a forward, a backward and a step of its own: that trains the unit
-/// alone, and the root's next pass computes with what the step has made.
+/// Between two passes of the root a unit inside it has a forward, a backward and a step of its own:
+/// that trains the unit alone, and the root's next pass computes with what the step has made.
 #[test]
 fn a_unit_trains_alone_between_passes_of_the_root() {
     const RANKS: usize = 3;
@@ -201,8 +201,8 @@ fn part_of_a_unit_can_be_gathered() {
     .unwrap();
 }
 
-/// A weight of one column and a bias of one element, which most ranks have no part of: backward gathers them among two
-/// of the four ranks.
+/// A weight of one column and a bias of one element, which most ranks have no part of: backward
+/// gathers them among two of the four ranks.
 #[test]
 fn a_dimension_of_one_is_kept_by_a_few_ranks() {
     const RANKS: usize = 4;

@@ -66,7 +66,8 @@ fn a_parameter_that_no_rank_uses_stays_where_it_is() {
         launch(Launch::threads(size[0] * size[1]), |world| {
             let device = world.device().clone().autodiff();
             let mesh = DeviceMesh::new(world, size, ["replicate", "shard"])?;
-            // Steps alternate between two layers; the third is never used, but by the second rank at last.
+            // Steps alternate between two layers; the third is never used, but by the second rank
+            // at last.
             let train = |mut model: params_outside_unit::Net, one: bool| {
                 let mut optim = AdamWConfig::new().with_weight_decay(0.1).init();
                 for step in 0..6 {
@@ -120,17 +121,20 @@ fn a_parameter_that_no_rank_uses_stays_where_it_is() {
     }
 }
 
-/// Forward of [`Net`] on the rank of this number. The unsharded model computes the same for all ranks.
+/// Forward of [`Net`] on the rank of this number. The unsharded model computes the same for all
+/// ranks.
 type RankForward = fn(&Net, Tensor<2>, usize) -> Tensor<2>;
 
-/// A layer whose output is never above zero after `relu`: the loss depends on its weight, with a gradient of zero.
+/// A layer whose output is never above zero after `relu`: the loss depends on its weight, with a
+/// gradient of zero.
 fn saturated(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
     relu(layer.forward(x) - 1e6)
 }
 
-/// Trains [`Net`] with these units, where a step averages `batches` micro-batches whose gradients are reduced with the last, and
-/// compares all parameters with those of an unsharded model, to which the losses of all ranks are given. Returns how each
-/// parameter has changed: the largest absolute difference.
+/// Trains [`Net`] with these units, where a step averages `batches` micro-batches whose gradients
+/// are reduced with the last, and compares all parameters with those of an unsharded model, to
+/// which the losses of all ranks are given. Returns how each parameter has changed: the largest
+/// absolute difference.
 fn steps(config: &FullyShard, batches: u64, forward: RankForward) -> Vec<(String, f32)> {
     const RANKS: usize = 2;
     let model = net(&Device::flex());
@@ -194,9 +198,10 @@ fn steps(config: &FullyShard, batches: u64, forward: RankForward) -> Vec<(String
         .collect()
 }
 
-/// In each case a unit leaves an input unused, and is given zeros for it. A parameter elsewhere whose gradient is zero is
-/// stepped all the same: its value and its moments decay. One that reaches only the unused input is not. The first list names
-/// the layers that the unsharded model steps, the second those that it leaves as they are.
+/// In each case a unit leaves an input unused, and is given zeros for it. A parameter elsewhere
+/// whose gradient is zero is stepped all the same: its value and its moments decay. One that
+/// reaches only the unused input is not. The first list names the layers that the unsharded model
+/// steps, the second those that it leaves as they are.
 #[test]
 fn a_used_parameter_whose_gradient_is_zero_is_stepped() {
     let cases: [(&str, RankForward, &[&str], &[&str]); 6] = [

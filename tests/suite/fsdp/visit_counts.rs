@@ -51,8 +51,8 @@ impl Module for Visits {
 
 type Block = (Linear, Visits);
 
-/// The model, its stages and their blocks are units: a block is visited by the call of `unit` for itself, and once more for each
-/// of the two around it. Neither reads nor the backward visit it.
+/// The model, its stages and their blocks are units: a block is visited by the call of `unit` for
+/// itself, and once more for each of the two around it. Neither reads nor the backward visit it.
 #[test]
 fn each_call_of_unit_visits_the_modules_inside_once() {
     const WIDTH: usize = 4;

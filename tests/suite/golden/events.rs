@@ -1,4 +1,5 @@
-//! Kind 5: what PyTorch's FSDP2 does, event by event: units gathered, freed and reduced, under prefetch too.
+//! Kind 5: what PyTorch's FSDP2 does, event by event: units gathered, freed and reduced, under
+//! prefetch too.
 
 use std::collections::BTreeMap;
 
@@ -80,8 +81,9 @@ fn named(event: &Event) -> Option<[String; 3]> {
     Some([kind.into(), unit.into(), state.into()])
 }
 
-/// PyTorch runs a unit without a differentiable input, and the root, in the final callback: the root first. Here a unit
-/// inside another is through before it, whatever its inputs are, which may differ between ranks.
+/// PyTorch runs a unit without a differentiable input, and the root, in the final callback: the
+/// root first. Here a unit inside another is through before it, whatever its inputs are, which may
+/// differ between ranks.
 fn root_last(mut events: Vec<[String; 3]>) -> Vec<[String; 3]> {
     let of_root = |event: &[String; 3]| event[1].is_empty() && event[2] == "POST_BACKWARD";
     let (root, mut others): (Vec<_>, Vec<_>) = events.drain(..).partition(of_root);
@@ -89,7 +91,8 @@ fn root_last(mut events: Vec<[String; 3]>) -> Vec<[String; 3]> {
     others
 }
 
-/// Gathers `by` layers ahead: of each, those after it in forward, and those before it in backward, nearest first.
+/// Gathers `by` layers ahead: of each, those after it in forward, and those before it in backward,
+/// nearest first.
 fn prefetch(model: &Stack, run: &Run) -> Result<()> {
     let layers: Vec<FsdpModule> = model
         .layers

@@ -95,8 +95,9 @@ impl Case {
         self.local(&runs, offset)
     }
 
-    /// Returns the elements of each dimension that the rank at `coordinate` holds of a tensor of `shape`, where the mesh
-    /// dimensions cut one after another, each into pieces and every piece into one chunk per rank.
+    /// Returns the elements of each dimension that the rank at `coordinate` holds of a tensor of
+    /// `shape`, where the mesh dimensions cut one after another, each into pieces and every piece
+    /// into one chunk per rank.
     fn slice(
         &self,
         shape: &[usize],
@@ -133,7 +134,8 @@ impl Case {
         }
     }
 
-    /// Whether mesh dimensions that cut in this order leave the same elements on every rank as the placements do.
+    /// Whether mesh dimensions that cut in this order leave the same elements on every rank as the
+    /// placements do.
     fn is_sharded_so(&self, shape: &[usize], order: &[usize]) -> bool {
         let strided: Vec<_> = (0..self.mesh.len())
             .map(|mesh_dim| {
@@ -153,8 +155,8 @@ impl Case {
         sizes(&order) == sizes(&strided)
     }
 
-    /// The orders of cuts that the placements stand for: those that leave the same elements on every rank of a tensor that
-    /// all cuts divide evenly.
+    /// The orders of cuts that the placements stand for: those that leave the same elements on
+    /// every rank of a tensor that all cuts divide evenly.
     fn orders(&self) -> Vec<Vec<usize>> {
         let mesh_dims = 0..self.mesh.len();
         let blocks = mesh_dims
@@ -254,8 +256,9 @@ fn golden_shard_layout() {
     assert_eq!((plain + strided, ranks), (cases.len(), all - crashed));
 }
 
-/// Strided placements are read as an order of cuts exactly where they stand for one. The layout with that order holds what
-/// torch's ranks do where that order of cuts does, and is written back as placements that mean the same.
+/// Strided placements are read as an order of cuts exactly where they stand for one. The layout
+/// with that order holds what torch's ranks do where that order of cuts does, and is written back
+/// as placements that mean the same.
 #[test]
 fn golden_strided_shards_are_shard_orders() {
     let cases: Vec<Case> = super::cases("1_shard_layout.json");
@@ -289,7 +292,8 @@ fn golden_strided_shards_are_shard_orders() {
             let runs = |layout: &StridedLayout| layout.local_runs(&case.shape, &coordinate);
             assert_eq!(runs(&written), runs(&strided), "{case:?} at {coordinate:?}");
         }
-        // Torch itself cannot gather where they differ, such as an uneven `[SS(0,4), SS(0,2), S(0)]`.
+        // Torch itself cannot gather where they differ, such as an uneven `[SS(0,4), SS(0,2),
+        // S(0)]`.
         let same = super::coordinates(&case.mesh).iter().all(|coordinate| {
             let (by_layout, by_strides) = (
                 case.by_layout(&layout, coordinate),
@@ -309,8 +313,8 @@ fn golden_strided_shards_are_shard_orders() {
     );
 }
 
-/// What torch's ranks hold of every strided case, one that is no order of cuts too, read as one tensor, and written
-/// as torch lays it out.
+/// What torch's ranks hold of every strided case, one that is no order of cuts too, read as one
+/// tensor, and written as torch lays it out.
 #[test]
 fn golden_strided_shards_are_read_and_written() {
     let cases: Vec<Case> = super::cases("1_shard_layout.json");

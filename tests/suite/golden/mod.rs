@@ -1,7 +1,7 @@
 //! Values computed by PyTorch. Each file's `note` states its conventions.
 //!
-//! Every assertion holds for any file of the same kind: what a test expects is read from the file or derived from its
-//! cases, never a number of this repository's files.
+//! Every assertion holds for any file of the same kind: what a test expects is read from the file
+//! or derived from its cases, never a number of this repository's files.
 
 mod brute;
 mod events;

@@ -203,8 +203,8 @@ impl Case {
             .collect())
     }
 
-    /// Whether partial values that placements ask for have reductions that do not commute: sums and averages do, and
-    /// any reduction with itself.
+    /// Whether partial values that placements ask for have reductions that do not commute: sums and
+    /// averages do, and any reduction with itself.
     fn is_mixed(placements: &[String]) -> bool {
         let mut kinds =
             placements

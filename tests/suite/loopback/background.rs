@@ -16,7 +16,8 @@ use burn_dtensor::{Error, Result};
 use super::bits::values;
 use super::read;
 
-/// Shape of each rank's tensor: large enough for the completion thread, and for shards that are received in place.
+/// Shape of each rank's tensor: large enough for the completion thread, and for shards that are
+/// received in place.
 const SHAPE: [usize; 2] = [100, 6000];
 
 /// A collective in flight, with the tensor that this rank contributes.
@@ -94,7 +95,8 @@ fn posted(world: &World) -> Vec<Posted> {
     CALLS.iter().enumerate().map(post).collect()
 }
 
-/// Yields until the backend has released its handle to `tensor`, which it needs until the call is complete.
+/// Yields until the backend has released its handle to `tensor`, which it needs until the call is
+/// complete.
 fn await_given_back(tensor: &Tensor<2>) {
     let start = Instant::now();
     while !tensor.can_mut() {
@@ -120,8 +122,8 @@ fn taken(work: Work<Vec<DispatchTensor>>) -> Result<Vec<Vec<u8>>> {
         .collect())
 }
 
-/// Starts the collectives on all ranks, in several numbers of processes, and returns the results of `meanwhile`
-/// with them.
+/// Starts the collectives on all ranks, in several numbers of processes, and returns the results of
+/// `meanwhile` with them.
 fn after<T: Send>(
     meanwhile: impl Fn(&World, Vec<Posted>) -> Result<T> + Sync,
 ) -> Vec<(usize, Vec<(usize, T)>)> {
@@ -214,7 +216,8 @@ fn what_is_dropped_is_given_back() {
     }
 }
 
-/// A result that is complete remains available after a failure. A request that is incomplete then fails.
+/// A result that is complete remains available after a failure. A request that is incomplete then
+/// fails.
 #[test]
 fn a_failure_spares_what_is_made() {
     let job = LoopbackJob::new(2, 31);
@@ -249,8 +252,8 @@ fn a_failure_spares_what_is_made() {
         .for_each(|end| assert_eq!(end.unwrap_err().rank, 1));
 }
 
-/// Rank 0 calls before rank 1, and requests the result when all data has arrived. The timestamps must be correct
-/// whichever thread computed the result.
+/// Rank 0 calls before rank 1, and requests the result when all data has arrived. The timestamps
+/// must be correct whichever thread computed the result.
 #[test]
 fn a_course_says_when_what_others_bring_came() {
     let ends = LoopbackJob::new(2, 32).run(|_, processes| {

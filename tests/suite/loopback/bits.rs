@@ -15,7 +15,8 @@ use burn_dtensor::testing::LoopbackJob;
 
 use super::read;
 
-/// Runs `program` in worlds of four ranks, as threads and in 1, 2 and 4 processes, and compares the results.
+/// Runs `program` in worlds of four ranks, as threads and in 1, 2 and 4 processes, and compares the
+/// results.
 fn everywhere<T: Send + std::fmt::Debug + PartialEq>(program: impl Fn(&World) -> Result<T> + Sync) {
     let expected = launch(Launch::threads(4), &program).unwrap_or_else(|error| panic!("{error}"));
     let jobs = [
@@ -74,14 +75,15 @@ fn reductions_are_those_of_threads_to_the_bit() {
                     .into_iter()
                     .enumerate()
                 {
-                    // Without `LONG_TESTS`, each dtype and operation is tried in only one of the groups.
+                    // Without `LONG_TESTS`, each dtype and operation is tried in only one of the
+                    // groups.
                     if std::env::var_os("LONG_TESTS").is_none()
                         && !(at + of + which).is_multiple_of(3)
                     {
                         continue;
                     }
-                    // Large enough that the ranks of a process share the work, and that an all-reduce between
-                    // processes has two phases.
+                    // Large enough that the ranks of a process share the work, and that an
+                    // all-reduce between processes has two phases.
                     let tensor = || {
                         Tensor::<2>::from_data(data.clone(), (world.device(), *dtype))
                             .into_dispatch()
@@ -111,8 +113,8 @@ fn reductions_are_those_of_threads_to_the_bit() {
     });
 }
 
-/// The ranks shard all-reduces of several tensors, with shards of uneven length. The test waits for some, leaves one to
-/// the completion thread, drops one, and has two in flight at once.
+/// The ranks shard all-reduces of several tensors, with shards of uneven length. The test waits for
+/// some, leaves one to the completion thread, drops one, and has two in flight at once.
 #[test]
 fn large_all_reduces_are_those_of_threads() {
     everywhere(|world| {
@@ -220,7 +222,8 @@ impl Net {
     }
 }
 
-/// Trains on meshes of replicas and shards. Each mesh dimension is within processes, across processes, or both.
+/// Trains on meshes of replicas and shards. Each mesh dimension is within processes, across
+/// processes, or both.
 #[test]
 fn a_sharded_model_trains_to_the_bits_of_threads() {
     for (shape, names) in [
@@ -267,8 +270,8 @@ fn a_sharded_model_trains_to_the_bits_of_threads() {
     }
 }
 
-/// A header may arrive before its data, and a rank that calls later than others must nevertheless continue. A rank
-/// must not see writes of other ranks to their results either.
+/// A header may arrive before its data, and a rank that calls later than others must nevertheless
+/// continue. A rank must not see writes of other ranks to their results either.
 #[test]
 fn all_reduces_in_two_phases_follow_each_other() {
     let job = LoopbackJob::new(3, 20);
@@ -296,8 +299,8 @@ fn all_reduces_in_two_phases_follow_each_other() {
     ends.into_iter().for_each(|end| drop(end.unwrap()));
 }
 
-/// A rank that does not wait for an operation must still send its data. Ranks that wait in another order get the
-/// correct results.
+/// A rank that does not wait for an operation must still send its data. Ranks that wait in another
+/// order get the correct results.
 #[test]
 fn all_reduces_in_two_phases_are_waited_for_in_any_order_or_not_at_all() {
     everywhere(|world| {
@@ -323,8 +326,8 @@ fn all_reduces_in_two_phases_are_waited_for_in_any_order_or_not_at_all() {
     });
 }
 
-/// If a process has only one rank, a tensor received from another process has a unique handle, so burn writes it
-/// in place. Ranks of one process may share memory; a write then goes to a copy.
+/// If a process has only one rank, a tensor received from another process has a unique handle, so
+/// burn writes it in place. Ranks of one process may share memory; a write then goes to a copy.
 #[test]
 fn no_rank_sees_what_another_writes() {
     for (processes, each) in [(2, 1), (2, 2)] {

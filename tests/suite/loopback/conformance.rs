@@ -4,7 +4,8 @@ use burn_dtensor::comm::Launch;
 use burn_dtensor::testing::Conformance;
 use burn_dtensor::testing::LoopbackJob;
 
-/// Runs all cases, or only some if `is_brief` is set, because the MPI tests run all of them on real processes.
+/// Runs all cases, or only some if `is_brief` is set, because the MPI tests run all of them on real
+/// processes.
 fn conforms(processes: usize, each: usize, is_brief: bool) {
     let job = LoopbackJob::new(processes, 7);
     let reports = job.run(|_, processes| {

@@ -117,8 +117,8 @@ fn collectives_of_another_device_are_those_of_threads() {
     }
 }
 
-/// Ranks of other processes contribute host tensors, so the kernels that pack a list for the ranks of a device would run
-/// for nothing, and fill memory.
+/// Ranks of other processes contribute host tensors, so the kernels that pack a list for the ranks
+/// of a device would run for nothing, and fill memory.
 #[test]
 fn lists_for_other_processes_are_not_packed() {
     for (processes, each) in [(2, 1), (2, 2)] {

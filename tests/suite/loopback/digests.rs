@@ -21,7 +21,8 @@ fn holding(call: Call, step: u64) -> Call {
     }])
 }
 
-/// Calls one signature with new digests more often than the number of signatures that a process remembers.
+/// Calls one signature with new digests more often than the number of signatures that a process
+/// remembers.
 #[test]
 fn a_print_with_new_digests_is_said_once() {
     let job = LoopbackJob::new(2, 22);

@@ -10,8 +10,8 @@ use burn_dtensor::comm::{Launch, LaunchError, ProcessJob, ReduceOp, World, launc
 use burn_dtensor::testing::LoopbackJob;
 use burn_dtensor::{Error, Result};
 
-/// Retries an all-reduce, and shrinks the world after each failure, until it succeeds. Returns the size of the
-/// last world, and for each rank its rank in the first world.
+/// Retries an all-reduce, and shrinks the world after each failure, until it succeeds. Returns the
+/// size of the last world, and for each rank its rank in the first world.
 fn persists(world: &World) -> Result<(usize, Vec<usize>)> {
     let (mut world, origin) = (world.clone(), world.rank());
     loop {
@@ -184,8 +184,8 @@ fn who_is_done_succeeds_where_others_go_on_without_a_rank() {
     assert!(lost.as_ref().unwrap_err().to_string().contains("boom"));
 }
 
-/// Process 0, which decides, is lost after its rank has returned, which is not a failure. Then one rank calls
-/// `shrink` while another waits for it.
+/// Process 0, which decides, is lost after its rank has returned, which is not a failure. Then one
+/// rank calls `shrink` while another waits for it.
 #[test]
 fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
     let job = LoopbackJob::new(3, 25);
@@ -220,7 +220,8 @@ fn ranks_go_on_without_the_process_that_decides_which_failure_is_the_first() {
     }
 }
 
-/// Processes are lost one after another at various times, first those that decide which ranks survive.
+/// Processes are lost one after another at various times, first those that decide which ranks
+/// survive.
 #[test]
 fn ranks_survive_whichever_is_lost_during_a_shrink() {
     for seed in 0..40 {

@@ -18,7 +18,8 @@ use super::read;
 /// Number of columns: a row of 4-byte elements has 200 bytes.
 const COLUMNS: usize = 50;
 
-/// A collective of two ranks, the number of bytes that rank 1 sends, and when these are received in place.
+/// A collective of two ranks, the number of bytes that rank 1 sends, and when these are received in
+/// place.
 type Case = (fn(&Communicator) -> Work<Vec<DispatchTensor>>, u64, InPlace);
 
 /// Describes when a payload is received in the result of rank 0.
@@ -90,8 +91,8 @@ fn given(comm: &Communicator, shape: [usize; 2]) -> Tensor<2> {
     )
 }
 
-/// Returns this rank's shard of a tensor of 4000 rows and [`COLUMNS`] columns, sharded along `dim` with these
-/// shard sizes.
+/// Returns this rank's shard of a tensor of 4000 rows and [`COLUMNS`] columns, sharded along `dim`
+/// with these shard sizes.
 fn shard(comm: &Communicator, dim: usize, lengths: [usize; 2]) -> ShardedTensor {
     let mut shape = [4000, COLUMNS];
     shape[dim] = lengths[comm.group().rank()];
@@ -114,8 +115,8 @@ fn taken(work: Work<Vec<DispatchTensor>>) -> Result<TensorData> {
     Ok(read(work.wait()?.remove(0)))
 }
 
-/// Runs all [`CASES`] on two ranks in two processes. Rank 1 calls once `there` returns true, given the backend of
-/// rank 0 and whether rank 0 has called.
+/// Runs all [`CASES`] on two ranks in two processes. Rank 1 calls once `there` returns true, given
+/// the backend of rank 0 and whether rank 0 has called.
 fn lands(
     there: fn(&dyn Backend, bool) -> bool,
     take: fn(Work<Vec<DispatchTensor>>) -> Result<TensorData>,

@@ -1,4 +1,5 @@
-//! Ranks in several processes, each of which is simulated by threads and connected to the others by queues.
+//! Ranks in several processes, each of which is simulated by threads and connected to the others by
+//! queues.
 
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod background;

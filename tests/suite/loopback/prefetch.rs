@@ -15,9 +15,9 @@ struct Net {
     last: Linear,
 }
 
-/// Three ranks in a process. The units of some parameters are sharded over one dimension of the mesh each, so that the
-/// processes divide some groups of a unit and not others. All ranks of a group post its all-gather before the program's own
-/// collective, or all after it.
+/// Three ranks in a process. The units of some parameters are sharded over one dimension of the
+/// mesh each, so that the processes divide some groups of a unit and not others. All ranks of a
+/// group post its all-gather before the program's own collective, or all after it.
 fn trains(processes: usize, dims: &[usize], sharded_over: &[(&'static str, &'static str)]) {
     let ends = LoopbackJob::new(processes, 19).run(|_, job| {
         launch(Launch::on_backend(job.backend(3)), |world| {
@@ -66,6 +66,7 @@ fn trains(processes: usize, dims: &[usize], sharded_over: &[(&'static str, &'sta
 #[test]
 fn ranks_prefetch_the_same_units_whichever_processes_divide_their_groups() {
     trains(2, &[3, 2], &[("expert", "b")]);
-    // Whether a unit is prefetched does not depend on one before it, which is within a process on some of its ranks.
+    // Whether a unit is prefetched does not depend on one before it, which is within a process on
+    // some of its ranks.
     trains(4, &[3, 2, 2], &[("expert", "b"), ("last", "c")]);
 }

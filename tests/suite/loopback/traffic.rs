@@ -1,4 +1,5 @@
-//! Bytes sent to other processes: no more than necessary, and of deferred calls none before they are needed.
+//! Bytes sent to other processes: no more than necessary, and of deferred calls none before they
+//! are needed.
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Distribution, Tensor};
@@ -8,8 +9,8 @@ use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::testing::LoopbackJob;
 
-/// Returns the number of bytes that this process sends during `work`. Every rank reads the counter between two
-/// barriers of its process, so that no rank of the process sends at that moment.
+/// Returns the number of bytes that this process sends during `work`. Every rank reads the counter
+/// between two barriers of its process, so that no rank of the process sends at that moment.
 fn sent(job: &LoopbackJob, world: &World, work: impl FnOnce() -> Result<()>) -> Result<u64> {
     let each = world.size() / job.processes();
     let process = world.rank() / each;
@@ -68,8 +69,8 @@ fn a_mesh_dimension_inside_a_process_sends_nothing() {
     }
 }
 
-/// Compares the payload bytes that each process sends of a tensor of 4 x 256 floats, with two ranks in each of two
-/// processes.
+/// Compares the payload bytes that each process sends of a tensor of 4 x 256 floats, with two ranks
+/// in each of two processes.
 #[test]
 fn the_other_process_gets_what_its_ranks_need_and_once() {
     const FLOATS: usize = 4 * 256;
@@ -139,8 +140,8 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
     });
     let quarters = |process: usize| {
         let root = usize::from(process == 0);
-        // Two shards; two quarters each of two tensors; the root's tensor; two quarters of it; two tensors each of
-        // two ranks.
+        // Two shards; two quarters each of two tensors; the root's tensor; two quarters of it; two
+        // tensors each of two ranks.
         [2, 4, 4 * root, 2 * root, 4]
     };
     for (process, end) in ends.into_iter().enumerate() {
@@ -156,9 +157,9 @@ fn the_other_process_gets_what_its_ranks_need_and_once() {
     }
 }
 
-/// A two-phase all-reduce never sends full tensors. With 2 x 2 ranks, each rank sends two quarters of its own
-/// tensor and one reduced quarter. With 4 processes, each sends three quarters, and a reduced one to each of the
-/// three others.
+/// A two-phase all-reduce never sends full tensors. With 2 x 2 ranks, each rank sends two quarters
+/// of its own tensor and one reduced quarter. With 4 processes, each sends three quarters, and a
+/// reduced one to each of the three others.
 #[test]
 fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
     const FLOATS: usize = 4 << 17;
@@ -187,7 +188,8 @@ fn of_an_all_reduce_parts_are_sent_and_nothing_twice() {
     }
 }
 
-/// Forward calls the all-gathers of backward as deferred calls. Their data must not arrive before it is waited for.
+/// Forward calls the all-gathers of backward as deferred calls. Their data must not arrive before
+/// it is waited for.
 #[test]
 fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
     const FLOATS: usize = 1 << 14;
@@ -243,7 +245,8 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
             .into_iter()
             .flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
         {
-            // Numbers of payloads: none before the first request; then those of the requested calls 5, 4, 2, 1 and 0.
+            // Numbers of payloads: none before the first request; then those of the requested calls
+            // 5, 4, 2, 1 and 0.
             let payloads: Vec<_> = sent.iter().map(|sent| sent / payload).collect();
             assert_eq!(
                 payloads,
@@ -254,7 +257,8 @@ fn a_deferred_gather_is_sent_when_it_is_needed_and_not_before() {
     }
 }
 
-/// The backend keeps offered data for the ranks that may request it, and releases it when all have declined.
+/// The backend keeps offered data for the ranks that may request it, and releases it when all have
+/// declined.
 #[test]
 fn what_no_rank_needs_is_returned() {
     let job = LoopbackJob::new(2, 19);
@@ -270,8 +274,8 @@ fn what_no_rank_needs_is_returned() {
             let work = comm.all_gather(Call::new("unit").with_deferred(), vec![shard]);
             assert!(!tensor.can_mut());
             drop(work);
-            // After the first barrier a rank has received and declined all offers. After the second, all replies
-            // have arrived.
+            // After the first barrier a rank has received and declined all offers. After the
+            // second, all replies have arrived.
             world.barrier("all have dropped the operation")?;
             world.barrier("all have declined")?;
             assert!(tensor.can_mut());
@@ -318,8 +322,8 @@ fn a_long_print_is_sent_once() {
         .into_iter()
         .flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
     {
-        // Bytes of two ranks: 100 names of about 30 bytes, then 100 shapes and dtypes of signatures and of payload
-        // descriptions.
+        // Bytes of two ranks: 100 names of about 30 bytes, then 100 shapes and dtypes of signatures
+        // and of payload descriptions.
         let is_long = bytes.iter().map(|bytes| *bytes > 6000).collect::<Vec<_>>();
         assert_eq!(
             is_long,

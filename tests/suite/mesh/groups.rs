@@ -70,7 +70,8 @@ fn an_array_communicates_over_the_groups_it_was_given() {
         let full = super::tensor([5], (0..5).map(|x| x as f32).collect(), world);
         let x = DTensor::distribute_tensor(full, &mesh, &[Replicate, Shard(0)])?;
         assert_eq!(values(x.clone().full_tensor()?), [0.0, 1.0, 2.0, 3.0, 4.0]);
-        // Over other communicators it is another mesh: a collective on one never meets one on the other.
+        // Over other communicators it is another mesh: a collective on one never meets one on the
+        // other.
         let own = DeviceMesh::new(world, [2, 3], ["dp", "tp"])?;
         assert_ne!(mesh, own);
         let y = DTensor::<1>::ones([5], &own, &[Replicate, Shard(0)], world.device())?;

@@ -1,4 +1,5 @@
-//! A mesh over a part of the world: all ranks make it, its own ranks use it, the others are told so.
+//! A mesh over a part of the world: all ranks make it, its own ranks use it, the others are told
+//! so.
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Distribution, Int, Tensor};

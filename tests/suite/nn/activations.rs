@@ -85,7 +85,8 @@ fn every_activation_of_the_wrapper_equals_burns() {
     }
 }
 
-/// Slopes and noise follow an element's place in the whole tensor; outside of training there are none.
+/// Slopes and noise follow an element's place in the whole tensor; outside of training there are
+/// none.
 #[test]
 fn drawn_slopes_and_noise_are_the_same_on_every_mesh() {
     let (slopes, noise) = (

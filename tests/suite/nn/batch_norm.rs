@@ -1,5 +1,6 @@
-//! `BatchNorm` over a batch that ranks share, against burn's own on the whole batch: the variants of PyTorch's
-//! tests of `SyncBatchNorm` (`test_DistributedDataParallel_SyncBatchNorm*`), with burn's momentum and variances.
+//! `BatchNorm` over a batch that ranks share, against burn's own on the whole batch: the variants
+//! of PyTorch's tests of `SyncBatchNorm` (`test_DistributedDataParallel_SyncBatchNorm*`), with
+//! burn's momentum and variances.
 
 use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig};
@@ -21,7 +22,8 @@ use Placement::{Replicate as R, Shard as S};
 
 const STEPS: u64 = 3;
 
-/// One training step: output, gradients of the input and of `beta` and `gamma`, running mean and variance.
+/// One training step: output, gradients of the input and of `beta` and `gamma`, running mean and
+/// variance.
 type Step = [Vec<f32>; 6];
 
 fn layer(channels: usize) -> Only<BatchNorm> {

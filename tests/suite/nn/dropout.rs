@@ -158,8 +158,8 @@ fn nothing_is_dropped_or_drawn_outside_of_training() {
     });
 }
 
-/// A rank that drops more often than another, such as for a longer sequence, draws the same seeds for
-/// what it has together with it.
+/// A rank that drops more often than another, such as for a longer sequence, draws the same seeds
+/// for what it has together with it.
 #[test]
 fn a_ranks_own_draws_leave_those_of_all_ranks_alone() {
     let seeds = on_ranks(3, |world, device| {

@@ -118,8 +118,8 @@ fn every_layer_brings_its_input_and_output_as_its_style_says() {
     );
 }
 
-/// Decoding: of one, three or five tokens one of four ranks has none. Styles of long sequences hold,
-/// and nothing moves but for them.
+/// Decoding: of one, three or five tokens one of four ranks has none. Styles of long sequences
+/// hold, and nothing moves but for them.
 #[test]
 fn a_sequence_too_short_to_shard_is_replicated_where_a_style_shards_it() {
     let device = Device::flex().autodiff();

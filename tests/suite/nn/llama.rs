@@ -220,7 +220,8 @@ fn one_device_samples_the_tokens_of_a_mesh() {
     });
 }
 
-/// Tokens are drawn with the probabilities of the reference model: over many seeds, each as often as its softmax says.
+/// Tokens are drawn with the probabilities of the reference model: over many seeds, each as often
+/// as its softmax says.
 #[test]
 fn a_token_has_the_greatest_logit_with_noise() {
     let (_, model) = llama();

@@ -7,7 +7,8 @@ use burn_dtensor::nn::GroupedQueryAttention;
 
 use super::model::{Block, Llama};
 
-/// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens` `[batch, seq]`.
+/// Returns the mean cross entropy `[1]` of predicting `targets` `[batch, seq]` from `tokens`
+/// `[batch, seq]`.
 pub fn loss(llama: &Llama, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
     log_softmax(logits(llama, tokens), 2)
         .gather(2, targets.unsqueeze_dim(2))
@@ -25,7 +26,8 @@ pub fn logits(llama: &Llama, tokens: Tensor<2, Int>) -> Tensor<3> {
     logits_turned(llama, tokens, &|x| rotary.forward(x))
 }
 
-/// Returns [`logits`] with `turn` as the rotary encoding of queries and keys `[batch, heads, seq, width]`.
+/// Returns [`logits`] with `turn` as the rotary encoding of queries and keys `[batch, heads, seq,
+/// width]`.
 pub fn logits_turned(llama: &Llama, tokens: Tensor<2, Int>, turn: Turn<'_>) -> Tensor<3> {
     let x = llama
         .blocks

@@ -1,5 +1,5 @@
-//! `llama_3d --weights`: a Llama in Hugging Face's layout, loaded into shards, compared with burn's own reader and a forward with
-//! Hugging Face's rotary encoding.
+//! `llama_3d --weights`: a Llama in Hugging Face's layout, loaded into shards, compared with burn's
+//! own reader and a forward with Hugging Face's rotary encoding.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Inputs and outputs of blocks, as a plan prepares them: values, gradients, what is sent, and errors.
+//! Inputs and outputs of blocks, as a plan prepares them: values, gradients, what is sent, and
+//! errors.
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};

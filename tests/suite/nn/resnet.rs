@@ -1,5 +1,5 @@
-//! A residual network whose batch ranks share, unevenly and with none for some: losses, weights and running
-//! statistics of ten steps are those of one device on the whole batch.
+//! A residual network whose batch ranks share, unevenly and with none for some: losses, weights and
+//! running statistics of ten steps are those of one device on the whole batch.
 
 use burn::module::Module;
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -39,7 +39,8 @@ struct BasicBlock {
     shortcut: Option<Conv2d>,
 }
 
-/// No biases before a `BatchNorm`: their gradients are zero but for rounding, which AdamW would make steps of.
+/// No biases before a `BatchNorm`: their gradients are zero but for rounding, which AdamW would
+/// make steps of.
 fn conv(channels: [usize; 2], kernel: usize, stride: usize, device: &Device) -> Conv2d {
     let config = Conv2dConfig::new(channels, [kernel; 2])
         .with_stride([stride; 2])
@@ -152,7 +153,8 @@ struct Trained {
     running: Vec<f32>,
 }
 
-/// On one device, each step on the batches of these numbers of images: one forward each, and their mean.
+/// On one device, each step on the batches of these numbers of images: one forward each, and their
+/// mean.
 fn expected(net: &ResNet, images: usize, groups: usize) -> Trained {
     let device = Device::flex().autodiff();
     let mut model = on_device(net, &device);

@@ -33,7 +33,8 @@ fn replicated<const D: usize>(seed: u64, shape: [usize; D], x: &DTensor<3>) -> D
         .expect("replicated")
 }
 
-/// All hidden states and the last state, as one tensor `[.., d]`, under plans that share nothing and the hidden state.
+/// All hidden states and the last state, as one tensor `[.., d]`, under plans that share nothing
+/// and the hidden state.
 macro_rules! recurrent {
     ($gates:literal; $($layer:expr, |$plain:ident, $x:ident| $forward:expr, |$parallel:ident, $dx:ident| $forward_dtensor:expr);* $(;)?) => {$(
         for split in [false, true] {

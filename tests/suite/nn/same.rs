@@ -12,7 +12,8 @@ use crate::parallel::support::full_grads;
 
 use Placement::{Replicate as R, Shard as S};
 
-/// Values and gradients of one layer on one device: output, input's gradient, parameters' gradients.
+/// Values and gradients of one layer on one device: output, input's gradient, parameters'
+/// gradients.
 type Results = (Vec<f32>, Vec<f32>, Vec<(String, Vec<f32>)>);
 
 /// A loss that tells all elements apart.
@@ -42,8 +43,8 @@ fn plain<L: Module + ModuleDisplay, const D: usize, const E: usize>(
     )
 }
 
-/// Runs `parallel` on one device without a launch, and on 4 ranks (also on 2 if `LONG_TESTS` is set), with the input replicated and
-/// sharded along each dimension, and holds it to `forward`.
+/// Runs `parallel` on one device without a launch, and on 4 ranks (also on 2 if `LONG_TESTS` is
+/// set), with the input replicated and sharded along each dimension, and holds it to `forward`.
 pub fn same<L: Module + ModuleDisplay + Sync, const D: usize, const E: usize>(
     layer: L,
     plan: &(impl Fn() -> Plan + Sync),

@@ -1,5 +1,5 @@
-//! burn-nn's transformers, computed by tensor-parallel ranks: outputs and gradients, training with fully sharded
-//! weights, and what is sent.
+//! burn-nn's transformers, computed by tensor-parallel ranks: outputs and gradients, training with
+//! fully sharded weights, and what is sent.
 
 use burn::module::Module;
 use burn::nn::attention::{CrossAttention as PlainCrossAttention, CrossAttentionConfig};
@@ -357,10 +357,10 @@ fn expected(model: &Net, data_ranks: usize) -> (Vec<f32>, Net) {
     ((0..STEPS).map(step).collect(), model)
 }
 
-/// Calls of one step over both dimensions. Of attention and feed-forward each layer makes one pair of collectives a
-/// pass; the sequence is gathered once more at its end, and cut at its beginning. Units come on top: each gathers
-/// its shards and reduces gradients, and where sequences are cut adds up its norms' first; what `shard` does not
-/// cut is averaged.
+/// Calls of one step over both dimensions. Of attention and feed-forward each layer makes one pair
+/// of collectives a pass; the sequence is gathered once more at its end, and cut at its beginning.
+/// Units come on top: each gathers its shards and reduces gradients, and where sequences are cut
+/// adds up its norms' first; what `shard` does not cut is averaged.
 fn formula(between: Placement) -> [(Op, Phase, u64); 6] {
     let (layers, sequence) = (LAYERS as u64, u64::from(between != R));
     let (pairs, units) = (2 * layers, layers + 1);
@@ -440,7 +440,8 @@ fn burns_encoder_trains_in_two_dimensions_as_on_one_device() {
     }
 }
 
-/// Attention weights, hidden features and what is added to `x` are dropped by their place in the whole.
+/// Attention weights, hidden features and what is added to `x` are dropped by their place in the
+/// whole.
 #[test]
 fn dropout_inside_an_encoder_repeats_on_every_mesh() {
     let config = TransformerEncoderConfig::new(DIM, HIDDEN, HEADS, 1).with_dropout(0.3);

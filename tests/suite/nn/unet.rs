@@ -1,5 +1,5 @@
-//! A small U-Net whose images are cut along the height: it trains as on one device, and what its layers send in
-//! forward and backward is their halos.
+//! A small U-Net whose images are cut along the height: it trains as on one device, and what its
+//! layers send in forward and backward is their halos.
 
 use std::ops::Range;
 
@@ -22,7 +22,8 @@ use crate::fsdp::support::{max_diff, on_device, tensor, values};
 use Placement::{Replicate as R, Shard as S};
 
 const BATCH: usize = 2;
-/// Over 3 ranks 5, 5 and 4; half of it 3, 3 and 1, which are rows of other ranks in part; and then 1, 1 and 1.
+/// Over 3 ranks 5, 5 and 4; half of it 3, 3 and 1, which are rows of other ranks in part; and then
+/// 1, 1 and 1.
 const HEIGHT: usize = 14;
 const WIDTH: usize = 6;
 const RANKS: usize = 3;
@@ -155,7 +156,8 @@ fn chunk(len: usize, rank: usize) -> Range<usize> {
     (rank * size).min(len)..((rank + 1) * size).min(len)
 }
 
-/// What each rank gives and takes of the rows of an input, where row `o` of the output reads rows `reads(o)`.
+/// What each rank gives and takes of the rows of an input, where row `o` of the output reads rows
+/// `reads(o)`.
 fn rows(from: usize, to: usize, reads: impl Fn(usize) -> Range<isize>) -> [[usize; 2]; RANKS] {
     let needs = |rank| {
         let rows = chunk(to, rank)

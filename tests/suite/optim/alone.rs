@@ -91,7 +91,8 @@ pub fn cases() -> Vec<Case> {
     ]
 }
 
-/// Matrices whose rows and columns ranks cannot share evenly; of three rows the last of four ranks has none.
+/// Matrices whose rows and columns ranks cannot share evenly; of three rows the last of four ranks
+/// has none.
 pub const PARAMS: [(&str, [usize; 2]); 3] = [
     ("blocks.0.up", [5, 4]),
     ("blocks.0.upper", [3, 7]),

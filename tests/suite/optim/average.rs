@@ -14,8 +14,8 @@ use burn_dtensor::testing::MeshTest;
 use crate::fsdp::net::{Net, WIDTH, config, net, with_units};
 use crate::fsdp::support::{max_diff, on_device, tensor, values};
 
-/// How far apart the two are: each in units of its own, one after the other, or block by block. Clones share units: then
-/// both are open at once.
+/// How far apart the two are: each in units of its own, one after the other, or block by block.
+/// Clones share units: then both are open at once.
 fn distance(student: &Net, teacher: &Net, x: Tensor<2>, at_once: bool) -> Tensor<1> {
     let (own, other) = match at_once {
         false => (with_units(student, x.clone(), 0), with_units(teacher, x, 0)),

@@ -208,7 +208,8 @@ fn of_paths_with_one_prefix_the_longest_counts() {
     });
 }
 
-/// Saved after three steps on four ranks, and gone on with on every mesh: as if nothing had happened.
+/// Saved after three steps on four ranks, and gone on with on every mesh: as if nothing had
+/// happened.
 #[test]
 fn a_saved_state_goes_on_on_any_mesh() {
     for case in cases() {

@@ -387,7 +387,8 @@ fn a_full_state_is_taken_and_loaded_where_parameters_are_replicated() {
     });
 }
 
-/// It has no layout in which it could be saved. An optimizer that has made no step has nothing to lose.
+/// It has no layout in which it could be saved. An optimizer that has made no step has nothing to
+/// lose.
 #[test]
 fn a_state_for_a_model_that_is_not_distributed_is_an_error() -> Result<()> {
     let device = Device::flex().autodiff();

@@ -379,7 +379,8 @@ fn its_state_is_burns_by_path_on_any_mesh() {
     });
 }
 
-/// A weight that no rank has used has no gradient, a frozen one neither, and an ignored one is each rank's own.
+/// A weight that no rank has used has no gradient, a frozen one neither, and an ignored one is each
+/// rank's own.
 #[test]
 fn what_has_no_gradient_stays_and_what_is_not_sharded_is_stepped_where_it_is() {
     let (model, [config, ..]) = (layers(), configurations());

@@ -1,4 +1,5 @@
-//! `sharded`: burn's configurations, clipping, schedulers and accumulators on shards, beside one device.
+//! `sharded`: burn's configurations, clipping, schedulers and accumulators on shards, beside one
+//! device.
 
 use burn::grad_clipping::{GradientClipping, GradientClippingConfig};
 use burn::lr_scheduler::LrSchedulerConfig;
@@ -137,7 +138,8 @@ fn a_group_has_its_own_optimizer_and_clipping() {
     let _ = sharded(AdamWConfig::new().build()).with_group(weights(), SgdConfig::new().build());
 }
 
-/// Of each gradient apart, as burn clips. Below one norm, above the other: the bias of the last layer stays.
+/// Of each gradient apart, as burn clips. Below one norm, above the other: the bias of the last
+/// layer stays.
 #[test]
 fn clipping_by_norm_is_by_that_of_the_full_gradient() {
     let everywhere: Pair = (

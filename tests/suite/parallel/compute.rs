@@ -331,7 +331,8 @@ fn both_kinds_of_gradient_add() {
     }
 }
 
-/// An operator that lets replicated weights vary reads them as the unit's: its terms travel together.
+/// An operator that lets replicated weights vary reads them as the unit's: its terms travel
+/// together.
 #[test]
 fn operators_leave_terms_to_the_unit() {
     let model = stack(&Device::flex()).blocks.remove(0).down;

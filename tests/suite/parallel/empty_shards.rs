@@ -60,8 +60,8 @@ impl Net {
     }
 }
 
-/// Whether the graph keeps a weight decides the order of backward's collectives: a rank with an empty shard decides as the
-/// others do.
+/// Whether the graph keeps a weight decides the order of backward's collectives: a rank with an
+/// empty shard decides as the others do.
 #[test]
 fn a_layer_that_is_frozen_may_leave_ranks_without_a_shard() {
     use ReshardAfterForward::{Always, Auto, Never};

@@ -1,5 +1,5 @@
-//! Plans for meshes of several dimensions: which ranks hold what, gradients against the unsharded model, and what
-//! is sent.
+//! Plans for meshes of several dimensions: which ranks hold what, gradients against the unsharded
+//! model, and what is sent.
 
 use burn::module::Module;
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
@@ -78,7 +78,8 @@ fn sequence() -> Plan {
     Plan::new().with_style("**", Style::sequence_parallel())
 }
 
-/// Loss and gradients are the unsharded model's, on every mesh, with data-parallel ranks, and sharded before or after.
+/// Loss and gradients are the unsharded model's, on every mesh, with data-parallel ranks, and
+/// sharded before or after.
 fn trains(shape: &[usize], names: &[&str], plan: fn() -> Plan, placements: &[Placement]) {
     let plain = block();
     let expected = {

@@ -1,5 +1,5 @@
-//! Data parallelism inside tensor parallelism, and around it: HSDP in every order of mesh dimensions, over several
-//! dimensions joined, and gathered again over a few ranks.
+//! Data parallelism inside tensor parallelism, and around it: HSDP in every order of mesh
+//! dimensions, over several dimensions joined, and gathered again over a few ranks.
 
 use std::collections::BTreeMap;
 
@@ -89,7 +89,8 @@ fn tp_coordinate(mesh: &DeviceMesh) -> usize {
     mesh.coordinate().expect("a member")[mesh.dim("tp").expect("it has one")]
 }
 
-/// Trains HSDP inside or around tensor parallelism, each on two ranks, and holds what was sent to what a step needs.
+/// Trains HSDP inside or around tensor parallelism, each on two ranks, and holds what was sent to
+/// what a step needs.
 fn train_hybrid(
     model: &Net,
     mesh: &DeviceMesh,
@@ -123,7 +124,8 @@ fn train_hybrid(
     Ok(())
 }
 
-/// Tensor parallelism outermost, between, and innermost; what shards before what replicates, and behind.
+/// Tensor parallelism outermost, between, and innermost; what shards before what replicates, and
+/// behind.
 #[test]
 fn hsdp_trains_inside_and_around_tensor_parallelism_in_every_order_of_dimensions() {
     let model = Net::new(&Device::flex());
@@ -143,7 +145,8 @@ fn hsdp_trains_around_tensor_parallelism_on_processes() {
     let _ = test.run(|mesh| train_hybrid(&model, mesh, &expected));
 }
 
-/// Trains where 4 ranks shard and 2 keep what forward has gathered, and holds what was sent to what a step needs.
+/// Trains where 4 ranks shard and 2 keep what forward has gathered, and holds what was sent to what
+/// a step needs.
 fn train_over_few(
     model: &Net,
     mesh: &DeviceMesh,
@@ -197,7 +200,8 @@ fn a_part_of_a_tensor_parallel_shard_is_kept_over_a_few_ranks_on_processes() {
     let _ = test.run(|mesh| train_over_few(&model, mesh, &expected));
 }
 
-/// As over one dimension of so many ranks: next to each other and around another, beside one that replicates.
+/// As over one dimension of so many ranks: next to each other and around another, beside one that
+/// replicates.
 #[test]
 fn shards_over_several_dimensions_are_those_over_one() {
     let model = Net::new(&Device::flex());

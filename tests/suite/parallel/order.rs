@@ -44,7 +44,8 @@ fn to_bits(values: BTreeMap<String, Vec<f32>>) -> BTreeMap<String, Vec<u32>> {
         .collect()
 }
 
-/// Loss, gradients, and calls and bytes by unit of a step on this rank's data; then the model after it.
+/// Loss, gradients, and calls and bytes by unit of a step on this rank's data; then the model after
+/// it.
 type Step = (
     u32,
     BTreeMap<String, Vec<u32>>,
@@ -71,7 +72,8 @@ fn step(model: Net, mesh: &DeviceMesh, device: &Device) -> (Step, Net) {
     (step, AdamWConfig::new().init().step(1e-2, model, grads))
 }
 
-/// Holds that both are one model: in what a rank stores, computes, moves and steps, and in what is gathered.
+/// Holds that both are one model: in what a rank stores, computes, moves and steps, and in what is
+/// gathered.
 fn assert_same(turned: Net, model: Net, mesh: &DeviceMesh, device: &Device) -> Result<()> {
     assert_eq!(held(&turned), held(&model), "on {mesh}");
     assert!(
@@ -141,7 +143,8 @@ fn a_frozen_layer_and_an_ignored_one() {
     });
 }
 
-/// Of [8, 13], of which tensor parallelism cuts the second dimension, and of [8], which it leaves whole.
+/// Of [8, 13], of which tensor parallelism cuts the second dimension, and of [8], which it leaves
+/// whole.
 #[test]
 fn given_lengths_and_other_dimensions() {
     either_order(
@@ -158,7 +161,8 @@ fn given_lengths_and_other_dimensions() {
     );
 }
 
-/// A block that an earlier call made a unit, one parameter of which it left to the call for the model.
+/// A block that an earlier call made a unit, one parameter of which it left to the call for the
+/// model.
 #[test]
 fn nested_units() {
     let model = Net::new(&Device::flex());

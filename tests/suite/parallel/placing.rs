@@ -219,7 +219,8 @@ fn values_are_the_first_ranks() {
     assert!(weights.iter().all(|weight| *weight == [10.0; 35]));
 }
 
-/// A lazy parameter takes its values from one state of the whole process, as burn's initializers do.
+/// A lazy parameter takes its values from one state of the whole process, as burn's initializers
+/// do.
 #[test]
 fn groups_draw_in_turn_from_one_random_state() {
     let run = || {

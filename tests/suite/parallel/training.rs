@@ -240,8 +240,8 @@ fn units_move_the_tensor_parallel_shard_alone() {
     });
 }
 
-/// Two data-parallel dimensions as one, next to each other and around the tensor-parallel one; and meshes over
-/// communicators of their own.
+/// Two data-parallel dimensions as one, next to each other and around the tensor-parallel one; and
+/// meshes over communicators of their own.
 #[test]
 fn a_burn_model_trains_equal_over_flattened_dimensions_and_adopted_groups() {
     let model = Net::new(&Device::flex());

@@ -50,7 +50,8 @@ impl Waits {
     }
 }
 
-/// When something is done that trains nothing: forwards that no backward follows, or calls of `reshard`.
+/// When something is done that trains nothing: forwards that no backward follows, or calls of
+/// `reshard`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Times {
     pub before_steps: bool,
@@ -132,8 +133,8 @@ impl Scaling {
         divisor: None,
         sums_forced: false,
     };
-    /// Divisors, and losses' factors with which gradients stay about as large as they are. Half precision has no room for
-    /// the large ones.
+    /// Divisors, and losses' factors with which gradients stay about as large as they are. Half
+    /// precision has no room for the large ones.
     const DRAWN: [(f64, f64); 5] = [
         (0.25, 0.125),
         (3.0, 2.0),

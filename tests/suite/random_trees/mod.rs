@@ -1,24 +1,28 @@
 //! Random trees of modules under `fully_shard`: they must train as the unsharded tree does.
 //!
-//! Chains and parallel towers, nested units, with and without a root unit, reads outside `unit`, frozen, tied and replicated
-//! parameters, weights that some or all ranks leave unused, inputs that some ranks alone track, batches of other sizes on
-//! other ranks, towers that no loss hears, modules that run twice, units of several modules, blocks that backward computes
-//! again, shards in host memory, parameters of two dtypes in a unit, gradients added up over several backwards that wait in
-//! their units or in the program, micro-batches that do not enter some modules, units that stay gathered after backward,
-//! forwards that no backward follows, with and without `valid()`, weights that a rank leaves unused once, calls of
-//! `reshard` and `unshard`, exports before the first forward, divisors of gradients, forced sums, several models, layers that tensor-parallel ranks
-//! share, also fewer features than ranks, gradient checkpointing, HSDP, every policy of resharding.
+//! Chains and parallel towers, nested units, with and without a root unit, reads outside `unit`,
+//! frozen, tied and replicated parameters, weights that some or all ranks leave unused, inputs that
+//! some ranks alone track, batches of other sizes on other ranks, towers that no loss hears,
+//! modules that run twice, units of several modules, blocks that backward computes again, shards in
+//! host memory, parameters of two dtypes in a unit, gradients added up over several backwards that
+//! wait in their units or in the program, micro-batches that do not enter some modules, units that
+//! stay gathered after backward, forwards that no backward follows, with and without `valid()`,
+//! weights that a rank leaves unused once, calls of `reshard` and `unshard`, exports before the
+//! first forward, divisors of gradients, forced sums, several models, layers that tensor-parallel
+//! ranks share, also fewer features than ranks, gradient checkpointing, HSDP, every policy of
+//! resharding.
 //!
-//! After some steps of SGD or AdamW every parameter, in double precision but for some factors, is that of the unsharded tree,
-//! which is trained on the mean of all ranks' losses; and losses of forwards alone are its losses. Some trees compute or reduce
-//! in half precision: a step of these is as far from double precision as roundings explain. Of all trees every rank has
-//! parameters of the same bits, and a parameter has a gradient on one rank if and only if it has one on all that hold
-//! something of it.
+//! After some steps of SGD or AdamW every parameter, in double precision but for some factors, is
+//! that of the unsharded tree, which is trained on the mean of all ranks' losses; and losses of
+//! forwards alone are its losses. Some trees compute or reduce in half precision: a step of these
+//! is as far from double precision as roundings explain. Of all trees every rank has parameters of
+//! the same bits, and a parameter has a gradient on one rank if and only if it has one on all that
+//! hold something of it.
 //!
 //! Some of them run on the GPU of tests, too, in single precision.
 //!
-//! `RANDOM_TREES` and `RANDOM_TREES_ON_GPU` say how many to run, `RANDOM_TREES_FROM` the first seed. A failing plan is
-//! made small and printed.
+//! `RANDOM_TREES` and `RANDOM_TREES_ON_GPU` say how many to run, `RANDOM_TREES_FROM` the first
+//! seed. A failing plan is made small and printed.
 
 mod activation;
 mod choices;
@@ -55,7 +59,8 @@ const TOLERANCE: f64 = 1e-9;
 /// The same where some factors are in single precision.
 const NARROW: f64 = 1e-5;
 
-/// The same where all is in single precision, or, on CUDA, where matrix products round their operands to TF32.
+/// The same where all is in single precision, or, on CUDA, where matrix products round their
+/// operands to TF32.
 const SINGLE: f64 = if cfg!(feature = "cuda") { 2e-2 } else { 1e-3 };
 
 #[test]
@@ -149,8 +154,8 @@ fn is_off(
     ))
 }
 
-/// Describes a difference between a rank and any other: of a parameter's bits, or of which parameters had a gradient;
-/// `None` if there is none.
+/// Describes a difference between a rank and any other: of a parameter's bits, or of which
+/// parameters had a gradient; `None` if there is none.
 fn differs(trained: &Trained, ranks: &[Trained]) -> Option<String> {
     for other in ranks {
         let differing = trained

@@ -33,7 +33,8 @@ pub struct Tree {
 }
 
 impl Net {
-    /// One of the plan's models, in double precision; the values depend on the plan and its number alone.
+    /// One of the plan's models, in double precision; the values depend on the plan and its number
+    /// alone.
     pub fn new(plan: &Plan, model: usize, device: &Device) -> Self {
         let net = Self {
             table: EmbeddingConfig::new(WORDS, WIDTH).init(device),
@@ -61,7 +62,8 @@ impl Net {
         self.map(&mut Cast(dtype))
     }
 
-    /// The loss of a data-parallel rank's samples in a micro-batch; `tp`: of ranks that compute it together.
+    /// The loss of a data-parallel rank's samples in a micro-batch; `tp`: of ranks that compute it
+    /// together.
     pub fn loss(
         &self,
         plan: &Plan,

@@ -74,8 +74,9 @@ pub enum Split {
     Colwise,
     /// Each has some of its input features.
     Rowwise,
-    /// The layer has so many output features, perhaps fewer than there are ranks, each of which has some. A second layer
-    /// comes back from them, of which each has some of the input features; it is frozen by itself.
+    /// The layer has so many output features, perhaps fewer than there are ranks, each of which has
+    /// some. A second layer comes back from them, of which each has some of the input features; it
+    /// is frozen by itself.
     Through {
         features: usize,
         frozen: bool,
@@ -99,7 +100,8 @@ impl Node {
         size: &mut usize,
     ) -> Self {
         *size += 1;
-        // Without a unit around all others, units may be in no loss, and what others wait for never comes.
+        // Without a unit around all others, units may be in no loss, and what others wait for never
+        // comes.
         let unit = rng.random_bool(if depth == 0 { 0.4 } else { 0.7 });
         let scoped = unit && rng.random_bool(0.85);
         // Who skips the read of a weight outside its unit's scope skips a collective.
@@ -159,7 +161,8 @@ impl Node {
             .for_each(|child| child.change_all(change));
     }
 
-    /// Changes this node and all inside that run inside a unit's scope; `owned` if this one does, where it is no unit.
+    /// Changes this node and all inside that run inside a unit's scope; `owned` if this one does,
+    /// where it is no unit.
     pub fn change_owned(&mut self, owned: bool, change: &mut impl FnMut(&mut Self)) {
         let owned = if self.unit { self.scoped } else { owned };
         if owned {
@@ -204,7 +207,8 @@ impl Node {
             .collect()
     }
 
-    /// Returns whether what it gives depends on a trained parameter, if what it is given does, and what the tree is given.
+    /// Returns whether what it gives depends on a trained parameter, if what it is given does, and
+    /// what the tree is given.
     pub fn tracks(&self, input: bool, captured: bool, run: Run) -> bool {
         if self.left_out.contains(&run.batch) {
             return input;

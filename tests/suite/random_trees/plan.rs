@@ -105,7 +105,8 @@ impl Plan {
         } else {
             Precision::Double
         };
-        // Of later steps, and of quotients of gradients, half precision has no bound that is of use.
+        // Of later steps, and of quotients of gradients, half precision has no bound that is of
+        // use.
         let steps = if precision == Precision::Double {
             rng.random_range(2..=3)
         } else {
@@ -195,7 +196,8 @@ impl Plan {
             .change_all(&mut |node| node.kept = rng.random_bool(0.5));
     }
 
-    /// Draws what the program calls beside forwards, backwards and steps, and which weights a rank leaves unused for once.
+    /// Draws what the program calls beside forwards, backwards and steps, and which weights a rank
+    /// leaves unused for once.
     fn draw_calls(&mut self, rng: &mut StdRng) {
         self.mode = Mode::draw(rng);
         if rng.random_bool(0.3) {
@@ -220,8 +222,9 @@ impl Plan {
         }
     }
 
-    /// Returns whether a loss depends on a parameter in every micro-batch. Where no unit is around all others, no rank's loss
-    /// may depend on a unit that another's does not depend on: then the tree's own layer is trained by all.
+    /// Returns whether a loss depends on a parameter in every micro-batch. Where no unit is around
+    /// all others, no rank's loss may depend on a unit that another's does not depend on: then the
+    /// tree's own layer is trained by all.
     fn is_sound(&self) -> bool {
         let tree = &self.tree;
         if !self.scoped && self.given != Used::Everywhere {

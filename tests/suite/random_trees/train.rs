@@ -24,7 +24,8 @@ pub const LEARNING_RATE: f64 = 0.05;
 pub struct Trained {
     /// The values of every parameter, by path.
     pub params: BTreeMap<String, Vec<f64>>,
-    /// The parameters of which the rank holds something, by path, and whether they had a gradient: of each model in each step.
+    /// The parameters of which the rank holds something, by path, and whether they had a gradient:
+    /// of each model in each step.
     pub stepped: Vec<BTreeMap<String, bool>>,
     /// The losses of forwards that no backward followed, before they are scaled.
     pub evaluated: Vec<f64>,

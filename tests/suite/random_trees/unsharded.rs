@@ -18,7 +18,8 @@ pub struct Expected {
     pub params: BTreeMap<String, Vec<f64>>,
     /// The losses of each rank's forwards that no backward followed, before they are scaled.
     pub evaluated: Vec<Vec<f64>>,
-    /// The largest error of half precision in parameters, by path, and in losses; none in double precision.
+    /// The largest error of half precision in parameters, by path, and in losses; none in double
+    /// precision.
     pub rounding: BTreeMap<String, f64>,
     pub rounding_of_losses: f64,
 }
@@ -58,7 +59,8 @@ pub fn unsharded(plan: &Plan, start: &[Net]) -> Expected {
                 (0..times).for_each(|_| evaluated.extend(&all));
             }
             for (losses, sum) in losses.into_iter().zip(&mut sums) {
-                // Burn's gradient of a quotient by a scalar is in single precision; that of a mean is not.
+                // Burn's gradient of a quotient by a scalar is in single precision; that of a mean
+                // is not.
                 let loss = Tensor::cat(losses, 0).mean();
                 *sum = Some(sum.take().map_or(loss.clone(), |sum| sum + loss));
             }
@@ -89,11 +91,13 @@ pub fn unsharded(plan: &Plan, start: &[Net]) -> Expected {
     }
 }
 
-/// The largest relative error of a number that is rounded to half precision, and the largest absolute one of small numbers.
+/// The largest relative error of a number that is rounded to half precision, and the largest
+/// absolute one of small numbers.
 const RELATIVE: f64 = 1.0 / 2048.0;
 const ABSOLUTE: f64 = 1.0 / 33_554_432.0;
 
-/// Returns how far a step of SGD in half precision may be from one in double precision, of each parameter, and how far losses.
+/// Returns how far a step of SGD in half precision may be from one in double precision, of each
+/// parameter, and how far losses.
 ///
 /// ```text
 /// reduced    each rank's gradient ─ cast ─ + earlier micro-batches' ─ reduce-scatter ─ all-reduce ─ scale
@@ -103,7 +107,8 @@ const ABSOLUTE: f64 = 1.0 / 33_554_432.0;
 /// ```
 fn rounding(plan: &Plan, start: &[Net], device: &Device) -> (BTreeMap<String, f64>, f64) {
     let (micro_batches, ranks) = (plan.batches_a_step, plan.ranks());
-    // Products and sums of a layer, its bias, the operators after it, its factor, and the sum with the towers beside it.
+    // Products and sums of a layer, its bias, the operators after it, its factor, and the sum with
+    // the towers beside it.
     let operations = 4 + plan
         .tree
         .sum_of(&|node| (WIDTH + 4 + node.tail) * if node.twice { 2 } else { 1 });

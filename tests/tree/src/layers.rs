@@ -1,8 +1,9 @@
-//! The order of the top-level modules, and that no files import each other in a cycle, except inside a module that is open.
+//! The order of the top-level modules, and that no files import each other in a cycle, except
+//! inside a module that is open.
 //!
-//! Read from the sources: `use` declarations, and paths that begin with `crate` or `super`. A name is
-//! followed to the file that defines it through the `pub use` of modules above. What only tests use
-//! does not count, nor does what a module and those inside it have of each other.
+//! Read from the sources: `use` declarations, and paths that begin with `crate` or `super`. A name
+//! is followed to the file that defines it through the `pub use` of modules above. What only tests
+//! use does not count, nor does what a module and those inside it have of each other.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -13,7 +14,8 @@ use itertools::Itertools;
 use syn::visit::{self, Visit};
 use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
 
-/// Every top-level module may use those of the lines above it. Modules of one line do not know each other.
+/// Every top-level module may use those of the lines above it. Modules of one line do not know each
+/// other.
 const LAYERS: [&[&str]; 14] = [
     &["placement"],
     &["memory", "pattern"],
@@ -34,8 +36,9 @@ const LAYERS: [&[&str]; 14] = [
 /// Every module of `comm` in this list may use those before it, and none after it.
 const COMM: [&str; 4] = ["control", "transport", "data", "host_backend"];
 
-/// Modules whose files may use each other: one concept has a type, what forward does with it and what backward does, in files that
-/// name each other. Without cycles, each would be split by who uses it.
+/// Modules whose files may use each other: one concept has a type, what forward does with it and
+/// what backward does, in files that name each other. Without cycles, each would be split by who
+/// uses it.
 const OPEN: [&str; 1] = ["param"];
 
 /// The module that uses all others, and is used by all.

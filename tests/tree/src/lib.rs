@@ -1,14 +1,20 @@
-//! Checks of the project's files as text. They need neither burn nor the crate, so they are built in seconds.
+//! Checks of the project's files as text. They need neither burn nor the crate, so they are built
+//! in seconds.
 //!
-//! - `layers`: modules of the crate use only modules of lower layers, and no files use each other in a cycle.
+//! - `layers`: modules of the crate use only modules of lower layers, and no files use each other
+//!   in a cycle.
 //! - [`lines`]: the sizes of folders, for the program of this package.
-//! - `names`: a type's name stands for one type, and names and words that were replaced do not come back.
+//! - `names`: a type's name stands for one type, and names and words that were replaced do not come
+//!   back.
 //! - `pages`: every page of the book is in its summary, and links lead somewhere.
-//! - `parity`: every row of `docs/parity.md` names tests that exist, and says which features they need.
+//! - `parity`: every row of `docs/parity.md` names tests that exist, and says which features they
+//!   need.
 //! - `planted`: every planted error names a test that exists.
-//! - `prose`: doc comments begin with a noun phrase or a verb, and prose avoids words that say little.
+//! - `prose`: doc comments begin with a noun phrase or a verb, and prose avoids words that say
+//!   little.
 //! - `walks`: the architecture page names functions that exist, and its walks are short.
-//! - [`programs`]: the tests of each test program. The program of this package prints them for the scripts of `.ci`.
+//! - [`programs`]: the tests of each test program. The program of this package prints them for the
+//!   scripts of `.ci`.
 
 #[cfg(test)]
 mod layers;

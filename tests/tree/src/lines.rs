@@ -1,8 +1,8 @@
 //! The sizes of folders of sources: lines, files and thread-locals, tests apart.
 //!
-//! Lines of tests are those of items and statements that only `cfg(test)` builds, and of whole files: `tests.rs`, `*_tests.rs`,
-//! files in a folder `tests`, and the files of modules that are declared under `cfg(test)`. All other lines count as code, also
-//! comments and blank lines.
+//! Lines of tests are those of items and statements that only `cfg(test)` builds, and of whole
+//! files: `tests.rs`, `*_tests.rs`, files in a folder `tests`, and the files of modules that are
+//! declared under `cfg(test)`. All other lines count as code, also comments and blank lines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -53,7 +53,8 @@ impl Sum for Size {
     }
 }
 
-/// Returns the size of each folder in `folder`, with all that lies in it, by name. The files of `folder` itself have the name `.`.
+/// Returns the size of each folder in `folder`, with all that lies in it, by name. The files of
+/// `folder` itself have the name `.`.
 pub fn of_folder(folder: &Path) -> BTreeMap<String, Size> {
     let (mut sources, mut open) = (Vec::new(), vec![folder.to_path_buf()]);
     while let Some(at) = open.pop() {
@@ -116,7 +117,8 @@ fn is_test_file(path: &Path) -> bool {
 /// One file, counted.
 struct Counted {
     size: Size,
-    /// Modules that are declared under `cfg(test)`, whose files are others: their paths without an extension.
+    /// Modules that are declared under `cfg(test)`, whose files are others: their paths without an
+    /// extension.
     test_modules: Vec<PathBuf>,
 }
 
@@ -170,7 +172,8 @@ struct Tests<'a> {
 }
 
 impl Tests<'_> {
-    /// Notes the lines of `node` if it has one of `attributes` that only tests fulfil, and returns true then.
+    /// Notes the lines of `node` if it has one of `attributes` that only tests fulfil, and returns
+    /// true then.
     fn note(&mut self, attributes: &[Attribute], node: &impl Spanned) -> bool {
         let test = only_in_tests(attributes);
         if test {

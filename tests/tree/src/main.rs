@@ -1,11 +1,12 @@
 //! Prints what scripts and contributors ask of the sources.
 //!
-//! - `tree gated PROGRAM [FEATURE]`: the paths of a program's tests that the README's test command does not build, one a line;
-//!   with a feature, of those that need this feature alone.
-//! - `tree needs PROGRAM FILTER`: the features that the tests need whose paths contain a filter, separated by commas; an empty
-//!   line if the README's test command builds one of them.
-//! - `tree lines [FOLDER..]`: lines that are not tests, lines of tests, files of each kind, and thread-locals, of every folder in
-//!   these, as [`lines`](tree::lines) counts them; of `src` without a folder. Folders are named from the root of the repository.
+//! - `tree gated PROGRAM [FEATURE]`: the paths of a program's tests that the README's test command
+//!   does not build, one a line; with a feature, of those that need this feature alone.
+//! - `tree needs PROGRAM FILTER`: the features that the tests need whose paths contain a filter,
+//!   separated by commas; an empty line if the README's test command builds one of them.
+//! - `tree lines [FOLDER..]`: lines that are not tests, lines of tests, files of each kind, and
+//!   thread-locals, of every folder in these, as [`lines`](tree::lines) counts them; of `src`
+//!   without a folder. Folders are named from the root of the repository.
 //!
 //! A program is `lib` or the name of a test target.
 

@@ -1,4 +1,5 @@
-//! Names: a type's name stands for one type, names that were replaced do not come back, and texts name what exists.
+//! Names: a type's name stands for one type, names that were replaced do not come back, and texts
+//! name what exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -188,8 +189,8 @@ fn retired_words_and_names_are_found_in_identifiers_alone() {
     assert_eq!(retired(text), expected);
 }
 
-/// Returns the type names outside tests that several modules define and `allowed` does not list, and those that it lists
-/// in vain.
+/// Returns the type names outside tests that several modules define and `allowed` does not list,
+/// and those that it lists in vain.
 fn shared(tree: &Tree, allowed: &[(&str, &str)]) -> Vec<String> {
     let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (module, file) in tree.files() {
@@ -239,8 +240,9 @@ fn retired(text: &str) -> Vec<String> {
     idents.into_iter().unique().filter_map(fault).collect()
 }
 
-/// Returns the names of this crate's types with those of their members: methods, constants, public fields and variants. Without
-/// `DTensor`, whose operators macros define, and `Lora` and `Tensor`, which are burn's.
+/// Returns the names of this crate's types with those of their members: methods, constants, public
+/// fields and variants. Without `DTensor`, whose operators macros define, and `Lora` and `Tensor`,
+/// which are burn's.
 fn members(tree: &Tree) -> BTreeMap<String, BTreeSet<String>> {
     let (mut members, mut types) = (Members::default(), Types::default());
     for (_, file) in tree.files() {

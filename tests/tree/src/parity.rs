@@ -1,7 +1,8 @@
-//! `docs/parity.md`: a row for each capability of PyTorch's tests, and the tests of this repository that show it.
+//! `docs/parity.md`: a row for each capability of PyTorch's tests, and the tests of this repository
+//! that show it.
 //!
-//! A row names tests as `` `path::test` ``. A test that the README's command does not build has the features that it needs
-//! after it: `` `path::test` (mpi) ``.
+//! A row names tests as `` `path::test` ``. A test that the README's command does not build has the
+//! features that it needs after it: `` `path::test` (mpi) ``.
 
 use std::fs;
 use std::path::Path;
@@ -145,7 +146,8 @@ fn faults(page: &str, rows: usize) -> Vec<String> {
     faults
 }
 
-/// Returns what is wrong with a test that a row names, as `` `path::test` (feature) ``, without its first backquote or with it.
+/// Returns what is wrong with a test that a row names, as `` `path::test` (feature) ``, without its
+/// first backquote or with it.
 fn fault_of(test: &str) -> Option<String> {
     let (name, features) = test
         .trim_start_matches('`')

@@ -12,8 +12,8 @@ use syn::{Attribute, File, Item, ItemMacro, Meta, Token};
 
 use crate::root;
 
-/// The test programs that `cargo test` builds: their names, as [`Test::program`] has them, and the files that the compiler
-/// reads first.
+/// The test programs that `cargo test` builds: their names, as [`Test::program`] has them, and the
+/// files that the compiler reads first.
 const PROGRAMS: [(&str, &str); 9] = [
     ("operators", "tests/operators/main.rs"),
     ("suite", "tests/suite/main.rs"),
@@ -42,7 +42,8 @@ const ADDED: [&[&str]; 6] = [
 /// A test function that some set of features builds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Test {
-    /// The program that it is part of: `lib` and `flight` for the crates' own tests, else the name of a test target.
+    /// The program that it is part of: `lib` and `flight` for the crates' own tests, else the name
+    /// of a test target.
     pub program: &'static str,
     /// The file that defines it, from the root of the repository.
     pub file: PathBuf,
@@ -342,7 +343,8 @@ fn cfgs(attributes: &[Attribute]) -> Vec<Meta> {
     .collect()
 }
 
-/// Returns true if `condition` holds in a test program on Linux that is built with the default and `added` features.
+/// Returns true if `condition` holds in a test program on Linux that is built with the default and
+/// `added` features.
 fn holds(condition: &Meta, added: &[&str]) -> bool {
     match condition {
         Meta::Path(path) => path.is_ident("test") || path.is_ident("unix"),

@@ -1,4 +1,5 @@
-//! Prose: doc comments begin with a noun phrase or a verb, and comments, texts and documents avoid words that say little.
+//! Prose: doc comments begin with a noun phrase or a verb, and comments, texts and documents avoid
+//! words that say little.
 
 use std::fs;
 use std::path::Path;
@@ -143,7 +144,8 @@ fn is_announcement(text: &str) -> bool {
     first.is_some_and(|first| OPENINGS.contains(&first))
 }
 
-/// Returns what to write instead of the retired words and phrases of a text, code in backticks aside.
+/// Returns what to write instead of the retired words and phrases of a text, code in backticks
+/// aside.
 fn retired(text: &str) -> impl Iterator<Item = String> {
     let plain = without_code(text).to_lowercase();
     let words: Vec<&str> = plain
@@ -180,8 +182,8 @@ fn doc_comments(text: &str) -> Vec<(usize, String)> {
         .collect()
 }
 
-/// Returns the comments and string literals of a source with their lines, without fenced code in comments. Comments of
-/// adjacent lines are one.
+/// Returns the comments and string literals of a source with their lines, without fenced code in
+/// comments. Comments of adjacent lines are one.
 fn prose(text: &str) -> Vec<(usize, String)> {
     let (mut all, mut is_code): (Vec<(usize, usize, String)>, bool) = (Vec::new(), false);
     for Part { line, kind, text } in parts(text) {

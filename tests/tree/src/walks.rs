@@ -1,4 +1,5 @@
-//! Walks: the architecture page names functions and types that exist in the files it names, and its walks are short.
+//! Walks: the architecture page names functions and types that exist in the files it names, and its
+//! walks are short.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -166,7 +167,8 @@ fn named(page: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Returns the functions, methods, types, traits and macros that a file defines. A method has the name of its type.
+/// Returns the functions, methods, types, traits and macros that a file defines. A method has the
+/// name of its type.
 fn defined(text: &str) -> Vec<String> {
     let mut items = Items::default();
     items.visit_file(&syn::parse_file(text).expect("Rust"));

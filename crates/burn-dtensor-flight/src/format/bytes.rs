@@ -60,8 +60,8 @@ impl<const N: usize> FixedBuf<N> {
         true
     }
 
-    /// Appends a number with seven bits per byte, the lowest first (LEB128). Returns false if the capacity is too
-    /// small; some bytes may have been appended then.
+    /// Appends a number with seven bits per byte, the lowest first (LEB128). Returns false if the
+    /// capacity is too small; some bytes may have been appended then.
     pub fn push_number(&mut self, mut number: u64) -> bool {
         loop {
             let low = number as u8 & 0x7f;

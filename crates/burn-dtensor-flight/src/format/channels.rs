@@ -1,4 +1,5 @@
-//! Channels of a rank: groups and names, each with the number of collectives in which the rank has taken part.
+//! Channels of a rank: groups and names, each with the number of collectives in which the rank has
+//! taken part.
 //!
 //! ```text
 //! check  bytes  posted  text
@@ -7,8 +8,8 @@
 //! └──────┴──────┴──────┴─────────────────────────────────────────────────────┴──
 //! ```
 //!
-//! If ranks are equally far apart, as those of a mesh dimension, only the first rank and the distance are stored.
-//! Otherwise the distance is 0.
+//! If ranks are equally far apart, as those of a mesh dimension, only the first rank and the
+//! distance are stored. Otherwise the distance is 0.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,8 +34,8 @@ pub(crate) struct GroupRecord {
     pub posted: u64,
 }
 
-/// Writes a channel to the unused words `words`. Returns the number of words used, or `None` if the capacity is
-/// too small.
+/// Writes a channel to the unused words `words`. Returns the number of words used, or `None` if the
+/// capacity is too small.
 pub(super) fn write(words: &[AtomicU64], name: &str, ranks: &[usize]) -> Option<usize> {
     let text = text(name, ranks)?;
     let used = words.get(..HEAD + text.bytes().len().div_ceil(8))?;

@@ -2,8 +2,8 @@
 
 use std::hash::Hasher;
 
-/// Fast 64-bit hash that is the same in every process of one build. It compares data that does not fit into a
-/// record, and detects torn records. It is not resistant to deliberate collisions.
+/// Fast 64-bit hash that is the same in every process of one build. It compares data that does not
+/// fit into a record, and detects torn records. It is not resistant to deliberate collisions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StableHasher(u64);
 

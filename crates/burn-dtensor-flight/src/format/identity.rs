@@ -20,11 +20,11 @@ pub struct Identity {
     pub launch: LaunchId,
     /// Process id.
     pub pid: u32,
-    /// Start time of the process, in the system's unit, or 0 if unknown. It distinguishes the process from a later
-    /// one with the same pid.
+    /// Start time of the process, in the system's unit, or 0 if unknown. It distinguishes the
+    /// process from a later one with the same pid.
     pub process_start: u64,
-    /// Wall-clock time of the process's start, in nanoseconds since 1970, or 0 if unknown. It distinguishes the runs
-    /// of a program.
+    /// Wall-clock time of the process's start, in nanoseconds since 1970, or 0 if unknown. It
+    /// distinguishes the runs of a program.
     pub process_started: u64,
     /// Wall-clock time of the launch's start, in nanoseconds since 1970.
     pub started: u64,

@@ -7,16 +7,17 @@
 //! └─────────┴───────┴──────────────────┴────────┴────────┴───┘
 //! ```
 //!
-//! The header is written once, except for two counters. The end is written once, when the rank's program ends.
-//! Channels are appended. Records form a ring: operation `i` is in record `i % 1024`. Words are little-endian in a file.
+//! The header is written once, except for two counters. The end is written once, when the rank's
+//! program ends. Channels are appended. Records form a ring: operation `i` is in record `i % 1024`.
+//! Words are little-endian in a file.
 //!
-//! A reader may copy the memory at any moment, while the program runs or after it was killed at any moment. Every
-//! section therefore has a checksum, and a section with a wrong checksum counts as absent. A single word is never
-//! torn, because it is stored atomically.
+//! A reader may copy the memory at any moment, while the program runs or after it was killed at any
+//! moment. Every section therefore has a checksum, and a section with a wrong checksum counts as
+//! absent. A single word is never torn, because it is stored atomically.
 //!
-//! The recorder of a rank writes through [`RecorderMemory`]; [`RankTrace::decode`](crate::RankTrace::decode) reads. A
-//! change of anything in this module is a new [`VERSION`], also a change of the order in which the variants of an enum
-//! are declared.
+//! The recorder of a rank writes through [`RecorderMemory`];
+//! [`RankTrace::decode`](crate::RankTrace::decode) reads. A change of anything in this module is a
+//! new [`VERSION`], also a change of the order in which the variants of an enum are declared.
 
 mod bytes;
 mod channels;
@@ -55,9 +56,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"bdflight");
 
 /// Words of the header.
 mod header {
-    /// Number of words that are written once: magic, version, rank, number of ranks, three of the launch's id, pid,
-    /// start of the process, its wall-clock time and that of the launch's start, one word each, and then [`HOST`]
-    /// words.
+    /// Number of words that are written once: magic, version, rank, number of ranks, three of the
+    /// launch's id, pid, start of the process, its wall-clock time and that of the launch's start,
+    /// one word each, and then [`HOST`] words.
     pub const FIXED: usize = 11 + HOST;
     /// Number of words of the host's name: its length in bytes, and the bytes.
     pub const HOST: usize = 9;
@@ -87,7 +88,8 @@ const RECORDS: usize = CHANNELS + CHANNEL_WORDS;
 /// Number of words of a record. Twice as many would hold no more of most calls.
 const RECORD_WORDS: usize = 32;
 
-/// Memory of a recorder, to which its rank writes. Recording an operation takes no lock and does not allocate.
+/// Memory of a recorder, to which its rank writes. Recording an operation takes no lock and does
+/// not allocate.
 #[derive(Debug, Clone, Copy)]
 pub struct RecorderMemory<'a>(&'a [AtomicU64]);
 
@@ -110,8 +112,8 @@ impl<'a> RecorderMemory<'a> {
         identity.write(self.0);
     }
 
-    /// Adds a channel, for which only one thread may call this at a time. Returns the index of its first word, or
-    /// `None` if the capacity is too small.
+    /// Adds a channel, for which only one thread may call this at a time. Returns the index of its
+    /// first word, or `None` if the capacity is too small.
     pub fn add_channel(self, name: &str, ranks: &[usize]) -> Option<usize> {
         let used = self.0[CHANNELS_USED].load(Ordering::Relaxed) as usize;
         let taken = channels::write(
@@ -128,8 +130,9 @@ impl<'a> RecorderMemory<'a> {
         channels::count(&self.0[channel..], count);
     }
 
-    /// Records an operation, `after` the launch's start. `tensors` are the shapes and types of its tensors; `None`
-    /// stands for a rank to which no tensor is sent. Returns the index of the operation among all of the rank.
+    /// Records an operation, `after` the launch's start. `tensors` are the shapes and types of its
+    /// tensors; `None` stands for a rank to which no tensor is sent. Returns the index of the
+    /// operation among all of the rank.
     pub fn post<'b>(
         self,
         after: Duration,
@@ -178,7 +181,8 @@ impl<'a> RecorderMemory<'a> {
         exit.write(&self.0[END..END + END_WORDS]);
     }
 
-    /// Returns a copy of the memory, as a file holds it, without the records that were never written.
+    /// Returns a copy of the memory, as a file holds it, without the records that were never
+    /// written.
     pub fn copy(self) -> Vec<u64> {
         let used = (self.0[POSTED].load(Ordering::Acquire) as usize).min(OPERATIONS);
         self.0[..RECORDS + used * RECORD_WORDS]

@@ -14,11 +14,11 @@ pub struct ProgramExit {
     pub how: ExitKind,
     /// Time of the end, since the launch's start.
     pub at: Duration,
-    /// Message of the error or the panic, truncated if it is long. If the process exited, this states which
-    /// program ended it.
+    /// Message of the error or the panic, truncated if it is long. If the process exited, this
+    /// states which program ended it.
     pub text: String,
-    /// The first failure of the launch, if the rank has received it. If another rank has ended the process of this
-    /// rank, that exit.
+    /// The first failure of the launch, if the rank has received it. If another rank has ended the
+    /// process of this rank, that exit.
     pub failure: Option<FirstFailure>,
 }
 
@@ -77,7 +77,8 @@ impl ProgramExit {
         words[0].store(StableHasher::of(all()), Ordering::Release);
     }
 
-    /// Reads the end of the program. Returns `None` if the program is running, or the end was being written.
+    /// Reads the end of the program. Returns `None` if the program is running, or the end was being
+    /// written.
     pub(super) fn read(words: &[u64]) -> Option<Self> {
         let &[check, kind, at, rank] = words.first_chunk()?;
         let (text, first) = (

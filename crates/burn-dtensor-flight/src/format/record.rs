@@ -7,11 +7,12 @@
 //!       └───────┴──────┴──────────┴──────────┴───────┴─────────┴─────────┘
 //! ```
 //!
-//! A record is written once, when its operation is posted, under a sequence lock. The lock word is odd while the
-//! record is written, and `2 * index + 2` afterwards. The checksum covers everything that is written, including
-//! the lock word, so that a copy made during a write is detected. Afterwards only the marks change, each with one
-//! atomic store: when the rank began to wait, when the operation ended, and how. A mark contains the low bits of
-//! the operation's index, so that it cannot be attributed to the next operation in the same record.
+//! A record is written once, when its operation is posted, under a sequence lock. The lock word is
+//! odd while the record is written, and `2 * index + 2` afterwards. The checksum covers everything
+//! that is written, including the lock word, so that a copy made during a write is detected.
+//! Afterwards only the marks change, each with one atomic store: when the rank began to wait, when
+//! the operation ended, and how. A mark contains the low bits of the operation's index, so that it
+//! cannot be attributed to the next operation in the same record.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -21,7 +22,8 @@ use super::hash::StableHasher;
 use super::shapes::{self, ElementType, Tensor};
 use crate::{Op, Phase};
 
-/// Number of words of the call: time, bytes, sequence number, channel and kinds, partner and tag, hash, lengths.
+/// Number of words of the call: time, bytes, sequence number, channel and kinds, partner and tag,
+/// hash, lengths.
 const CALL: usize = 2;
 const CALL_WORDS: usize = 7;
 const MARKS: usize = CALL + CALL_WORDS;
@@ -50,8 +52,8 @@ pub(super) enum Mark {
 /// Outcome of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpOutcome {
-    /// The rank has its result. The value is the rank that called last, if the backend knows it, or for a receive
-    /// the sender.
+    /// The rank has its result. The value is the rank that called last, if the backend knows it, or
+    /// for a receive the sender.
     Done(Option<usize>),
     /// The rank could not take part: the world had already failed, or this call made it fail.
     Refused,
@@ -121,7 +123,8 @@ impl Reduction {
 pub struct PostedCall<'a> {
     /// Number of the channel, from 1; 0 if the recorder had no capacity for it.
     pub channel: u32,
-    /// Sequence number among the channel's collectives, or among this rank's messages on the channel.
+    /// Sequence number among the channel's collectives, or among this rank's messages on the
+    /// channel.
     pub seq: u64,
     /// Operation.
     pub op: Op,
@@ -244,8 +247,8 @@ fn tag_of(index: u64) -> u64 {
 /// Number of bits of a mark's value; in nanoseconds, more than three days.
 const VALUE_BITS: u32 = 48;
 
-/// Sets a mark of the operation with index `index`, unless it is already set or the record holds another operation
-/// by now.
+/// Sets a mark of the operation with index `index`, unless it is already set or the record holds
+/// another operation by now.
 pub(super) fn mark(words: &[AtomicU64], index: u64, mark: Mark, value: u64) {
     let value = value.saturating_add(1).min((1 << VALUE_BITS) - 1);
     let none = tag_of(index);

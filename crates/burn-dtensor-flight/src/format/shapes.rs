@@ -65,8 +65,8 @@ impl ElementType {
     }
 }
 
-/// Appends shape and element type of each tensor of a call, until one does not fit completely. Returns the number of all
-/// tensors.
+/// Appends shape and element type of each tensor of a call, until one does not fit completely.
+/// Returns the number of all tensors.
 pub(super) fn push<'a, const N: usize>(
     tensors: impl Iterator<Item = Option<(&'a [usize], ElementType)>>,
     text: &mut FixedBuf<N>,

@@ -45,7 +45,8 @@ impl Node {
     }
 }
 
-/// Files and folders by inode, of which the first is the root. Nothing is freed: what has no name cannot be found.
+/// Files and folders by inode, of which the first is the root. Nothing is freed: what has no name
+/// cannot be found.
 #[derive(Clone)]
 pub(super) struct Disk {
     pub nodes: Vec<Node>,
@@ -207,7 +208,8 @@ impl Change {
         }
     }
 
-    /// Returns a write of which a part is done: `done` bytes, and zeros in place of the others if the file has its length.
+    /// Returns a write of which a part is done: `done` bytes, and zeros in place of the others if
+    /// the file has its length.
     pub fn torn(&self, done: usize, zeros: bool) -> Self {
         let Self::Write { file, at, bytes } = self else {
             unreachable!("only writes are torn")

@@ -1,8 +1,9 @@
 //! [`Recorder`]: a file system in memory that shows what a loss of power may leave of it.
 //!
-//! A recorder keeps its contents as they were at first, and the log of all changes and syncs since. [`Recorder::crashes`]
-//! replays the log: after each step some changes are durable by a sync, and the others are pending. It gives a file system
-//! for each combination of pending changes that may have reached the disk:
+//! A recorder keeps its contents as they were at first, and the log of all changes and syncs since.
+//! [`Recorder::crashes`] replays the log: after each step some changes are durable by a sync, and
+//! the others are pending. It gives a file system for each combination of pending changes that may
+//! have reached the disk:
 //!
 //! ```text
 //! log      create a/x   write x   create a/y   sync x   write y   rename a/y to a/z   sync a   ..
@@ -11,9 +12,10 @@
 //!                                                              crash: 2^4 combinations and torn writes
 //! ```
 //!
-//! The model is that of ALICE (Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014) without any order between
-//! changes: a file system that keeps more of an order gives a subset of these states. Files are inodes, as on a disk: a
-//! rename that is durable alone gives the new name to a file whose bytes may be missing.
+//! The model is that of ALICE (Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014)
+//! without any order between changes: a file system that keeps more of an order gives a subset of
+//! these states. Files are inodes, as on a disk: a rename that is durable alone gives the new name
+//! to a file whose bytes may be missing.
 
 mod crashes;
 mod disk;
@@ -44,15 +46,17 @@ enum Step {
     Mark(String),
 }
 
-/// One sync of a file or folder: the n-th, from 0, of that path. Ranks that run at the same time do not change it.
+/// One sync of a file or folder: the n-th, from 0, of that path. Ranks that run at the same time do
+/// not change it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct SyncCall {
     pub path: String,
     pub index: usize,
 }
 
-/// An error to be met at a call: [`ErrorKind::StorageFull`] by what creates or writes, [`ErrorKind::ReadOnlyFilesystem`] by
-/// what changes anything, and others by every call. Half the bytes of a write that fails are written.
+/// An error to be met at a call: [`ErrorKind::StorageFull`] by what creates or writes,
+/// [`ErrorKind::ReadOnlyFilesystem`] by what changes anything, and others by every call. Half the
+/// bytes of a write that fails are written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Fault {
     /// Index of the first call that may fail, counting all calls from 0.
@@ -84,7 +88,8 @@ impl Fault {
 
 /// The state that a recorder and its open files share.
 struct Recording {
-    /// Contents when the recording began, with the nodes that were created since, without contents and names.
+    /// Contents when the recording began, with the nodes that were created since, without contents
+    /// and names.
     start: Disk,
     /// Contents as they are now.
     now: Disk,
@@ -194,8 +199,8 @@ impl Recording {
     }
 }
 
-/// A file system in memory that records changes. Clones are the same file system. Paths are absolute or from the root, and
-/// there are no links.
+/// A file system in memory that records changes. Clones are the same file system. Paths are
+/// absolute or from the root, and there are no links.
 #[derive(Clone)]
 pub(crate) struct Recorder {
     recording: Arc<Mutex<Recording>>,
@@ -253,13 +258,15 @@ impl Recorder {
         Self::of(replay.durable)
     }
 
-    /// Returns a hash of the names and contents of all in a folder, or `None` if there is no such folder or file.
+    /// Returns a hash of the names and contents of all in a folder, or `None` if there is no such
+    /// folder or file.
     pub(crate) fn digest(&self, dir: &Path) -> Option<u64> {
         let now = &self.recording.lock().now;
         Some(now.digest(now.find(dir).ok()?))
     }
 
-    /// Notes in the log that the program has come so far. [`Crash::marks`] has the texts of those before the crash.
+    /// Notes in the log that the program has come so far. [`Crash::marks`] has the texts of those
+    /// before the crash.
     pub(crate) fn mark(&self, text: impl Into<String>) {
         self.recording
             .lock()
@@ -272,7 +279,8 @@ impl Recorder {
         self.recording.lock().fault = Some(fault);
     }
 
-    /// Takes the planned error back. Returns true if there was one that no call has met, or a lasting one.
+    /// Takes the planned error back. Returns true if there was one that no call has met, or a
+    /// lasting one.
     pub(crate) fn heal(&self) -> bool {
         self.recording.lock().fault.take().is_some()
     }
@@ -302,11 +310,13 @@ impl Recorder {
             .count()
     }
 
-    /// Returns the file systems that a loss of power may leave, before the first recorded step and after each step.
+    /// Returns the file systems that a loss of power may leave, before the first recorded step and
+    /// after each step.
     ///
-    /// Every combination of up to 8 pending changes is tried. Of more: none and all, each alone and all but it, and all up to
-    /// it. Each pending write is torn, among others that are done, are not done, or are done if they were before it.
-    /// A state that was given since the last mark is not given again.
+    /// Every combination of up to 8 pending changes is tried. Of more: none and all, each alone and
+    /// all but it, and all up to it. Each pending write is torn, among others that are done, are
+    /// not done, or are done if they were before it. A state that was given since the last mark is
+    /// not given again.
     pub(crate) fn crashes(&self) -> Crashes {
         Crashes::new(&self.recording.lock())
     }

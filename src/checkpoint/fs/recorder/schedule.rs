@@ -9,8 +9,8 @@ use parking_lot::{Condvar, Mutex};
 /// Time after which a call is never made: the test would wait forever.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Order in which the ranks' threads behind training make their calls. They make as many as they are allowed, one rank after
-/// the other, so that other calls come at chosen moments between them.
+/// Order in which the ranks' threads behind training make their calls. They make as many as they
+/// are allowed, one rank after the other, so that other calls come at chosen moments between them.
 pub(crate) struct Schedule {
     turns: Mutex<Turns>,
     changed: Condvar,
@@ -71,13 +71,14 @@ impl Schedule {
             .collect()
     }
 
-    /// After that many calls of rank 0's training, the threads behind training make calls until each rank's have made as
-    /// many as given, and then the training continues.
+    /// After that many calls of rank 0's training, the threads behind training make calls until
+    /// each rank's have made as many as given, and then the training continues.
     pub(crate) fn interrupt(&self, after: usize, calls: &[usize]) {
         self.turns.lock().interruption = Some((after, calls.to_vec()));
     }
 
-    /// Takes the interruption back. Returns true if there was one that the training did not come to.
+    /// Takes the interruption back. Returns true if there was one that the training did not come
+    /// to.
     pub(crate) fn resume(&self) -> bool {
         self.turns.lock().interruption.take().is_some()
     }

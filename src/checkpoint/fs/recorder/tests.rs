@@ -45,7 +45,8 @@ fn with_old() -> Recorder {
     fs.durable_copy()
 }
 
-/// Returns the contents that a crash may leave while a protocol runs, and those after it has returned.
+/// Returns the contents that a crash may leave while a protocol runs, and those after it has
+/// returned.
 fn outcomes(fs: &Recorder, protocol: impl FnOnce(&Recorder)) -> [BTreeSet<String>; 2] {
     protocol(fs);
     fs.mark("returned");
@@ -188,8 +189,8 @@ fn entries_are_durable_by_the_sync_of_their_own_folder() {
     assert_eq!(after, set([""]));
 }
 
-/// Returns the contents that a crash may leave of `count` empty files that have no durable entry, and the number of
-/// combinations.
+/// Returns the contents that a crash may leave of `count` empty files that have no durable entry,
+/// and the number of combinations.
 fn left_of_files(count: usize) -> (BTreeSet<String>, usize) {
     let fs = Recorder::new();
     (0..count).for_each(|file| create(&fs, &format!("/{file}"), "").sync().unwrap());
@@ -223,7 +224,8 @@ fn all_combinations_of_a_few_changes_and_some_of_many() {
     assert!((600..1300).contains(&tried), "{tried}");
 }
 
-/// Runs a protocol without fault, and once with each of its syncs left out. Returns the syncs that nothing depends on.
+/// Runs a protocol without fault, and once with each of its syncs left out. Returns the syncs that
+/// nothing depends on.
 fn unneeded_syncs(
     start: &Recorder,
     protocol: impl Fn(&Recorder),

@@ -1,20 +1,23 @@
 //! [`MembershipAgreement`]: agreement on the ranks that survive a failure. Pure state: no locks, no clock.
 //!
-//! A rank has *come* when it has called `shrink`. It is *gone* when its program has ended, its process is lost, or
-//! the others have waited long enough. Otherwise it is *open*. Once no rank is open, the ranks that have come are
-//! the roster: the ranks of the next world.
+//! A rank has *come* when it has called `shrink`. It is *gone* when its program has ended, its
+//! process is lost, or the others have waited long enough. Otherwise it is *open*. Once no rank is
+//! open, the ranks that have come are the roster: the ranks of the next world.
 //!
-//! Among processes, the first process that is not lost decides. Invariants, cited by number in the tests:
-//! 1. Every process sends to all others which of its ranks come and which are gone, so any of them can decide.
-//! 2. A process forwards a roster to all others before it uses it. If any surviving process uses it, all receive
-//!    it.
-//! 3. The last messages of a lost process may have reached only some processes. Therefore each process
-//!    notifies the others when it has noticed the loss ([`Missed`](MembershipMessage::Missed)), after everything that
-//!    it has forwarded. The process that decides instead waits for these notifications of all processes, and then
-//!    knows every roster that is in use.
+//! Among processes, the first process that is not lost decides. Invariants, cited by number in the
+//! tests:
+//! 1. Every process sends to all others which of its ranks come and which are gone, so any of them
+//!    can decide.
+//! 2. A process forwards a roster to all others before it uses it. If any surviving process uses
+//!    it, all receive it.
+//! 3. The last messages of a lost process may have reached only some processes. Therefore each
+//!    process notifies the others when it has noticed the loss
+//!    ([`Missed`](MembershipMessage::Missed)), after everything that it has forwarded. The process
+//!    that decides instead waits for these notifications of all processes, and then knows every
+//!    roster that is in use.
 //! 4. The first roster is the only one, and is final.
-//! 5. A process without ranks does not take part, and no process waits for it. This is the case for a process whose
-//!    ranks did not survive an earlier `shrink`.
+//! 5. A process without ranks does not take part, and no process waits for it. This is the case for
+//!    a process whose ranks did not survive an earlier `shrink`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -147,8 +150,8 @@ impl MembershipAgreement {
         Ok(None)
     }
 
-    /// Decides the roster, if this process decides and all necessary messages have arrived. Returns the message for
-    /// all other processes.
+    /// Decides the roster, if this process decides and all necessary messages have arrived. Returns
+    /// the message for all other processes.
     pub fn decide(&mut self) -> Option<MembershipMessage> {
         let members = || {
             self.processes

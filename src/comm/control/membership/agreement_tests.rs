@@ -107,8 +107,8 @@ fn who_decides_for_a_lost_process_waits_until_all_have_missed_it() {
     assert_eq!(second.decide(), Some(roster(&[2, 3, 4, 5])));
 }
 
-/// Invariant 3: a message that the lost process sent to one process only is forwarded before the notification of
-/// the loss.
+/// Invariant 3: a message that the lost process sent to one process only is forwarded before the
+/// notification of the loss.
 #[test]
 fn a_roster_that_one_has_heard_of_counts_for_all() {
     let [_, mut second, _] = three();

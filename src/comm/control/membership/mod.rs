@@ -1,16 +1,18 @@
-//! Which ranks survive a failure, and the worlds in which they continue ([`World::shrink`](super::World::shrink)).
+//! Which ranks survive a failure, and the worlds in which they continue
+//! ([`World::shrink`](super::World::shrink)).
 //!
 //! ```text
 //! world of 4 ranks          rank 2 is lost           the survivors
 //! 0 1 2 3   --failure-->    0 1 . 3   --shrink-->    0 1 2           a new backend, with ranks 0, 1 and 3
 //! ```
 //!
-//! [`MembershipAgreement`] is the agreement of processes on the survivors, as pure state; [`Membership`] lets ranks wait
-//! for it.
+//! [`MembershipAgreement`] is the agreement of processes on the survivors, as pure state;
+//! [`Membership`] lets ranks wait for it.
 //!
-//! The worlds of which a rank was a member are in `comm::rank_worlds`.
-//! Collectives know nothing of it: a shrunk world is an ordinary world with a backend of its own. A backend holds a
-//! [`Membership`], to which it passes the ends of ranks, the losses of processes and the messages of other processes.
+//! The worlds of which a rank was a member are in `comm::rank_worlds`. Collectives know nothing of
+//! it: a shrunk world is an ordinary world with a backend of its own. A backend holds a
+//! [`Membership`], to which it passes the ends of ranks, the losses of processes and the messages
+//! of other processes.
 
 mod agreement;
 
@@ -42,7 +44,8 @@ pub(in crate::comm) trait MembershipPeers: Send + Sync {
     /// Sends a message to all of them, without blocking.
     fn notify(&self, message: &MembershipMessage);
 
-    /// Lets this process end without the processes of `ranks`, for which the survivors do not wait any longer.
+    /// Lets this process end without the processes of `ranks`, for which the survivors do not wait
+    /// any longer.
     fn leave_behind(&self, ranks: &[usize]);
 }
 
@@ -85,14 +88,14 @@ impl Membership {
         self.next.get().cloned()
     }
 
-    /// Returns the world in which the survivors continue. The first local rank that needs it creates its backend with
-    /// `create`.
+    /// Returns the world in which the survivors continue. The first local rank that needs it
+    /// creates its backend with `create`.
     pub fn next_or(&self, create: impl FnOnce() -> ShrunkWorld) -> ShrunkWorld {
         self.next.get_or_init(create).clone()
     }
 
-    /// Announces that `rank` continues, and waits until it is decided which other ranks do, twice `deadline` at most.
-    /// Returns all of them.
+    /// Announces that `rank` continues, and waits until it is decided which other ranks do, twice
+    /// `deadline` at most. Returns all of them.
     pub fn survivors(&self, rank: usize, deadline: Duration) -> Result<Arc<[usize]>, CommError> {
         self.change(|agreement| {
             agreement.came(rank);
@@ -144,13 +147,13 @@ impl Membership {
         heard
     }
 
-    /// Changes the agreement and decides it, if possible. Sends the messages of `change` and of the decision to all
-    /// other processes.
+    /// Changes the agreement and decides it, if possible. Sends the messages of `change` and of the
+    /// decision to all other processes.
     fn change(&self, change: impl FnOnce(&mut MembershipAgreement) -> Option<MembershipMessage>) {
         let mut agreement = self.agreement.lock();
         let messages = [change(&mut agreement), agreement.decide()];
-        // Under the lock, so that no local rank uses the roster before it is sent, and all messages are sent in
-        // order.
+        // Under the lock, so that no local rank uses the roster before it is sent, and all messages
+        // are sent in order.
         if let Some(peers) = &self.peers {
             messages
                 .iter()
@@ -161,8 +164,8 @@ impl Membership {
         self.changed.notify_all();
     }
 
-    /// Waits for the decision. After `deadline`, ranks that have not come are gone. Returns `None` if there is no
-    /// decision after another `deadline`.
+    /// Waits for the decision. After `deadline`, ranks that have not come are gone. Returns `None`
+    /// if there is no decision after another `deadline`.
     fn await_roster(&self, deadline: Duration) -> Option<Arc<[usize]>> {
         if let Some(roster) = self.await_roster_until(Instant::now() + deadline.min(LONGEST)) {
             return Some(roster);

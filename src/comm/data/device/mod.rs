@@ -1,5 +1,5 @@
-//! Data plane for lists of tensors on one Cube device. For any number of tensors, each rank runs one kernel before
-//! the ranks exchange data and one after.
+//! Data plane for lists of tensors on one Cube device. For any number of tensors, each rank runs
+//! one kernel before the ranks exchange data and one after.
 //!
 //! ```text
 //! all-gather        shards       --copy-in-->  a row of each rank   --copy-out-->  full tensors
@@ -7,11 +7,12 @@
 //! reduce-scatter    full tensors --copy-in-->  rows for all ranks   --reduce-->    shards, views of the reduced row
 //! ```
 //!
-//! Ranks exchange tensors by handle, without a copy through the host. Ranks are streams of the device, which wait
-//! for each other's kernels. A deferred all-gather, such as those of backward that forward posts, has no row,
-//! because the row would take as much memory as the shards until the gather starts. A contribution keeps the
-//! tensors in addition to the flat buffer. If ranks are on different devices and one of them does not support this
-//! path, they can still use burn's own operations.
+//! Ranks exchange tensors by handle, without a copy through the host. Ranks are streams of the
+//! device, which wait for each other's kernels. A deferred all-gather, such as those of backward
+//! that forward posts, has no row, because the row would take as much memory as the shards until
+//! the gather starts. A contribution keeps the tensors in addition to the flat buffer. If ranks are
+//! on different devices and one of them does not support this path, they can still use burn's own
+//! operations.
 
 mod reduce;
 #[cfg(all(test, feature = "cube"))]
@@ -41,7 +42,8 @@ pub(in crate::comm) struct CoalescedCopies {
 }
 
 impl CoalescedCopies {
-    /// Prepares an all-gather: adds this rank's row to its contribution, unless the call is `deferred`.
+    /// Prepares an all-gather: adds this rank's row to its contribution, unless the call is
+    /// `deferred`.
     pub fn pack_parts(
         deferred: bool,
         mut contribution: Contribution,
@@ -55,8 +57,8 @@ impl CoalescedCopies {
         (fused, contribution)
     }
 
-    /// Prepares a reduce-scatter: adds rows for all ranks to this rank's contribution, if the device can reduce
-    /// them.
+    /// Prepares a reduce-scatter: adds rows for all ranks to this rank's contribution, if the
+    /// device can reduce them.
     pub fn pack_full(
         mut contribution: Contribution,
         plan: &CollectivePlan,
@@ -72,7 +74,8 @@ impl CoalescedCopies {
         (fused, contribution)
     }
 
-    /// Returns the copies for at least two float tensors of one dtype on one Cube device; `None` for other lists.
+    /// Returns the copies for at least two float tensors of one dtype on one Cube device; `None`
+    /// for other lists.
     fn new(
         tensors: &[DispatchTensor],
         plan: &CollectivePlan,
@@ -116,8 +119,8 @@ impl CoalescedCopies {
         Some(self.run(side, &sources)?.remove(0))
     }
 
-    /// Returns the full tensors of an all-gather, if every rank has contributed its row, or shards that this device
-    /// can read.
+    /// Returns the full tensors of an all-gather, if every rank has contributed its row, or shards
+    /// that this device can read.
     pub fn gathered(&self, contributions: &[Contribution]) -> Option<Vec<DispatchTensor>> {
         let full_tensors = match self.flats(contributions) {
             Some(rows) => self.run(CopySide::UnpackRows, &rows),

@@ -23,8 +23,8 @@ pub(super) fn is_possible(client: &Client, ranks: usize, dtype: DType) -> bool {
 
 /// Returns the reduction of row `rank` of `flats`. Each flat buffer has one row per rank.
 ///
-/// The rows are reduced in the same fixed binary tree as in all reductions: neighbours first, and an odd row moves
-/// up. f16 and bf16 accumulate in f32 and are rounded once.
+/// The rows are reduced in the same fixed binary tree as in all reductions: neighbours first, and
+/// an odd row moves up. f16 and bf16 accumulate in f32 and are rounded once.
 pub(super) fn reduce_row(flats: &[CubeTensor], rank: usize, op: ReduceOp) -> CubeTensor {
     let CubeTensor {
         client,
@@ -124,7 +124,8 @@ fn node<E: Numeric, A: Float, N: Size>(
         } else if comptime!(op == ReduceOp::Product) {
             left * right
         } else if comptime!(op == ReduceOp::Min) {
-            // As on the CPU: no comparison with NaN is true, so the result is NaN whichever side has it.
+            // As on the CPU: no comparison with NaN is true, so the result is NaN whichever side
+            // has it.
             select_many(left.less_than(&right).or(left.is_nan()), left, right)
         } else {
             select_many(left.greater_than(&right).or(left.is_nan()), left, right)

@@ -71,8 +71,8 @@ fn reduces_like_burns_operations() {
     }
 }
 
-/// Checks that the minimum and the maximum are NaN whichever rank has it, as on the CPU, and that infinities are values
-/// like others.
+/// Checks that the minimum and the maximum are NaN whichever rank has it, as on the CPU, and that
+/// infinities are values like others.
 #[test]
 fn nan_and_infinities_are_reduced_as_on_the_cpu() {
     for (dtype, ranks) in dtypes().into_iter().cartesian_product([2, 3, 5]) {

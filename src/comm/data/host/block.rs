@@ -31,7 +31,8 @@ impl RunBlock {
     pub fn new(shape: &[usize], ranges: &[Range<usize>]) -> Self {
         let strides = strides(shape);
         let is_full = |dim: usize| ranges[dim] == (0..shape[dim]);
-        // The last dimension of which the block does not have all indices. From there on, elements are adjacent.
+        // The last dimension of which the block does not have all indices. From there on, elements
+        // are adjacent.
         let split = (0..shape.len())
             .rev()
             .find(|dim| !is_full(*dim))

@@ -1,8 +1,8 @@
 //! [`CooperativeResult`]: a result that is identical on all ranks of a process, built by the ranks that wait for
 //! it, and stored once.
 //!
-//! The work is divided into tasks. Each rank takes tasks until none remain. A rank that arrives later takes a
-//! handle.
+//! The work is divided into tasks. Each rank takes tasks until none remain. A rank that arrives
+//! later takes a handle.
 //!
 //! ```text
 //! rank 0   waits: | task 0 | task 2 | task 3 |  a handle
@@ -10,19 +10,21 @@
 //! rank 2                                           waits: a handle
 //! ```
 //!
-//! A tensor is a handle in any case, and burn writes in place only through a unique handle. If two ranks share a
-//! result, the first that writes gets a private copy. Sharing therefore affects only time and memory.
+//! A tensor is a handle in any case, and burn writes in place only through a unique handle. If two
+//! ranks share a result, the first that writes gets a private copy. Sharing therefore affects only
+//! time and memory.
 //!
-//! A result is alive as long as a rank has a handle to it, or the [`CachedResults`] of its collective keep one for ranks
-//! that need it later. A fast rank must not fill memory with results that its peers need much later. Therefore only the
-//! latest gather of each group is kept. A rank that finds a result evicted copies it once more, which takes as long as
-//! without sharing. The result of a reduction is kept until every rank has taken it, as its operands are, because
+//! A result is alive as long as a rank has a handle to it, or the [`CachedResults`] of its
+//! collective keep one for ranks that need it later. A fast rank must not fill memory with results
+//! that its peers need much later. Therefore only the latest gather of each group is kept. A rank
+//! that finds a result evicted copies it once more, which takes as long as without sharing. The
+//! result of a reduction is kept until every rank has taken it, as its operands are, because
 //! recomputing it takes time proportional to the number of ranks.
 //!
 //! 1. All threads of a rank's pool take tasks.
-//! 2. A thread that has taken a task does nothing else before the task is complete, so no task waits for other work
-//!    of the thread's pool. A rank therefore waits for tasks of others without a deadline: they are short, and a
-//!    thread that panics in one ends the wait.
+//! 2. A thread that has taken a task does nothing else before the task is complete, so no task
+//!    waits for other work of the thread's pool. A rank therefore waits for tasks of others without
+//!    a deadline: they are short, and a thread that panics in one ends the wait.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -48,15 +50,15 @@ pub(super) unsafe trait PartitionedJob: Sync {
     /// Data that describes the division into tasks.
     type Partition: Send + Sync;
 
-    /// Allocates memory, and divides the work. Returns the memory, the division, and the number of tasks, which is
-    /// at least one.
+    /// Allocates memory, and divides the work. Returns the memory, the division, and the number of
+    /// tasks, which is at least one.
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, Self::Partition, usize);
 
     /// Performs task `index` on the calling thread alone, and writes to the memory at `to`.
     ///
     /// # Safety
-    /// `sizes` and `to` are from one [`begin`](Self::begin). No other thread performs this task, and no thread
-    /// reads its output.
+    /// `sizes` and `to` are from one [`begin`](Self::begin). No other thread performs this task,
+    /// and no thread reads its output.
     unsafe fn make(&self, sizes: &Self::Partition, index: usize, to: &OutputPtrs);
 
     /// Returns the results.
@@ -136,7 +138,8 @@ impl<C> Default for CooperativeResult<C> {
 }
 
 impl<C: Send + Sync> CooperativeResult<C> {
-    /// Returns the results of `job`: builds them with the other ranks that wait, or takes handles if they exist.
+    /// Returns the results of `job`: builds them with the other ranks that wait, or takes handles
+    /// if they exist.
     ///
     /// # Safety
     /// All jobs with which this is called have the same results.
@@ -184,8 +187,8 @@ impl<C: Send + Sync> CooperativeResult<C> {
         }
     }
 
-    /// Performs tasks until all are taken. The thread that completes the last one passes the results to `keep`, and
-    /// publishes them.
+    /// Performs tasks until all are taken. The thread that completes the last one passes the
+    /// results to `keep`, and publishes them.
     ///
     /// # Safety
     /// `job` is the job that has begun `making`, or an equal job of another rank.
@@ -201,8 +204,8 @@ impl<C: Send + Sync> CooperativeResult<C> {
                 return;
             }
             let failing = Failing { of: self, making };
-            // SAFETY: the task was taken once, and the caller guarantees the rest; no rank has the results before all
-            // tasks are complete.
+            // SAFETY: the task was taken once, and the caller guarantees the rest; no rank has the
+            // results before all tasks are complete.
             unsafe {
                 job.make(
                     &making.partition,
@@ -229,15 +232,15 @@ impl<C: Send + Sync> CooperativeResult<C> {
         }
     }
 
-    /// Returns the results if they exist; otherwise the results that are being built, which this call begins if
-    /// necessary.
+    /// Returns the results if they exist; otherwise the results that are being built, which this
+    /// call begins if necessary.
     fn find(
         &self,
         job: &impl PartitionedJob<Partition = C>,
         owner: &Owner,
     ) -> Result<Vec<FlexTensor>, Arc<Making<C>>> {
-        // If some of several tensors are still alive, these may be their last handles, which are dropped outside
-        // the lock.
+        // If some of several tensors are still alive, these may be their last handles, which are
+        // dropped outside the lock.
         let found: Vec<Option<FlexTensor>>;
         let mut state = self.state.lock();
         match &*state {
@@ -338,8 +341,9 @@ impl SharedResultCache {
         }
     }
 
-    /// Makes `cached` the latest of its group, and evicts the results of an earlier one before new memory is
-    /// allocated. Returns false if there is a later one, so that nothing may be cached in `cached`.
+    /// Makes `cached` the latest of its group, and evicts the results of an earlier one before new
+    /// memory is allocated. Returns false if there is a later one, so that nothing may be cached in
+    /// `cached`.
     fn make_room(
         &self,
         OpHandle { group, seq, .. }: OpHandle,

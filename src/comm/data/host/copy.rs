@@ -31,8 +31,8 @@ struct Joint {
 }
 
 impl GatherCopyPlan {
-    /// Creates the copies of a planned all-gather over `ranks` ranks. The order does not depend on the rank that
-    /// creates them.
+    /// Creates the copies of a planned all-gather over `ranks` ranks. The order does not depend on
+    /// the rank that creates them.
     pub fn new(plan: &CollectivePlan, ranks: usize) -> Self {
         let joint = |dtype: DType| {
             let tensors = plan
@@ -66,8 +66,8 @@ impl GatherCopyPlan {
         }
     }
 
-    /// Returns the full tensors. Large ones are built by all local ranks together and shared, if they have an
-    /// `owner`.
+    /// Returns the full tensors. Large ones are built by all local ranks together and shared, if
+    /// they have an `owner`.
     pub fn full_tensors(
         &self,
         gathered: &GatherSources,
@@ -79,7 +79,8 @@ impl GatherCopyPlan {
             let ranks = gathered.ranks;
             let of_joint =
                 match owner.filter(|_| joint.bytes * ranks >= HostTuning::get().shared_bytes) {
-                    // SAFETY: all ranks have the shards of the same collective, and the copies of the same plan.
+                    // SAFETY: all ranks have the shards of the same collective, and the copies of
+                    // the same plan.
                     Some(owner) => unsafe {
                         together.get(
                             &Join {

@@ -55,7 +55,8 @@ macro_rules! int_number {
 float_number!(f32, f64);
 int_number!(i64, u64);
 
-/// A stored element type, with the type in which it is accumulated. Outputs have the length of the sources.
+/// A stored element type, with the type in which it is accumulated. Outputs have the length of the
+/// sources.
 pub(super) trait Element: bytemuck::Pod + Send + Sync {
     type Sum: ReduceElement;
 
@@ -65,8 +66,8 @@ pub(super) trait Element: bytemuck::Pod + Send + Sync {
     /// Rounds a result to this type.
     fn narrow(sum: Self::Sum) -> Self;
 
-    /// Returns `source` in the accumulation type. If a conversion is necessary, writes it to `scratch` and returns
-    /// `None`.
+    /// Returns `source` in the accumulation type. If a conversion is necessary, writes it to
+    /// `scratch` and returns `None`.
     #[inline(always)]
     fn widen_all<'a>(source: &'a [Self], scratch: &mut [Self::Sum]) -> Option<&'a [Self::Sum]> {
         scratch
@@ -146,8 +147,9 @@ macro_rules! same_precision {
 
 same_precision!(f32, f64, i64, u64);
 
-/// Implements [`Element`] for narrow integers, which accumulate in 64 bits, so that a sum does not wrap around
-/// before it is divided. The low bits of sums and products equal those of narrow arithmetic.
+/// Implements [`Element`] for narrow integers, which accumulate in 64 bits, so that a sum does not
+/// wrap around before it is divided. The low bits of sums and products equal those of narrow
+/// arithmetic.
 macro_rules! narrow_int {
     ($($int:ty: $wide:ty),*) => {$(
         impl Element for $int {
@@ -170,8 +172,8 @@ impl Element for bf16 {
         f32::from_bits((self.to_bits() as u32) << 16)
     }
 
-    /// Rounds to nearest, ties to even. It has no branches and uses a signed shift, so that it vectorizes.
-    /// `bf16::from_f32` does not.
+    /// Rounds to nearest, ties to even. It has no branches and uses a signed shift, so that it
+    /// vectorizes. `bf16::from_f32` does not.
     #[inline(always)]
     fn narrow(sum: f32) -> Self {
         let bits = sum.to_bits();

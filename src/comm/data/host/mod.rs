@@ -1,5 +1,5 @@
-//! Data plane for Flex tensors. Each result is written once, directly from the memory of the peers. A result that
-//! is identical on all ranks is written once for all of them.
+//! Data plane for Flex tensors. Each result is written once, directly from the memory of the peers.
+//! A result that is identical on all ranks is written once for all of them.
 
 mod block;
 mod cooperative;
@@ -32,9 +32,10 @@ pub(super) use cooperative::{Owner, ResultRetention};
 pub(super) use copy::{GatherCopyPlan, concat};
 pub(super) use reduce::ReduceOperands;
 
-/// Data that every rank needs of a collective and that is identical for all: the addresses of the tensors of all ranks, and
-/// the shared results. The first rank creates it; it is stored in the contribution of the first member. If each rank looked
-/// the tensors up, the work would grow with the square of the number of ranks, for any size of the tensors.
+/// Data that every rank needs of a collective and that is identical for all: the addresses of the
+/// tensors of all ranks, and the shared results. The first rank creates it; it is stored in the
+/// contribution of the first member. If each rank looked the tensors up, the work would grow with
+/// the square of the number of ranks, for any size of the tensors.
 #[derive(Debug, Default)]
 pub(in crate::comm) struct CollectiveCache {
     parts: OnceLock<Option<GatherSources>>,
@@ -45,8 +46,8 @@ pub(in crate::comm) struct CollectiveCache {
 }
 
 impl CollectiveCache {
-    /// Returns the owner of the shared results of the collective `op`. `waited` adds up the time that the rank
-    /// waits for others.
+    /// Returns the owner of the shared results of the collective `op`. `waited` adds up the time
+    /// that the rank waits for others.
     pub fn owner<'a>(
         &'a self,
         cache: &'a SharedResultCache,
@@ -63,7 +64,8 @@ impl CollectiveCache {
         }
     }
 
-    /// Returns the shards that an all-gather joins, by rank and tensor; `None` if they are not all Flex tensors.
+    /// Returns the shards that an all-gather joins, by rank and tensor; `None` if they are not all
+    /// Flex tensors.
     pub fn gathered<'a>(
         &self,
         joints: &GatherCopyPlan,
@@ -72,7 +74,8 @@ impl CollectiveCache {
         offered(&self.parts, || Some(joints.sources(&parts()?))).as_ref()
     }
 
-    /// Returns the operands of the reduction of tensor `index` of `count`; `None` if they are not all Flex tensors.
+    /// Returns the operands of the reduction of tensor `index` of `count`; `None` if they are not
+    /// all Flex tensors.
     pub fn terms<'a>(
         &self,
         (index, count): (usize, usize),
@@ -85,8 +88,8 @@ impl CollectiveCache {
     }
 }
 
-/// Returns a tensor with the same values, whose elements are adjacent and whose memory lives as long as a handle,
-/// so that peers can read it as a slice.
+/// Returns a tensor with the same values, whose elements are adjacent and whose memory lives as
+/// long as a handle, so that peers can read it as a slice.
 pub(super) fn settle(tensor: DispatchTensor) -> DispatchTensor {
     match primitive(&tensor) {
         Some(flex) if !flex.is_contiguous() || !memory::is_lasting(flex) => {

@@ -50,15 +50,16 @@ impl ReduceOperands {
         wrap(reduce(&self.terms, &self.shape, ranges, op))
     }
 
-    /// Returns the reduction of all elements. A large one is computed by all local ranks together and shared, if it
-    /// has an `owner`.
+    /// Returns the reduction of all elements. A large one is computed by all local ranks together
+    /// and shared, if it has an `owner`.
     pub fn reduce_full(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
         let (terms, elements) = (&self.terms, self.shape.num_elements());
         match owner.filter(|_| {
             elements * dtype_of(terms).size() * terms.len() >= HostTuning::get().shared_bytes
         }) {
             Some(owner) => {
-                // SAFETY: all ranks have the operands of the same collective, and agree on the operation.
+                // SAFETY: all ranks have the operands of the same collective, and agree on the
+                // operation.
                 let mut complete = unsafe {
                     self.full.get(
                         &ReduceJob {
@@ -141,8 +142,8 @@ fn reduce(sources: &Sources, shape: &Shape, ranges: &Ranges, op: ReduceOp) -> Fl
     }
 }
 
-/// Reduces elements `range` of every source, taken as flat, and writes them to the same range of the buffer at
-/// `full`.
+/// Reduces elements `range` of every source, taken as flat, and writes them to the same range of
+/// the buffer at `full`.
 ///
 /// # Safety
 /// No other thread reads or writes this range.
@@ -161,7 +162,8 @@ fn dtype_of(sources: &Sources) -> DType {
 /// Calls the kernel of the sources' element type.
 ///
 /// # Safety
-/// `out` points to aligned memory for as many elements as `block` has, which no other thread reads or writes.
+/// `out` points to aligned memory for as many elements as `block` has, which no other thread reads
+/// or writes.
 unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut u8) {
     let typed = match dtype_of(sources) {
         DType::F32 | DType::Flex32 => by_op::<f32>,
@@ -190,7 +192,8 @@ unsafe fn by_dtype(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut 
 /// # Safety
 /// Same requirements as [`by_dtype`].
 unsafe fn by_op<E: Element>(sources: &Sources, op: ReduceOp, block: &RunBlock, out: *mut u8) {
-    /// Like [`reduced`], but compiled for AVX2, whose registers are twice as long as those of the x86-64 baseline.
+    /// Like [`reduced`], but compiled for AVX2, whose registers are twice as long as those of the
+    /// x86-64 baseline.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn by_avx2<E: Element>(
@@ -287,12 +290,12 @@ impl<E: Element> Strips<'_, E> {
 ///       +----+----+
 /// ```
 ///
-/// On four ranks this equals, to the bit, two groups of two and then a pair. The root writes directly into the
-/// result.
+/// On four ranks this equals, to the bit, two groups of two and then a pair. The root writes
+/// directly into the result.
 ///
-/// The tree is traversed like a binary counter: pairs are combined from the left, and two partial results over the
-/// same number of ranks are merged. The remaining partial results are over fewer ranks the further to the right
-/// they are, and are combined from the right.
+/// The tree is traversed like a binary counter: pairs are combined from the left, and two partial
+/// results over the same number of ranks are merged. The remaining partial results are over fewer
+/// ranks the further to the right they are, and are combined from the right.
 struct Tree<S, C, F> {
     combine: C,
     finish: F,
@@ -305,8 +308,9 @@ struct Tree<S, C, F> {
 impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C, F> {
     /// Creates a tree over `ranks` sources, at least two.
     fn new(ranks: usize, combine: C, finish: F) -> Self {
-        // Two sources are combined directly into the result. With more sources, the number of stored partial
-        // results is at most the number of binary digits of the number of pairs, plus one for the last pair.
+        // Two sources are combined directly into the result. With more sources, the number of
+        // stored partial results is at most the number of binary digits of the number of pairs,
+        // plus one for the last pair.
         let most = if ranks > 2 {
             ranks.div_ceil(2).ilog2() as usize + 2
         } else {

@@ -32,8 +32,8 @@ fn random(seed: usize, dtype: DType, device: &Device) -> DispatchTensor {
     } else if dtype.is_bool() {
         tensor.greater_scalar(0.0).into_dispatch()
     } else {
-        // Large enough that sums and products of bytes wrap around, but those of 64 bits do not. burn's
-        // multiplication checks the latter in a debug build.
+        // Large enough that sums and products of bytes wrap around, but those of 64 bits do not.
+        // burn's multiplication checks the latter in a debug build.
         let scale = if dtype.size() < 8 { 31 } else { 1 };
         let ints = tensor.mul_scalar(scale).int();
         let ints = if dtype.is_uint() { ints.abs() } else { ints };
@@ -153,8 +153,8 @@ fn concatenates_like_the_kernels() {
     }
 }
 
-/// Tests that only the first rank looks up the shards, and that the others use its result, also if tensors of two
-/// dtypes alternate.
+/// Tests that only the first rank looks up the shards, and that the others use its result, also if
+/// tensors of two dtypes alternate.
 #[test]
 fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     let device = Device::flex();
@@ -242,8 +242,9 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
     }
 }
 
-/// Tests ranks of a group that wait at the same time, for results large enough to be shared, sharded along either
-/// dimension and of two dtypes. The results must equal those of burn's own operations.
+/// Tests ranks of a group that wait at the same time, for results large enough to be shared,
+/// sharded along either dimension and of two dtypes. The results must equal those of burn's own
+/// operations.
 #[test]
 fn shared_results_are_like_the_kernels() {
     let (device, ranks, [rows, columns]) = (Device::flex(), 3, [1031, 257]);
@@ -337,8 +338,8 @@ fn shared_results_are_like_the_kernels() {
     }
 }
 
-/// Tests large results, of which each rank reduces slices for all, and small and empty results, which each rank
-/// reduces alone.
+/// Tests large results, of which each rank reduces slices for all, and small and empty results,
+/// which each rank reduces alone.
 #[test]
 fn a_reduction_in_common_is_like_the_kernels() {
     let device = Device::flex();
@@ -397,8 +398,8 @@ fn a_reduction_in_common_is_like_the_kernels() {
     }
 }
 
-/// Checks that NaN of any rank is in the result, and that infinities are values like others, by the kernels and by
-/// burn's operations.
+/// Checks that NaN of any rank is in the result, and that infinities are values like others, by the
+/// kernels and by burn's operations.
 #[test]
 fn nan_and_infinities_are_reduced_like_the_kernels() {
     let device = Device::flex();

@@ -12,8 +12,9 @@ use crate::memory::gpu::gpu;
 use crate::placement::ShardSizes;
 use crate::testing::LoopbackJob as Job;
 
-/// Data on a device is copied to the host once for all processes, when the call is due to be sent: that of a deferred call
-/// when it is requested. The completion thread copies it, so that neither the rank nor the transport waits for the device.
+/// Data on a device is copied to the host once for all processes, when the call is due to be sent:
+/// that of a deferred call when it is requested. The completion thread copies it, so that neither
+/// the rank nor the transport waits for the device.
 #[test]
 fn data_on_a_device_is_read_once_and_not_before_it_is_needed() {
     // No other test sends tensors of so many elements.

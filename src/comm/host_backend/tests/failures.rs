@@ -56,8 +56,8 @@ fn left(rank: usize) -> RankReport {
     }
 }
 
-/// Lets one of four ranks, in two processes, call `wrong` while the others reduce; each rank takes this role once.
-/// Checks the error of each launch and of each other rank.
+/// Lets one of four ranks, in two processes, call `wrong` while the others reduce; each rank takes
+/// this role once. Checks the error of each launch and of each other rank.
 fn provoke(
     wrong: impl Fn(&World, &Communicator) -> Result<()> + Sync,
     is_it: impl Fn(&CommError, usize) -> bool,
@@ -286,8 +286,8 @@ fn a_process_that_is_lost_ends_the_others() {
     }
 }
 
-/// After a failure, rank 1 stays in a loop of its own, outside collectives. The launches of the other processes end, and
-/// their report names it.
+/// After a failure, rank 1 stays in a loop of its own, outside collectives. The launches of the
+/// other processes end, and their report names it.
 #[test]
 fn a_rank_that_is_stuck_in_its_own_code_ends_no_launch_but_its_own() {
     let (job, (go, told)) = (Job::new(3, 9), mpsc::channel::<()>());
@@ -400,8 +400,8 @@ fn a_rank_that_only_sends_to_other_processes_is_told() {
     );
 }
 
-/// If a process receives an invalid header, which no backend sends, the error names the sender and no thread
-/// panics.
+/// If a process receives an invalid header, which no backend sends, the error names the sender and
+/// no thread panics.
 #[test]
 fn a_header_that_cannot_be_right_is_an_error() {
     let signature = || CallSignature::new(Op::Barrier, &Call::new("end"), Vec::new());
@@ -759,7 +759,8 @@ fn ranks_that_wait_for_long_and_not_for_each_other_go_on() {
     let ends = job.run(|_, processes| {
         launched(processes, 1, |world| {
             let (rank, all) = (world.rank(), world.all());
-            // Rank 0 waits for rank 1, which waits for rank 2, which computes; then all continue in another order.
+            // Rank 0 waits for rank 1, which waits for rank 2, which computes; then all continue in
+            // another order.
             if rank == 2 {
                 std::thread::sleep(Duration::from_millis(1200));
             }

@@ -12,8 +12,8 @@ use crate::placement::ShardSizes;
 use crate::testing::LoopbackJob as Job;
 use crate::{Error, Result};
 
-/// Returns the sum of all rank numbers, and the value of a message from the last rank (-1 on the last rank
-/// itself).
+/// Returns the sum of all rank numbers, and the value of a message from the last rank (-1 on the
+/// last rank itself).
 fn program(world: &World) -> Result<(f32, f32)> {
     let (comm, last) = (world.all(), world.size() - 1);
     let tensor = Tensor::<1>::full([1000], world.rank() as f32, world.device()).into_dispatch();
@@ -67,15 +67,16 @@ fn launches_follow_each_other_with_other_numbers_of_ranks() {
     }
 }
 
-/// Headers and payloads that arrive before a launch begins are kept until it begins. If `landed` is set, the
-/// payloads have arrived completely by then.
+/// Headers and payloads that arrive before a launch begins are kept until it begins. If `landed` is
+/// set, the payloads have arrived completely by then.
 #[test]
 fn what_comes_before_a_launch_begins_is_kept() {
     for landed in [false, true] {
         let job = Job::new(2, 15);
         let ends = job.run(|process, processes| {
             if process == 0 {
-                // That of the launch, two messages of rank 3, and the contributions of ranks 2 and 3 to the reduction.
+                // That of the launch, two messages of rank 3, and the contributions of ranks 2 and
+                // 3 to the reduction.
                 let has_come = |state: &super::super::process_job::JobState| {
                     state.headers[1] >= 5 && (!landed || state.awaited.is_empty())
                 };
@@ -141,7 +142,8 @@ fn a_launch_after_a_process_is_lost_fails() {
     );
 }
 
-/// Tests operations that are dropped before their data arrives, and messages that are never received.
+/// Tests operations that are dropped before their data arrives, and messages that are never
+/// received.
 #[test]
 fn nothing_that_comes_late_is_kept() {
     let job = Job::new(2, 17);
@@ -167,7 +169,8 @@ fn nothing_that_comes_late_is_kept() {
     }
 }
 
-/// Each rank may drop its operations before the shard of the other has arrived, so that nothing completes them.
+/// Each rank may drop its operations before the shard of the other has arrived, so that nothing
+/// completes them.
 #[test]
 fn nothing_is_kept_of_large_operations_that_all_ranks_drop() {
     let job = Job::new(2, 19);
@@ -196,8 +199,9 @@ fn nothing_is_kept_of_large_operations_that_all_ranks_drop() {
     assert_eq!(kept.concat(), [(0, 0), (1, 0)]);
 }
 
-/// A launch that process 0 makes alone, such as an evaluation, between those that all processes make. The files of each
-/// launch are those of its ranks in all processes, and a failed launch names the operations of its own rank.
+/// A launch that process 0 makes alone, such as an evaluation, between those that all processes
+/// make. The files of each launch are those of its ranks in all processes, and a failed launch
+/// names the operations of its own rank.
 #[test]
 fn a_launch_of_one_process_alone_is_not_mixed_up_with_those_of_all() {
     let folder = env::temp_dir().join(format!("burn-dtensor-launches-{}", process::id()));

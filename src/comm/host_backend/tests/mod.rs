@@ -1,5 +1,5 @@
-//! Tests of ranks in several processes. Each process is simulated by a thread, connected to the others by
-//! queues.
+//! Tests of ranks in several processes. Each process is simulated by a thread, connected to the
+//! others by queues.
 
 #[cfg(feature = "cube")]
 #[expect(clippy::result_large_err, reason = "made once per test")]

@@ -35,7 +35,8 @@ pub(super) fn describe<'a>(posting: &Posting<'a>) -> PostedCall<'a> {
     }
 }
 
-/// Iterates over shape and type of each tensor. For an all-to-all of lists, these are the tensors that are sent.
+/// Iterates over shape and type of each tensor. For an all-to-all of lists, these are the tensors
+/// that are sent.
 pub(super) fn tensors<'a>(
     signature: &'a CallSignature,
 ) -> impl Iterator<Item = Option<(&'a [usize], ElementType)>> {

@@ -1,12 +1,13 @@
-//! Flight recorder: shows the last operations of every rank and which ranks wait for which, after a crash or while
-//! the program runs.
+//! Flight recorder: shows the last operations of every rank and which ranks wait for which, after a
+//! crash or while the program runs.
 //!
-//! Each rank keeps its last 1024 collectives and messages in memory. If a folder is named, this memory is a
-//! memory-mapped file of the rank, `launch-0-process-0-rank-3.flight`, or `launch-0-rank-3.flight` if several
-//! processes make the launch together. The program can name the folder with
-//! [`Launch::with_flight_recorder`](crate::comm::Launch::with_flight_recorder), and the user with the environment
-//! variable `BURN_DTENSOR_FLIGHT`. What a rank has recorded remains in the file however its process ends, also
-//! after SIGKILL. If ranks run on several hosts, use a folder that all of them can access.
+//! Each rank keeps its last 1024 collectives and messages in memory. If a folder is named, this
+//! memory is a memory-mapped file of the rank, `launch-0-process-0-rank-3.flight`, or
+//! `launch-0-rank-3.flight` if several processes make the launch together. The program can name the
+//! folder with [`Launch::with_flight_recorder`](crate::comm::Launch::with_flight_recorder), and the
+//! user with the environment variable `BURN_DTENSOR_FLIGHT`. What a rank has recorded remains in
+//! the file however its process ends, also after SIGKILL. If ranks run on several hosts, use a
+//! folder that all of them can access.
 //!
 //! The program `flight` combines the files of a folder and names the rank at fault:
 //!
@@ -21,7 +22,8 @@
 //!
 //! The crate [`burn_dtensor_flight`] does the same for a program, and defines the
 //! [format](burn_dtensor_flight::format) of a file. The trace of one rank is available here:
-//! [`Ledger::flight`](crate::comm::Ledger::flight) returns that of a running rank, and [`RankTrace::read`] reads a file.
+//! [`Ledger::flight`](crate::comm::Ledger::flight) returns that of a running rank, and
+//! [`RankTrace::read`] reads a file.
 //!
 //! ```
 //! use burn_dtensor::comm::flight::{ExitKind, RankTrace};

@@ -17,8 +17,8 @@ use super::words::Words;
 use super::{OpOutcome, ProgramExit, RankTrace};
 use crate::comm::{Group, Op, StartError};
 
-/// Records a rank's operations in memory, or in a file. Recording an operation takes no lock and does not
-/// allocate; only adding a channel does.
+/// Records a rank's operations in memory, or in a file. Recording an operation takes no lock and
+/// does not allocate; only adding a channel does.
 #[derive(Debug)]
 pub(in crate::comm) struct Recorder {
     words: Words,
@@ -42,7 +42,8 @@ pub(in crate::comm) struct LaunchStart {
     identity: Identity,
 }
 
-/// Counters of a rank's calls on one channel, shared by all communicators with the same group and name.
+/// Counters of a rank's calls on one channel, shared by all communicators with the same group and
+/// name.
 #[derive(Debug, Default)]
 pub(in crate::comm) struct Sequence {
     /// Number of the channel, from 1; 0 if the recorder has no capacity for it.
@@ -85,7 +86,8 @@ impl Sequence {
         self.at
     }
 
-    /// Returns the sequence number of the next collective, or of the next message, and increments it.
+    /// Returns the sequence number of the next collective, or of the next message, and increments
+    /// it.
     pub fn next(&self, op: Op) -> u64 {
         let calls = if op.is_message() {
             &self.messages
@@ -199,8 +201,8 @@ impl Recorder {
         self.counted.load(Ordering::Relaxed)
     }
 
-    /// Records the end of the rank's program. Only the first call has an effect; the record is complete when it
-    /// returns.
+    /// Records the end of the rank's program. Only the first call has an effect; the record is
+    /// complete when it returns.
     pub fn ended(&self, ending: impl FnOnce(Duration) -> ProgramExit) {
         self.end
             .call_once(|| self.memory().end(&ending(self.start.elapsed())));

@@ -308,7 +308,8 @@ fn a_file_holds_what_memory_does() {
     assert!(words.starts_with(&own) && words[own.len()..].iter().all(|word| *word == 0));
 }
 
-/// A launch with the same number as one of an earlier run in the same folder does not change that run's files.
+/// A launch with the same number as one of an earlier run in the same folder does not change that
+/// run's files.
 #[test]
 fn files_of_another_run_are_not_touched() {
     let folder = Folder::new("again");

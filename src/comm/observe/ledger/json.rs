@@ -23,8 +23,8 @@ impl Ledger {
     ///  "host_copies": [{"label": "blocks.0", "to_device": {"calls": 2, "bytes": 200}, "to_host": {"calls": 1, "bytes": 40}}, ..]}
     /// ```
     ///
-    /// A bucket of the histogram ends where the next one begins, see [`Histogram`](super::Histogram). Stragglers
-    /// are ordered by waiting time, longest first.
+    /// A bucket of the histogram ends where the next one begins, see
+    /// [`Histogram`](super::Histogram). Stragglers are ordered by waiting time, longest first.
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};

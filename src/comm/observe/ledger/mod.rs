@@ -36,9 +36,10 @@ pub use waits::{Histogram, Straggler, WaitBreakdown, Waits};
 /// | all-to-all of lists | of the tensors that the rank sends to other ranks |
 /// | barrier | 0 |
 ///
-/// A collective on a group of one rank sends nothing and is not counted. A ledger counts up to 4096 combinations of
-/// operation, phase and label separately; further labels are counted together, as `(other labels)`. The [flight
-/// recorder](crate::comm::flight) keeps the last 1024 collectives individually.
+/// A collective on a group of one rank sends nothing and is not counted. A ledger counts up to 4096
+/// combinations of operation, phase and label separately; further labels are counted together, as
+/// `(other labels)`. The [flight recorder](crate::comm::flight) keeps the last 1024 collectives
+/// individually.
 ///
 /// | method | contents |
 /// |---|---|
@@ -214,8 +215,8 @@ impl Ledger {
         }
     }
 
-    /// Returns burn's names of the backends of the tensors in this rank's collectives, such as `flex` or
-    /// `cubecl<wgpu<wgsl>>`.
+    /// Returns burn's names of the backends of the tensors in this rank's collectives, such as
+    /// `flex` or `cubecl<wgpu<wgsl>>`.
     pub fn backends(&self) -> BTreeSet<String> {
         let name = |device: &DispatchDevice| {
             let name = Dispatch::name(device);
@@ -267,7 +268,8 @@ impl Ledger {
         self.book.lock().totals.clone()
     }
 
-    /// Returns the last collectives that were counted since the last [`reset`](Self::reset), oldest first, at most
+    /// Returns the last collectives that were counted since the last [`reset`](Self::reset), oldest
+    /// first, at most
     /// 1024. Labels are truncated to 72 bytes by the flight recorder.
     pub fn recent(&self) -> Vec<LedgerEntry> {
         let forgotten = self.book.lock().forgotten;
@@ -288,8 +290,8 @@ impl Ledger {
         entries
     }
 
-    /// Returns the rank's last collectives and messages from its flight recorder, including those before the last
-    /// [`reset`](Self::reset).
+    /// Returns the rank's last collectives and messages from its flight recorder, including those
+    /// before the last [`reset`](Self::reset).
     ///
     /// ```
     /// use burn_dtensor::comm::{Launch, launch};
@@ -305,7 +307,8 @@ impl Ledger {
         self.recorder.trace()
     }
 
-    /// Clears the ledger, except for the flight recorder. Collectives in flight stay counted as such.
+    /// Clears the ledger, except for the flight recorder. Collectives in flight stay counted as
+    /// such.
     pub fn reset(&self) {
         let mut book = self.book.lock();
         let now = book.queue.now;

@@ -24,8 +24,8 @@ impl fmt::Display for Time {
     }
 }
 
-/// Formats `number` in the smallest of `units` that leaves at most three digits before the point. Each unit is a
-/// thousand times the one before.
+/// Formats `number` in the smallest of `units` that leaves at most three digits before the point.
+/// Each unit is a thousand times the one before.
 fn scaled(number: u128, units: &[&str]) -> String {
     if number < 1000 {
         return format!("{number} {}", units[0]);

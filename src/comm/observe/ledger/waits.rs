@@ -25,8 +25,8 @@ pub struct Histogram([u64; BUCKETS]);
 impl Histogram {
     /// Counts a wait.
     pub(super) fn add(&mut self, waiting: Duration) {
-        // The bucket is the number of binary digits of the microseconds: numbers from 2^(n - 1) to 2^n - 1 have n
-        // digits.
+        // The bucket is the number of binary digits of the microseconds: numbers from 2^(n - 1) to
+        // 2^n - 1 have n digits.
         let digits = (u128::BITS - waiting.as_micros().leading_zeros()) as usize;
         self.0[digits.min(BUCKETS - 1)] += 1;
     }
@@ -36,8 +36,8 @@ impl Histogram {
         self.0.iter().sum()
     }
 
-    /// Iterates over the buckets: the shortest wait of each, and the number of its waits. A bucket ends where the
-    /// next one begins.
+    /// Iterates over the buckets: the shortest wait of each, and the number of its waits. A bucket
+    /// ends where the next one begins.
     pub fn iter(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         let from = |bucket: usize| {
             Duration::from_micros(bucket.checked_sub(1).map_or(0, |power| 1 << power))
@@ -60,11 +60,13 @@ pub struct WaitBreakdown {
 
 /// The waits of a rank: the duration of each, and the rank that joined last, for which it waited.
 ///
-/// If this rank itself was the last, or the backend does not know the last rank, the wait is counted in the
-/// histogram, but not attributed to a rank. A rank that joined last has not necessarily delayed this one, because
-/// the result may have been complete before it was requested. The waiting times show the difference.
+/// If this rank itself was the last, or the backend does not know the last rank, the wait is
+/// counted in the histogram, but not attributed to a rank. A rank that joined last has not
+/// necessarily delayed this one, because the result may have been complete before it was requested.
+/// The waiting times show the difference.
 ///
-/// Displays as a table and a sentence such as `rank 3 came last in 41 of 60 waits, 12.3 ms of 14.0 ms`.
+/// Displays as a table and a sentence such as `rank 3 came last in 41 of 60 waits, 12.3 ms of 14.0
+/// ms`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Waits {
     times: Histogram,

@@ -13,8 +13,8 @@ use crate::comm::active_launch;
 static RUNNING: Mutex<Option<(Arc<MpiShared>, JoinHandle<()>)>> = Mutex::new(None);
 
 thread_local! {
-    /// True on threads on which the exit handler must not join the progress thread: on that thread itself, and on
-    /// a rank that is using the engine, for which the progress thread waits.
+    /// True on threads on which the exit handler must not join the progress thread: on that thread
+    /// itself, and on a rank that is using the engine, for which the progress thread waits.
     static KEPT_OFF: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -24,7 +24,8 @@ pub(super) fn at_exit(shared: Arc<MpiShared>, thread: JoinHandle<()>) {
     active_launch::at_exit(end);
 }
 
-/// Excludes the calling thread: if it ends the process, as `MPI_Abort` may, the process exits without waiting.
+/// Excludes the calling thread: if it ends the process, as `MPI_Abort` may, the process exits
+/// without waiting.
 pub(super) fn keep_off() {
     KEPT_OFF.set(true);
 }

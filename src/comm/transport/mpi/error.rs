@@ -27,7 +27,8 @@ pub(super) fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
     }
     let mut text = [0 as c_char; MPI_MAX_ERROR_STRING as usize];
     let mut length = 0;
-    // SAFETY: the buffer has capacity for the longest text. MPI leaves the rest zero, which terminates the string.
+    // SAFETY: the buffer has capacity for the longest text. MPI leaves the rest zero, which
+    // terminates the string.
     let text = unsafe {
         MPI_Error_string(code, text.as_mut_ptr(), &mut length);
         *text.last_mut().expect("the buffer is not empty") = 0;

@@ -1,11 +1,13 @@
-//! Frame of a message: its first part, which the receiver reads before it receives the other payloads.
+//! Frame of a message: its first part, which the receiver reads before it receives the other
+//! payloads.
 //!
 //! ```text
 //! frame size | header size | number of payloads | size of payload 0 | payload 1 | .. | header | inlined payloads
 //! ```
 //!
-//! Numbers have 64 bits and are little-endian. In the size of a payload, the highest bit is set if the payload is
-//! inlined in the frame. The last frame of a process has [`LAST`] as the size of its header.
+//! Numbers have 64 bits and are little-endian. In the size of a payload, the highest bit is set if
+//! the payload is inlined in the frame. The last frame of a process has [`LAST`] as the size of its
+//! header.
 
 use std::ops::Range;
 use std::sync::Arc;

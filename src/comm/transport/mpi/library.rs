@@ -16,8 +16,9 @@ use super::error::{MpiError, check};
 use super::ulfm::Ulfm;
 use crate::comm::launcher::{ProcessRank, StartError};
 
-/// MPI, used by one thread at a time. The thread that initialized it must also [finalize](Self::finalize) it.
-/// Other threads may use it if the library [is serialized](Self::is_serialized).
+/// MPI, used by one thread at a time. The thread that initialized it must also
+/// [finalize](Self::finalize) it. Other threads may use it if the library [is
+/// serialized](Self::is_serialized).
 pub(super) struct Library {
     /// Duplicate of the world communicator, so that messages of other code do not match.
     comm: MPI_Comm,
@@ -38,8 +39,8 @@ pub(super) struct ProbedMessage {
 pub(super) type FinishedRequest = (usize, Result<(), MpiError>);
 
 impl Library {
-    /// Initializes MPI on the calling thread. Fails if MPI's rank and number of processes differ from `place`,
-    /// which the launcher has set.
+    /// Initializes MPI on the calling thread. Fails if MPI's rank and number of processes differ
+    /// from `place`, which the launcher has set.
     pub fn start(place: ProcessRank) -> Result<Self, StartError> {
         let mut initialized = 0;
         // SAFETY: this function may be called at any time.
@@ -50,8 +51,8 @@ impl Library {
             return Err(StartError::Initialized);
         }
         let (mut level, mut processes, mut here) = (0, 0, 0);
-        // SAFETY: MPI is not initialized, and needs no command-line arguments; afterwards this is its main thread.
-        // The constants are available because the library is loaded.
+        // SAFETY: MPI is not initialized, and needs no command-line arguments; afterwards this is
+        // its main thread. The constants are available because the library is loaded.
         unsafe {
             check(
                 "MPI_Init_thread",
@@ -83,7 +84,8 @@ impl Library {
                 return Err(error);
             }
         }
-        // SAFETY: all processes duplicate the same communicator. The duplicate inherits the error handler.
+        // SAFETY: all processes duplicate the same communicator. The duplicate inherits the error
+        // handler.
         let comm = unsafe {
             let mut comm = RSMPI_COMM_NULL;
             check("MPI_Comm_dup", MPI_Comm_dup(RSMPI_COMM_WORLD, &mut comm))?;
@@ -140,8 +142,8 @@ impl Library {
     /// Starts to receive the next message of this sender and tag, which has `length` bytes.
     ///
     /// # Safety
-    /// The `length` bytes at `space` must be valid for writes, and not accessed by other code, until the request
-    /// completes.
+    /// The `length` bytes at `space` must be valid for writes, and not accessed by other code,
+    /// until the request completes.
     pub unsafe fn receive(
         &self,
         space: *mut u8,
@@ -170,8 +172,8 @@ impl Library {
     pub fn next(&self, tag: c_int) -> Result<Option<ProbedMessage>, MpiError> {
         let mut there = 0;
         let mut bytes = 0;
-        // SAFETY: the status is read only after it is written. All-zero bytes are a valid status, which consists
-        // of integers.
+        // SAFETY: the status is read only after it is written. All-zero bytes are a valid status,
+        // which consists of integers.
         unsafe {
             let (mut handle, mut status) = (RSMPI_MESSAGE_NULL, std::mem::zeroed::<MPI_Status>());
             let code = MPI_Improbe(
@@ -201,14 +203,15 @@ impl Library {
     /// Starts to receive a message that [`next`](Self::next) returned.
     ///
     /// # Safety
-    /// `space` must be valid for writes of `message.bytes` bytes, and not accessed by other code, until the
-    /// request completes.
+    /// `space` must be valid for writes of `message.bytes` bytes, and not accessed by other code,
+    /// until the request completes.
     pub unsafe fn take(
         &self,
         mut message: ProbedMessage,
         space: *mut u8,
     ) -> Result<MPI_Request, MpiError> {
-        // SAFETY: guaranteed by the caller. The message has not been received, because receiving it consumes it.
+        // SAFETY: guaranteed by the caller. The message has not been received, because receiving it
+        // consumes it.
         unsafe {
             let mut request = mpi::ffi::RSMPI_REQUEST_NULL;
             let code = MPI_Imrecv(
@@ -223,12 +226,14 @@ impl Library {
         }
     }
 
-    /// Returns the completed requests in ascending order, each with its outcome. All requests make progress.
+    /// Returns the completed requests in ascending order, each with its outcome. All requests make
+    /// progress.
     pub fn done(&self, requests: &mut [MPI_Request]) -> Result<Vec<FinishedRequest>, MpiError> {
         let mut number = 0;
         let mut done = vec![0; requests.len()];
         let mut statuses = Vec::<MPI_Status>::with_capacity(requests.len());
-        // SAFETY: the arrays have capacity for all requests, which are active. MPI writes `number` statuses.
+        // SAFETY: the arrays have capacity for all requests, which are active. MPI writes `number`
+        // statuses.
         let code = unsafe {
             let length = count(requests.len());
             let (requests, indices) = (requests.as_mut_ptr(), done.as_mut_ptr());
@@ -260,7 +265,8 @@ impl Library {
         Ok(done)
     }
 
-    /// Finalizes MPI, after all processes have called this. No MPI function may be called afterwards.
+    /// Finalizes MPI, after all processes have called this. No MPI function may be called
+    /// afterwards.
     pub fn finalize(&self) -> Result<(), MpiError> {
         if self.failures.is_some() && !Ulfm::may_finalize() {
             return Ok(());

@@ -1,10 +1,11 @@
 //! [`MpiTransport`]: sends messages between processes with any MPI library.
 //!
-//! MPI libraries make no progress on their own. A progress thread of the process therefore initializes MPI, calls
-//! it and finalizes it; ranks only add messages to a queue. A rank that waits for other processes drives the
-//! [`ProgressEngine`](progress_engine) itself, which saves waking the thread and being woken by it. The engine
-//! owns all messages in flight, and one thread at a time may use it. This requires `MPI_THREAD_SERIALIZED`. If a
-//! library supports only `MPI_THREAD_FUNNELED`, the progress thread does everything.
+//! MPI libraries make no progress on their own. A progress thread of the process therefore
+//! initializes MPI, calls it and finalizes it; ranks only add messages to a queue. A rank that
+//! waits for other processes drives the [`ProgressEngine`](progress_engine) itself, which saves
+//! waking the thread and being woken by it. The engine owns all messages in flight, and one thread
+//! at a time may use it. This requires `MPI_THREAD_SERIALIZED`. If a library supports only
+//! `MPI_THREAD_FUNNELED`, the progress thread does everything.
 //!
 //! ```text
 //! rank: send --> queue of messages --> +----------------+
@@ -15,28 +16,29 @@
 //!
 //! # How a message is sent
 //!
-//! 1. Its [frame](frame) is sent as one MPI message with tag [`FRAME`](request_table): the header, the payload
-//!    lengths, and small payloads, which cost less to copy than to send separately.
-//! 2. Each other payload is sent from its own memory and received into its destination without a copy, by MPI
-//!    messages with tag [`PART`](request_table). MPI matches messages of one sender and tag in order, so they need
-//!    no sequence number.
-//! 3. No MPI message is longer than [`FragmentLimits::message`]. Longer frames and payloads are split into
-//!    fragments.
+//! 1. Its [frame](frame) is sent as one MPI message with tag [`FRAME`](request_table): the header,
+//!    the payload lengths, and small payloads, which cost less to copy than to send separately.
+//! 2. Each other payload is sent from its own memory and received into its destination without a
+//!    copy, by MPI messages with tag [`PART`](request_table). MPI matches messages of one sender
+//!    and tag in order, so they need no sequence number.
+//! 3. No MPI message is longer than [`FragmentLimits::message`]. Longer frames and payloads are
+//!    split into fragments.
 //!
 //! # How a process ends
 //!
-//! 4. A process may end by returning from `main`, by `std::process::exit` or by a panic. At exit, [`ending`] makes
-//!    the progress thread send all queued messages and a last frame to each process, receive until the last frames
-//!    of the others have arrived, and finalize MPI. So every message is delivered, and a process ends when all do.
-//!    After a failed launch it does not wait for processes with ranks that are stuck in their programs, and does not
-//!    finalize MPI, which would wait for them. The launcher then ends these.
-//! 5. When the last frame of a process and all payloads before it have arrived, the handler is notified that the
-//!    process is [lost](MessageHandler::lost).
-//! 6. If MPI continues after the failure of a process ([`ulfm`]), the handler is notified that the process is
-//!    lost. MPI is then not finalized, because that would wait for the lost process.
-//! 7. After an error of MPI, or a panic in the engine, the handler is notified that all processes are lost.
-//!    Nothing is sent or received any more, and at exit the job is aborted, because other processes may wait in
-//!    MPI for this one.
+//! 4. A process may end by returning from `main`, by `std::process::exit` or by a panic. At exit,
+//!    [`ending`] makes the progress thread send all queued messages and a last frame to each
+//!    process, receive until the last frames of the others have arrived, and finalize MPI. So every
+//!    message is delivered, and a process ends when all do. After a failed launch it does not wait
+//!    for processes with ranks that are stuck in their programs, and does not finalize MPI, which
+//!    would wait for them. The launcher then ends these.
+//! 5. When the last frame of a process and all payloads before it have arrived, the handler is
+//!    notified that the process is [lost](MessageHandler::lost).
+//! 6. If MPI continues after the failure of a process ([`ulfm`]), the handler is notified that the
+//!    process is lost. MPI is then not finalized, because that would wait for the lost process.
+//! 7. After an error of MPI, or a panic in the engine, the handler is notified that all processes
+//!    are lost. Nothing is sent or received any more, and at exit the job is aborted, because other
+//!    processes may wait in MPI for this one.
 
 mod ending;
 mod error;
@@ -84,8 +86,8 @@ pub(crate) struct FragmentLimits {
 
 impl Default for FragmentLimits {
     fn default() -> Self {
-        // The fragment size is large enough for bandwidth, and small enough that some request completes all the
-        // time, which shows that there is progress.
+        // The fragment size is large enough for bandwidth, and small enough that some request
+        // completes all the time, which shows that there is progress.
         Self {
             message: 2 << 20,
             inline_limit: 8 << 10,
@@ -106,7 +108,8 @@ struct MpiShared {
     hurried: AtomicBool,
     /// Set when a rank has used the engine since the progress thread last checked.
     helped: AtomicBool,
-    /// True while the progress thread sleeps for longer than a message may wait; a sender then wakes it.
+    /// True while the progress thread sleeps for longer than a message may wait; a sender then
+    /// wakes it.
     sleeps: AtomicBool,
 }
 
@@ -119,8 +122,8 @@ struct SendQueue {
 }
 
 impl MpiTransport {
-    /// Returns the transport of this process; the first call connects the processes. Returns `None` if there is
-    /// only one process.
+    /// Returns the transport of this process; the first call connects the processes. Returns `None`
+    /// if there is only one process.
     ///
     /// # Collective
     /// Returns when all processes have called it.
@@ -135,8 +138,8 @@ impl MpiTransport {
             .clone()
     }
 
-    /// Starts the progress thread and connects the processes. May be called once per process, because MPI can be
-    /// initialized only once.
+    /// Starts the progress thread and connects the processes. May be called once per process,
+    /// because MPI can be initialized only once.
     fn start(place: ProcessRank, limits: FragmentLimits) -> Result<Self, StartError> {
         let (tell, told) = mpsc::channel();
         let thread = thread::Builder::new().name("transport".into());

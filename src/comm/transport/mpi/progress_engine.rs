@@ -15,7 +15,8 @@ use super::{FragmentLimits, MpiShared};
 use crate::comm::panic::panic_text;
 use crate::comm::transport::{Message, MessageHandler, RecvBuffer, SendStamp};
 
-/// Maximum number of MPI messages with frames that are received in one poll before completed requests are checked.
+/// Maximum number of MPI messages with frames that are received in one poll before completed
+/// requests are checked.
 const AT_ONCE: usize = 64;
 
 /// Sends and receives the messages of a process; see [`mpi`](super).
@@ -76,7 +77,8 @@ enum ShutdownState {
     Lost,
 }
 
-/// Interval between checks for processes that MPI has lost. It matters while nothing is sent to them.
+/// Interval between checks for processes that MPI has lost. It matters while nothing is sent to
+/// them.
 const LOOK: Duration = Duration::from_millis(5);
 
 /// Reason why nothing can be sent or received any more.
@@ -138,8 +140,8 @@ impl ProgressEngine {
         let shared = self.shared.clone();
         let handler: Option<&dyn MessageHandler> = match shared.handler.get() {
             Some(handler) => Some(&**handler),
-            // Without a handler, messages must be received nevertheless, because their senders end only after
-            // that.
+            // Without a handler, messages must be received nevertheless, because their senders end
+            // only after that.
             None => self.ending.then_some(&NoHandler),
         };
         for (to, message) in messages {
@@ -182,7 +184,8 @@ impl ProgressEngine {
     /// Finalizes MPI after the last poll. Must be called on the thread that initialized MPI.
     pub fn finalize(&mut self) -> Result<(), MpiError> {
         self.problem = Some("the process ends".into());
-        // `MPI_Finalize` is collective, and might not return without processes that are lost or do not end.
+        // `MPI_Finalize` is collective, and might not return without processes that are lost or do
+        // not end.
         let all_end = self
             .others()
             .all(|other| self.senders[other].end == ShutdownState::Notified);
@@ -198,8 +201,8 @@ impl ProgressEngine {
         (0..self.shared.place.processes).filter(move |process| *process != here)
     }
 
-    /// Calls `send`, which sends to process `to`, and ignores its error if the process is lost. Does nothing if
-    /// the process was already lost.
+    /// Calls `send`, which sends to process `to`, and ignores its error if the process is lost.
+    /// Does nothing if the process was already lost.
     fn unless_lost(
         &mut self,
         handler: Option<&dyn MessageHandler>,
@@ -220,8 +223,8 @@ impl ProgressEngine {
         }
     }
 
-    /// Checks for failed processes, if MPI continues without them, and notifies the handler. Returns true if there
-    /// is a new one.
+    /// Checks for failed processes, if MPI continues without them, and notifies the handler.
+    /// Returns true if there is a new one.
     fn find_lost(&mut self, handler: Option<&dyn MessageHandler>) -> Result<bool, MpiError> {
         self.looked = Instant::now();
         let mut found = false;
@@ -261,7 +264,8 @@ impl ProgressEngine {
         Ok(())
     }
 
-    /// Receives messages and passes them to `handler`. Returns true if anything was sent or received.
+    /// Receives messages and passes them to `handler`. Returns true if anything was sent or
+    /// received.
     fn receive(&mut self, handler: &dyn MessageHandler) -> Result<bool, CarryError> {
         for _ in 0..AT_ONCE {
             let message = match self.transfers.next_frame() {
@@ -334,8 +338,8 @@ impl ProgressEngine {
         Ok(())
     }
 
-    /// Passes a header to `handler`, copies the inlined payloads to the buffers that it returns, and starts to
-    /// receive the other payloads.
+    /// Passes a header to `handler`, copies the inlined payloads to the buffers that it returns,
+    /// and starts to receive the other payloads.
     fn open(
         &mut self,
         from: usize,

@@ -1,7 +1,7 @@
 //! [`RequestTable`]: MPI requests in flight, with the memory that MPI reads or writes for them.
 //!
-//! The table owns this memory until the request completes. If MPI fails, a request may never complete. Its memory
-//! is then never freed, because another process might still write to it.
+//! The table owns this memory until the request completes. If MPI fails, a request may never
+//! complete. Its memory is then never freed, because another process might still write to it.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -49,14 +49,14 @@ struct Fragment {
     message: Rc<IncomingMessage>,
 }
 
-/// Number of full-size MPI messages from one process that are received at the same time; more if they are shorter.
-/// With a shared-memory MPI transport, the data is copied when its receive is posted. The limit keeps one MPI call
-/// short. It also makes processes that read the same data do so at the same time, while the data is in their
-/// shared cache.
+/// Number of full-size MPI messages from one process that are received at the same time; more if
+/// they are shorter. With a shared-memory MPI transport, the data is copied when its receive is
+/// posted. The limit keeps one MPI call short. It also makes processes that read the same data do
+/// so at the same time, while the data is in their shared cache.
 const AT_ONCE: usize = 2;
 
-// SAFETY: one thread at a time uses MPI, as its thread level requires, see `Library`. The `Rc`s are shared only
-// inside this table, so all handles move together.
+// SAFETY: one thread at a time uses MPI, as its thread level requires, see `Library`. The `Rc`s are
+// shared only inside this table, so all handles move together.
 unsafe impl Send for RequestTable {}
 
 /// Memory of one request.
@@ -112,8 +112,8 @@ pub(super) struct Failed {
 }
 
 impl Failed {
-    /// Frees the memory of the request. Call this only if the other process is lost, because it can no longer
-    /// access the memory then.
+    /// Frees the memory of the request. Call this only if the other process is lost, because it can
+    /// no longer access the memory then.
     pub fn free(self) {
         drop(ManuallyDrop::into_inner(self.memory));
     }
@@ -167,8 +167,8 @@ impl RequestTable {
         !self.are_any_with(|_| true)
     }
 
-    /// Returns true if a request is in flight, or an announced payload is waiting, with a process for which `which`
-    /// returns true.
+    /// Returns true if a request is in flight, or an announced payload is waiting, with a process
+    /// for which `which` returns true.
     pub fn are_any_with(&self, which: impl Fn(usize) -> bool) -> bool {
         let comes = |of: &Announced| !of.fragments.is_empty();
         self.held.iter().any(|request| which(request.with))
@@ -183,8 +183,8 @@ impl RequestTable {
     /// Starts to send `payload` in as many MPI messages as necessary.
     pub fn send(&mut self, to: usize, tag: c_int, payload: &Payload) -> Result<(), MpiError> {
         for fragment in (**payload).as_ref().chunks(self.limit) {
-            // SAFETY: `held` owns a handle to the payload until the request completes. The payload is shared and
-            // therefore not written.
+            // SAFETY: `held` owns a handle to the payload until the request completes. The payload
+            // is shared and therefore not written.
             let request = unsafe {
                 self.library
                     .send(fragment.as_ptr(), fragment.len(), to, tag)
@@ -202,7 +202,8 @@ impl RequestTable {
     /// Starts to receive `message`, the `number`-th MPI message with a frame from its sender.
     pub fn receive_frame(&mut self, message: ProbedMessage, number: u64) -> Result<(), MpiError> {
         let (from, mut bytes) = (message.from, vec![0; message.bytes]);
-        // SAFETY: `held` owns the bytes, and no other code reads or moves them until the request completes.
+        // SAFETY: `held` owns the bytes, and no other code reads or moves them until the request
+        // completes.
         let request = unsafe { self.library.take(message, bytes.as_mut_ptr()) }?;
         self.hold(
             request,
@@ -216,8 +217,8 @@ impl RequestTable {
         Ok(())
     }
 
-    /// Receives the separately sent payloads of `message`. Their receives are posted after those of earlier
-    /// messages.
+    /// Receives the separately sent payloads of `message`. Their receives are posted after those of
+    /// earlier messages.
     pub fn receive_parts(&mut self, message: IncomingMessage) {
         let from = message.from;
         self.announced[from]
@@ -226,7 +227,8 @@ impl RequestTable {
         self.begin_receives(from);
     }
 
-    /// Posts receives for announced payloads of process `from`, as far as the limit [`AT_ONCE`] allows.
+    /// Posts receives for announced payloads of process `from`, as far as the limit [`AT_ONCE`]
+    /// allows.
     fn begin_receives(&mut self, from: usize) {
         loop {
             let Announced { fragments, coming } = &mut self.announced[from];
@@ -242,8 +244,8 @@ impl RequestTable {
             };
             *coming += length;
             let memory = RequestPayload::Parts(message, length);
-            // SAFETY: the memory in `held` owns the buffer. No other code accesses its bytes until the last
-            // request for the message completes. Fragments do not overlap.
+            // SAFETY: the memory in `held` owns the buffer. No other code accesses its bytes until
+            // the last request for the message completes. Fragments do not overlap.
             match unsafe { self.library.receive(space, length, from, PART) } {
                 Ok(request) => self.hold(request, from, memory),
                 Err(error) => self.failed.push(Failed {

@@ -1,9 +1,10 @@
 //! [`Ulfm`]: reports failed processes, if the MPI library can continue without them.
 //!
-//! User-Level Failure Mitigation (ULFM) is an MPI extension that few libraries have, and that launchers enable
-//! only on request (Open MPI: `mpirun --with-ft ulfm`). Its functions are looked up at run time. A program that
-//! was built with a library without ULFM can therefore use a library that has it. Messages between surviving
-//! processes continue on the same communicator, so only the list of failed processes is needed.
+//! User-Level Failure Mitigation (ULFM) is an MPI extension that few libraries have, and that
+//! launchers enable only on request (Open MPI: `mpirun --with-ft ulfm`). Its functions are looked
+//! up at run time. A program that was built with a library without ULFM can therefore use a library
+//! that has it. Messages between surviving processes continue on the same communicator, so only the
+//! list of failed processes is needed.
 
 use std::ffi::c_int;
 
@@ -15,11 +16,12 @@ use mpi::ffi::{
 
 use super::error::{MpiError, check};
 
-/// `MPIX_Comm_get_failed`: returns the group of the processes of a communicator that are known to have failed.
+/// `MPIX_Comm_get_failed`: returns the group of the processes of a communicator that are known to
+/// have failed.
 type GetFailed = unsafe extern "C" fn(MPI_Comm, *mut MPI_Group) -> c_int;
 
-/// `MPIX_Comm_ack_failed`: acknowledges the first `n` failed processes, so that receives from any source continue
-/// without them.
+/// `MPIX_Comm_ack_failed`: acknowledges the first `n` failed processes, so that receives from any
+/// source continue without them.
 type AckFailed = unsafe extern "C" fn(MPI_Comm, c_int, *mut c_int) -> c_int;
 
 /// ULFM functions, with the communicator whose failed processes they report.
@@ -48,7 +50,8 @@ impl Ulfm {
         let (Ok(get), Ok(ack)) = functions else {
             return Ok(None);
         };
-        // SAFETY: the null group is a constant of the library; MPI is initialized, as the caller guarantees.
+        // SAFETY: the null group is a constant of the library; MPI is initialized, as the caller
+        // guarantees.
         let group = unsafe {
             let mut group = RSMPI_GROUP_NULL;
             check("MPI_Comm_group", MPI_Comm_group(comm, &mut group))?;
@@ -62,16 +65,16 @@ impl Ulfm {
         }))
     }
 
-    /// Returns true if MPI may be finalized. Open MPI 5.0 hangs in `MPI_Finalize` if its failure detector is
-    /// enabled.
+    /// Returns true if MPI may be finalized. Open MPI 5.0 hangs in `MPI_Finalize` if its failure
+    /// detector is enabled.
     pub fn may_finalize() -> bool {
         std::env::var_os("OMPI_MCA_mpi_ft_detector").is_none()
     }
 
     /// Returns and acknowledges all processes that have failed so far.
     pub fn all(&self) -> Result<Vec<usize>, MpiError> {
-        // SAFETY: MPI is initialized, as required by `Self::of`. Both groups belong to this communicator; the one
-        // created here is freed here.
+        // SAFETY: MPI is initialized, as required by `Self::of`. Both groups belong to this
+        // communicator; the one created here is freed here.
         unsafe {
             let (mut failed, mut size, mut acknowledged) = (RSMPI_GROUP_NULL, 0, 0);
             check("MPIX_Comm_get_failed", (self.get)(self.comm, &mut failed))?;

@@ -1,8 +1,8 @@
 //! Local contractions that record the same number of autodiff nodes on every rank.
 //!
-//! Burn's einsum omits sums and reshapes that a length of 1 makes unnecessary, and replaces such matrix products
-//! by elementwise products. A rank whose shard has length 1 would record fewer nodes than its peers. The
-//! contractions here depend on letters and global lengths only.
+//! Burn's einsum omits sums and reshapes that a length of 1 makes unnecessary, and replaces such
+//! matrix products by elementwise products. A rank whose shard has length 1 would record fewer
+//! nodes than its peers. The contractions here depend on letters and global lengths only.
 
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
@@ -28,8 +28,8 @@ macro_rules! either {
 }
 
 impl ContractionOperand {
-    /// Makes an operand with the dimensions `axes`. Dimensions that are only broadcast along an axis are removed,
-    /// and an axis that occurs twice is replaced by its diagonal.
+    /// Makes an operand with the dimensions `axes`. Dimensions that are only broadcast along an
+    /// axis are removed, and an axis that occurs twice is replaced by its diagonal.
     pub(super) fn new(
         tensor: DispatchTensor,
         axes: &[Axis],
@@ -51,7 +51,8 @@ impl ContractionOperand {
         factor
     }
 
-    /// Returns the product with `other`, summed over the shared axes for which `wanted` returns false.
+    /// Returns the product with `other`, summed over the shared axes for which `wanted` returns
+    /// false.
     pub(super) fn contract(self, other: Self, wanted: impl Fn(Axis) -> bool) -> Self {
         let (left, right) = (self.axes.clone(), other.axes.clone());
         let left_alone = self.sum(|axis| !wanted(axis) && !right.contains(&axis));

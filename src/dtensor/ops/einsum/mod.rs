@@ -70,8 +70,8 @@ impl Einsum {
 /// Returns the dimensions of `labels`, in which the ellipsis stands for `dots` axes.
 fn spelled(labels: &[u8], dots: usize) -> SubscriptDims {
     let mut dims = SubscriptDims::new();
-    // Unlike in a rule, capital letters can be sharded. Labels number the capital letters first, then the small
-    // ones.
+    // Unlike in a rule, capital letters can be sharded. Labels number the capital letters first,
+    // then the small ones.
     let axis = |name, index| Dim::Axis {
         axis: Axis { name, index },
         repeats: true,
@@ -162,15 +162,15 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> ErasedOperand<K> for DTe
 
 impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
     /// Computes an Einstein summation, as burn's [`einsum`](burn::tensor::Tensor::einsum): explicit
-    /// (`"ij,jk->ik"`) and implicit (`"ij,jk"`) outputs, any number of operands, diagonals, ellipses and
-    /// broadcasting.
+    /// (`"ij,jk->ik"`) and implicit (`"ij,jk"`) outputs, any number of operands, diagonals,
+    /// ellipses and broadcasting.
     ///
     /// # Collective
     /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
     ///
     /// # Panics
-    /// Unwinds with a typed [`Error`](crate::Error) for an invalid equation, for operands that do not fit it, if
-    /// there are no operands, and if the output does not have `D` dimensions.
+    /// Unwinds with a typed [`Error`](crate::Error) for an invalid equation, for operands that do
+    /// not fit it, if there are no operands, and if the output does not have `D` dimensions.
     #[must_use]
     #[track_caller]
     pub fn einsum(equation: &str, operands: impl IntoIterator<Item = EinsumOperand<K>>) -> Self {

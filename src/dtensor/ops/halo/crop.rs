@@ -9,9 +9,9 @@ use burn::tensor::{Shape, Slice, Tensor};
 use crate::autodiff::{self, BackwardStep, GraphOp};
 use crate::dtensor::local::{associate, is_tracked, slice, zeros};
 
-/// Returns the block `ranges` of `local`, with a range for each dimension. The node is recorded even if the block
-/// is all of `local`, so that all ranks record the same, and if it is empty, because burn would compute that
-/// outside the graph.
+/// Returns the block `ranges` of `local`, with a range for each dimension. The node is recorded
+/// even if the block is all of `local`, so that all ranks record the same, and if it is empty,
+/// because burn would compute that outside the graph.
 pub(super) fn crop<const D: usize>(local: Tensor<D>, ranges: [Range<usize>; D]) -> Tensor<D> {
     if !is_tracked(&local) {
         let strategy = local.gradient_checkpointing_strategy();

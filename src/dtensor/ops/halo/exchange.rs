@@ -39,8 +39,8 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// Returns the elements that this rank reads, with `fill` for padding. `at` is the location of the operator's
-    /// call.
+    /// Returns the elements that this rank reads, with `fill` for padding. `at` is the location of
+    /// the operator's call.
     ///
     /// # Collective
     /// If any elements move between ranks: every rank of `comm`, in forward and in backward.
@@ -116,7 +116,8 @@ impl Exchange {
         Ok(read)
     }
 
-    /// Returns the gradient of this rank's shard, of shape `part`, from the gradient of the elements that it read.
+    /// Returns the gradient of this rank's shard, of shape `part`, from the gradient of the
+    /// elements that it read.
     fn pull<const D: usize>(
         &self,
         grad: Tensor<D>,
@@ -145,7 +146,8 @@ impl Exchange {
         Ok(sum)
     }
 
-    /// Sends each other rank a block of `local`, and returns the blocks received, in the order of the ranks.
+    /// Sends each other rank a block of `local`, and returns the blocks received, in the order of
+    /// the ranks.
     fn swap<const D: usize>(
         &self,
         call: Call,
@@ -196,7 +198,8 @@ impl Exchange {
 /// Autodiff node of an exchange.
 #[derive(Debug)]
 struct HaloNode<const D: usize> {
-    /// Computed before the node is recorded, so that a failing collective is an error and not a panic.
+    /// Computed before the node is recorded, so that a failing collective is an error and not a
+    /// panic.
     output: Mutex<Option<DispatchTensor>>,
     /// Shape of this rank's shard.
     part: Shape,

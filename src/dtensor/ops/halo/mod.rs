@@ -1,37 +1,38 @@
 //! Operators that read beyond a rank's shard: windows over a sharded spatial dimension.
 //!
-//! If the input `[batch, channels, height]` of a convolution is placed as `S(2)`, every rank computes the output
-//! rows of its shard. It lacks some input rows that these are computed from: its halo. An
-//! [`Exchange`](exchange::Exchange) fetches exactly these rows from the ranks that hold them, and returns their
-//! gradients in backward. burn's operator runs between the two. For example, 8 rows over 2 ranks, with windows of
-//! 3:
+//! If the input `[batch, channels, height]` of a convolution is placed as `S(2)`, every rank
+//! computes the output rows of its shard. It lacks some input rows that these are computed from:
+//! its halo. An [`Exchange`](exchange::Exchange) fetches exactly these rows from the ranks that
+//! hold them, and returns their gradients in backward. burn's operator runs between the two. For
+//! example, 8 rows over 2 ranks, with windows of 3:
 //!
 //! ```text
 //! rank 0   has 0 1 2 3    reads _ 0 1 2 3 4    makes 0 1 2 3
 //! rank 1   has 4 5 6 7    reads 3 4 5 6 7 _    makes 4 5 6 7
 //! ```
 //!
-//! Padding is written into the rows that a rank reads, and nowhere else, so that every rank runs the same
-//! operators, whether its shard is at the border, in the middle, or empty.
+//! Padding is written into the rows that a rank reads, and nowhere else, so that every rank runs
+//! the same operators, whether its shard is at the border, in the middle, or empty.
 //!
 //! # Sharding of the output
 //!
-//! The output is sharded along the same mesh dimensions in the same order. If the input is split into chunks, so
-//! is the output, whatever its length. Tensors of equal length, such as those on both sides of a U-Net, can then
-//! be combined without redistribution. Chunks of the output may start at other rows than those of the input; input
-//! rows that another rank holds for this reason are part of the halo. Uneven shard sizes are scaled in proportion
-//! to the length of the output, and stay the same if the length does.
+//! The output is sharded along the same mesh dimensions in the same order. If the input is split
+//! into chunks, so is the output, whatever its length. Tensors of equal length, such as those on
+//! both sides of a U-Net, can then be combined without redistribution. Chunks of the output may
+//! start at other rows than those of the input; input rows that another rank holds for this reason
+//! are part of the halo. Uneven shard sizes are scaled in proportion to the length of the output,
+//! and stay the same if the length does.
 //!
 //! # Rules
 //!
-//! The strategies of a rule never communicate, except those of a halo. [`Spatial`] adds the strategy `S(d), R, ..
-//! -> S(d)` for every spatial dimension. The other inputs are replicated, and their gradients are partial sums.
-//! [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny) permits the exchange, because no input is
-//! redistributed. The exception is an input with uneven shards inside another sharding of the same dimension,
-//! whose output has another length.
+//! The strategies of a rule never communicate, except those of a halo. [`Spatial`] adds the
+//! strategy `S(d), R, .. -> S(d)` for every spatial dimension. The other inputs are replicated, and
+//! their gradients are partial sums. [`RedistributePolicy::Deny`](super::RedistributePolicy::Deny)
+//! permits the exchange, because no input is redistributed. The exception is an input with uneven
+//! shards inside another sharding of the same dimension, whose output has another length.
 //!
-//! The exchange is planned at every call, for every rank of the group. This takes microseconds, less than the
-//! computation of the windows.
+//! The exchange is planned at every call, for every rank of the group. This takes microseconds,
+//! less than the computation of the windows.
 
 mod crop;
 mod exchange;
@@ -58,8 +59,8 @@ use plan::{HaloBlock, HaloPlan, HaloRange};
 /// The first spatial dimension, after batch and channels.
 pub(super) const SPATIAL: usize = 2;
 
-/// A rule that also allows sharding the spatial dimensions (those from the third on) of the first input and the
-/// output.
+/// A rule that also allows sharding the spatial dimensions (those from the third on) of the first
+/// input and the output.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Spatial<T>(pub(super) T);
 
@@ -116,7 +117,8 @@ struct HaloRank {
     part: HaloRange,
     /// Interval of the output that the rank holds; one element if that is empty.
     output: HaloBlock,
-    /// Size of the output of the local operator, followed by the interval of it that the rank keeps.
+    /// Size of the output of the local operator, followed by the interval of it that the rank
+    /// keeps.
     made: HaloBlock,
     kept: HaloBlock,
 }
@@ -157,9 +159,9 @@ impl HaloRank {
 }
 
 impl Halo {
-    /// Returns the halo of the first input of `operator`, called `name`, if any of its spatial dimensions is
-    /// sharded. `reach` is called with spatial dimensions counted from 0, and with intervals of at least one
-    /// element.
+    /// Returns the halo of the first input of `operator`, called `name`, if any of its spatial
+    /// dimensions is sharded. `reach` is called with spatial dimensions counted from 0, and with
+    /// intervals of at least one element.
     #[track_caller]
     pub(super) fn of(
         name: &'static str,
@@ -223,18 +225,18 @@ impl Halo {
         })
     }
 
-    /// Returns the sharded dimensions, in ascending order, each with the output interval that the local operator
-    /// is to make.
+    /// Returns the sharded dimensions, in ascending order, each with the output interval that the
+    /// local operator is to make.
     pub(super) fn outputs(&self) -> impl Iterator<Item = (usize, &Range<usize>)> {
         self.exchange.dims.iter().copied().zip(&self.own.output)
     }
 
-    /// Runs `local` on the elements that this rank reads: those of its shard of `x` that it needs, its halo, and
-    /// `fill` for padding. `at` is the location of the operator's call.
+    /// Runs `local` on the elements that this rank reads: those of its shard of `x` that it needs,
+    /// its halo, and `fill` for padding. `at` is the location of the operator's call.
     ///
     /// # Collective
-    /// If a rank has a halo: every rank along the mesh dimensions that shard spatial dimensions, in forward and in
-    /// backward.
+    /// If a rank has a halo: every rank along the mesh dimensions that shard spatial dimensions, in
+    /// forward and in backward.
     #[track_caller]
     pub(super) fn run<const D: usize>(
         self,

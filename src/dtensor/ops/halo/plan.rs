@@ -117,7 +117,8 @@ mod tests {
             .collect()
     }
 
-    /// Elements 0..7 are split into 3, 0, 3 and 1. All ranks read the same interval, for every interval.
+    /// Elements 0..7 are split into 3, 0, 3 and 1. All ranks read the same interval, for every
+    /// interval.
     #[test]
     fn what_is_given_is_what_is_taken_and_all_that_is_needed_arrives() {
         let has = [0..3, 3..3, 3..6, 6..7];

@@ -14,8 +14,9 @@ const QR: EinsumRule = EinsumRule::new("qr", "..MN -> ..MK, ..KN");
 const SVD: EinsumRule = EinsumRule::new("svd", "..MN -> ..MK, ..K, ..KN");
 const DET: EinsumRule = EinsumRule::new("det", "..MM -> ..");
 
-/// Decomposes the matrices into `P @ L @ U`, as burn's [`lu`](local::lu). Returns `(P, L, U)`: `[.., m, n]` to
-/// `[.., m, m]`, `[.., m, k]` and `[.., k, n]`, with `k = min(m, n)`. `D1` is `D - 1`.
+/// Decomposes the matrices into `P @ L @ U`, as burn's [`lu`](local::lu). Returns `(P, L, U)`:
+/// `[.., m, n]` to `[.., m, m]`, `[.., m, k]` and `[.., k, n]`, with `k = min(m, n)`. `D1` is `D -
+/// 1`.
 #[must_use]
 #[track_caller]
 pub fn lu<const D: usize, const D1: usize>(
@@ -28,8 +29,8 @@ pub fn lu<const D: usize, const D1: usize>(
     })
 }
 
-/// Decomposes the matrices into `Q @ R`, as burn's [`qr`](local::qr). Returns `(Q, R)`: `[.., m, n]` to `[.., m,
-/// k]` and `[.., k, n]`, with `k = min(m, n)` if `reduced`, or else `k = m`.
+/// Decomposes the matrices into `Q @ R`, as burn's [`qr`](local::qr). Returns `(Q, R)`: `[.., m,
+/// n]` to `[.., m, k]` and `[.., k, n]`, with `k = min(m, n)` if `reduced`, or else `k = m`.
 #[must_use]
 #[track_caller]
 pub fn qr<const D: usize>(tensor: DTensor<D>, reduced: bool) -> (DTensor<D>, DTensor<D>) {
@@ -45,8 +46,8 @@ pub fn qr<const D: usize>(tensor: DTensor<D>, reduced: bool) -> (DTensor<D>, DTe
 /// n]` to `[.., m, k]`, `[.., k]` and `[.., k, n]`, with `k = min(m, n)`. `D1` is `D - 1`.
 ///
 /// # Panics
-/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) also for tracked matrices,
-/// because burn's function is not differentiable.
+/// Unwinds with [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) also for tracked
+/// matrices, because burn's function is not differentiable.
 #[must_use]
 #[track_caller]
 pub fn svd<const D: usize, const D1: usize>(
@@ -72,8 +73,8 @@ pub fn svd<const D: usize, const D1: usize>(
     })
 }
 
-/// Returns the determinants of batches of square matrices, as burn's [`det`](local::det): `[.., m, m]` to `[..]`.
-/// `D1` is `D - 1` and `D2` is `D - 2`.
+/// Returns the determinants of batches of square matrices, as burn's [`det`](local::det): `[.., m,
+/// m]` to `[..]`. `D1` is `D - 1` and `D2` is `D - 2`.
 #[must_use]
 #[track_caller]
 pub fn det<const D: usize, const D1: usize, const D2: usize>(tensor: DTensor<D>) -> DTensor<D2> {
@@ -89,8 +90,9 @@ pub fn det<const D: usize, const D1: usize, const D2: usize>(tensor: DTensor<D>)
     })
 }
 
-/// Reshapes `[.., m, n]` to `[matrices, 1, m, n]`. The decompositions use matrix products, and burn records
-/// different nodes depending on the number of matrices in a product, which differs between ranks.
+/// Reshapes `[.., m, n]` to `[matrices, 1, m, n]`. The decompositions use matrix products, and burn
+/// records different nodes depending on the number of matrices in a product, which differs between
+/// ranks.
 fn alone<const D: usize>(x: Tensor<D>) -> Tensor<4> {
     let [rows, columns] = [x.dims()[D - 2], x.dims()[D - 1]];
     let matrices = x.dims()[..D - 2].iter().product();

@@ -17,11 +17,11 @@ use crate::dtensor::{DTensor, DTensorSpec};
 use crate::error::OrUnwind;
 use crate::placement::{Layout, Placement, Placements};
 
-/// The cross-entropy of scores `[.., classes]` and class indices `[..]`, as in PyTorch's `cross_entropy` and
-/// burn-nn's `CrossEntropyLoss`. Created by [`CrossEntropyLossConfig`].
+/// The cross-entropy of scores `[.., classes]` and class indices `[..]`, as in PyTorch's
+/// `cross_entropy` and burn-nn's `CrossEntropyLoss`. Created by [`CrossEntropyLossConfig`].
 ///
-/// Scores may be sharded over classes, over any leading dimension and, on a mesh of several dimensions, over both;
-/// see [this module](super). Leading dimensions need not be flattened.
+/// Scores may be sharded over classes, over any leading dimension and, on a mesh of several
+/// dimensions, over both; see [this module](super). Leading dimensions need not be flattened.
 ///
 /// Half precision scores are copied to single precision, and the loss is rounded to half precision.
 ///
@@ -64,7 +64,8 @@ impl CrossEntropyLossConfig {
     }
 }
 
-/// Returns the mean [cross-entropy](CrossEntropyLoss) of logits `[.., classes]` and class indices `[..]`.
+/// Returns the mean [cross-entropy](CrossEntropyLoss) of logits `[.., classes]` and class indices
+/// `[..]`.
 ///
 /// # Collective
 /// Every rank of the mesh: as for [`CrossEntropyLoss::forward`].
@@ -84,14 +85,14 @@ pub fn cross_entropy<const D: usize, const T: usize>(
 }
 
 /// Returns the mean over all rows of `-sum(target_probs * log_softmax(logits))`, as burn's
-/// [`cross_entropy_with_logits`](burn::tensor::loss::cross_entropy_with_logits). Logits and probabilities are
-/// `[.., classes]`, and the result is `[1]`.
+/// [`cross_entropy_with_logits`](burn::tensor::loss::cross_entropy_with_logits). Logits and
+/// probabilities are `[.., classes]`, and the result is `[1]`.
 ///
 /// Sharded classes are not gathered; see [`log_softmax`].
 ///
 /// # Collective
-/// If the classes are sharded, or the inputs are placed differently: every rank of the mesh, in forward and in
-/// backward.
+/// If the classes are sharded, or the inputs are placed differently: every rank of the mesh, in
+/// forward and in backward.
 ///
 /// # Panics
 /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
@@ -108,7 +109,8 @@ pub fn cross_entropy_with_logits<const D: usize>(
         .neg()
 }
 
-/// Returns the mean negative log-likelihood of log-probabilities `[.., classes]` and class indices `[..]`.
+/// Returns the mean negative log-likelihood of log-probabilities `[.., classes]` and class indices
+/// `[..]`.
 ///
 /// # Collective
 /// Every rank of the mesh: as for [`CrossEntropyLoss::forward`].
@@ -129,14 +131,15 @@ pub fn nll_loss<const D: usize, const T: usize>(
 }
 
 impl CrossEntropyLoss {
-    /// Returns the reduced loss: `P(sum)` over mesh dimensions that shard a leading dimension, and `R` over the
-    /// others.
+    /// Returns the reduced loss: `P(sum)` over mesh dimensions that shard a leading dimension, and
+    /// `R` over the others.
     ///
     /// # Collective
-    /// Every rank of the mesh, in forward only. If logits are sharded over classes: an all-reduce(max) of one
-    /// element per sample, and an all-reduce(sum) of two, or three with smoothing. Log-probabilities need only the
-    /// latter, with one element less. If samples are sharded and have weights or an ignored index, a mean needs
-    /// another all-reduce(sum) of one element.
+    /// Every rank of the mesh, in forward only. If logits are sharded over classes: an
+    /// all-reduce(max) of one element per sample, and an all-reduce(sum) of two, or three with
+    /// smoothing. Log-probabilities need only the latter, with one element less. If samples are
+    /// sharded and have weights or an ignored index, a mean needs another all-reduce(sum) of one
+    /// element.
     ///
     /// # Panics
     /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit or a collective fails.
@@ -331,19 +334,20 @@ impl CrossEntropyLoss {
     }
 }
 
-/// Rule for the sums over a row of scores: the score of its target, the sum of its exponentials (for logits), and
-/// the weighted sum of its scores (for smoothing).
+/// Rule for the sums over a row of scores: the score of its target, the sum of its exponentials
+/// (for logits), and the weighted sum of its scores (for smoothing).
 const TERMS: EinsumRule = EinsumRule::new("cross_entropy", "..c, .. -> ..T");
 
-/// Losses of this rank's samples, flattened, and the spec of all losses in the shape of the targets.
+/// Losses of this rank's samples, flattened, and the spec of all losses in the shape of the
+/// targets.
 struct Samples {
     losses: Tensor<1>,
     targets: ClassTargets,
     spec: Arc<DTensorSpec>,
 }
 
-/// Returns the largest score of each row over all ranks. It is outside the graph, because it only keeps
-/// exponentials small.
+/// Returns the largest score of each row over all ranks. It is outside the graph, because it only
+/// keeps exponentials small.
 fn largest<const D: usize>(op: &Operator, scores: Tensor<2>) -> Result<Tensor<2>> {
     let strategy = scores.gradient_checkpointing_strategy();
     let scores = scores.inner();

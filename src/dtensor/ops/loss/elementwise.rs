@@ -30,8 +30,8 @@ pub fn mse_loss<const D: usize>(
     )
 }
 
-/// Returns the mean or sum of `-(target log p + (1 - target) log (1 - p))` with `p = sigmoid(logits)`, as
-/// burn-nn's `BinaryCrossEntropyLoss` for logits. Targets are in `0..=1`.
+/// Returns the mean or sum of `-(target log p + (1 - target) log (1 - p))` with `p =
+/// sigmoid(logits)`, as burn-nn's `BinaryCrossEntropyLoss` for logits. Targets are in `0..=1`.
 ///
 /// # Collective
 /// If the inputs are placed differently: every rank of the mesh, in forward and in backward.

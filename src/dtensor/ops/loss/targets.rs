@@ -5,8 +5,8 @@ use burn::tensor::{Bool, Int, Tensor};
 use super::super::lookup::{moved, outside};
 use crate::dtensor::local::zeros;
 
-/// Class indices of this rank's samples, flattened, in a type that [holds](super::super::lookup::holding) every
-/// class.
+/// Class indices of this rank's samples, flattened, in a type that
+/// [holds](super::super::lookup::holding) every class.
 pub(super) struct ClassTargets {
     pub(super) indices: Tensor<1, Int>,
     /// Number of classes over all ranks.
@@ -17,9 +17,9 @@ pub(super) struct ClassTargets {
 }
 
 impl ClassTargets {
-    /// Returns the score of each target, `[samples, 1]`, from scores whose first class is `start`. It is 0 if
-    /// another rank holds the class. The result is in the graph even if this rank holds no classes, because
-    /// backward needs every rank.
+    /// Returns the score of each target, `[samples, 1]`, from scores whose first class is `start`.
+    /// It is 0 if another rank holds the class. The result is in the graph even if this rank holds
+    /// no classes, because backward needs every rank.
     pub(super) fn picked(&self, scores: Tensor<2>, start: usize) -> Tensor<2> {
         let [samples, classes] = scores.dims();
         if classes == 0 {
@@ -53,8 +53,8 @@ impl ClassTargets {
         self.weights.is_none() && self.ignored.is_none()
     }
 
-    /// Returns the sum of the weights of this rank's samples, in the type of `losses`, which has an element per
-    /// sample.
+    /// Returns the sum of the weights of this rank's samples, in the type of `losses`, which has an
+    /// element per sample.
     pub(super) fn weight(&self, losses: &Tensor<1>) -> Tensor<1> {
         if losses.dims() == [0] {
             return zeros([1].into(), losses);

@@ -133,7 +133,8 @@ fn what_is_only_repeated_moves_rather_than_what_it_is_added_to() {
     }
 }
 
-/// Both strategies take one collective in forward, but gathered indices have no gradient to scatter.
+/// Both strategies take one collective in forward, but gathered indices have no gradient to
+/// scatter.
 #[test]
 fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
     let rows = [
@@ -153,7 +154,8 @@ fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
     assert_eq!(moved([false, true]), [[R], [S(0)]]);
 }
 
-/// All pairs of layouts, for a matrix product and for a sum, with lengths that the ranks divide evenly.
+/// All pairs of layouts, for a matrix product and for a sum, with lengths that the ranks divide
+/// evenly.
 #[test]
 fn layouts_do_not_depend_on_lengths() {
     let mesh = [2, 3];
@@ -293,7 +295,8 @@ fn no_row_that_can_be_reached_is_no_choice() {
     );
 }
 
-/// Compares with the definition: all combinations of strategies, in all orders of mesh dimensions that are tried.
+/// Compares with the definition: all combinations of strategies, in all orders of mesh dimensions
+/// that are tried.
 #[test]
 fn nothing_is_cheaper() {
     let mesh = [2, 3];
@@ -430,8 +433,8 @@ fn a_sum_is_scattered_where_an_input_is_sharded_and_nowhere_else() {
     }
 }
 
-/// A wide layer's column-sharded output times a weight without a placement. Slicing the weight costs communication
-/// in backward, where its gradient is gathered.
+/// A wide layer's column-sharded output times a weight without a placement. Slicing the weight
+/// costs communication in backward, where its gradient is gathered.
 #[test]
 fn with_times_what_is_sent_in_backward_counts_and_lengths_decide() {
     let moved = |rows: usize, times: Option<&Times>| {

@@ -80,7 +80,8 @@ impl NaiveChannel {
         })
     }
 
-    /// Sends `parts` to the ranks of the group. The result is that of `finish` on the parts of all ranks for this one.
+    /// Sends `parts` to the ranks of the group. The result is that of `finish` on the parts of all
+    /// ranks for this one.
     fn call<T: 'static>(
         &self,
         post: CallContext,
@@ -297,7 +298,8 @@ impl Called {
         Seen::There(came.into_iter().map(|envelope| envelope.tensors).collect())
     }
 
-    /// Blames the rank that fewer ranks agree with. Every rank compares its signature with every other, by itself.
+    /// Blames the rank that fewer ranks agree with. Every rank compares its signature with every
+    /// other, by itself.
     fn disagreement(&self, came: &[&Envelope]) -> Option<CommError> {
         let other = came
             .iter()

@@ -1,4 +1,5 @@
-//! Tensors as bytes and numbers of the host: split, concatenated and reduced one element after another.
+//! Tensors as bytes and numbers of the host: split, concatenated and reduced one element after
+//! another.
 
 use std::ops::Range;
 
@@ -170,7 +171,8 @@ fn integers(terms: &[TensorData], op: ReduceOp, dtype: DType) -> Vec<i128> {
     }
 }
 
-/// Combines neighbours in a binary tree whose first half is a power of two: pairs, then pairs of pairs, and so on.
+/// Combines neighbours in a binary tree whose first half is a power of two: pairs, then pairs of
+/// pairs, and so on.
 fn tree<T: Copy>(terms: &[Vec<T>], combine: &impl Fn(T, T) -> T) -> Vec<T> {
     if let [one] = terms {
         return one.clone();

@@ -65,7 +65,8 @@ pub enum Seen<T> {
 }
 
 impl Envelope {
-    /// Returns true if the envelope can have been sent on its channel, as must be checked for one of another process.
+    /// Returns true if the envelope can have been sent on its channel, as must be checked for one
+    /// of another process.
     pub fn fits(&self, size: usize) -> bool {
         let ranks = &self.channel.0;
         self.from < ranks.len()
@@ -89,7 +90,8 @@ impl Desk {
         self.sort();
     }
 
-    /// Gives every receive the first message that it accepts, in the order in which the receives were posted.
+    /// Gives every receive the first message that it accepts, in the order in which the receives
+    /// were posted.
     fn sort(&mut self) {
         for receive in self
             .receives

@@ -1,9 +1,10 @@
 //! [`Naive`]: a backend written against the public items of burn-dtensor alone, as another crate writes one.
 //!
-//! The ranks are threads of one process, or of several that a [`Transport`] connects ([`NaiveJob`]). Every rank has an inbox.
-//! A call sends one `Envelope` with host data to each rank of the group, also to the caller itself, so that
-//! results share memory with nothing. A rank that waits looks through its inbox until everything is there. The backend is
-//! slow in every way, and keeps envelopes that no rank waits for until it is dropped.
+//! The ranks are threads of one process, or of several that a [`Transport`] connects
+//! ([`NaiveJob`]). Every rank has an inbox. A call sends one `Envelope` with host data to each rank
+//! of the group, also to the caller itself, so that results share memory with nothing. A rank that
+//! waits looks through its inbox until everything is there. The backend is slow in every way, and
+//! keeps envelopes that no rank waits for until it is dropped.
 //!
 //! | file | content |
 //! |---|---|
@@ -16,8 +17,9 @@
 //!
 //! # Failures
 //!
-//! Process 0 decides which failure is the first, and sends it to the others; a rank elsewhere that fails waits for the
-//! decision. If process 0 is lost, every process decides for itself: the loss is the failure then.
+//! Process 0 decides which failure is the first, and sends it to the others; a rank elsewhere that
+//! fails waits for the decision. If process 0 is lost, every process decides for itself: the loss
+//! is the failure then.
 //!
 //! [`Transport`]: burn_dtensor::comm::transport::Transport
 
@@ -173,7 +175,8 @@ impl Naive {
         Err(self.fail(Failure::Collective(error)))
     }
 
-    /// Returns one of `missing` that has exited, if `rank` waits in vain: a collective needs all of them, a message one.
+    /// Returns one of `missing` that has exited, if `rank` waits in vain: a collective needs all of
+    /// them, a message one.
     fn in_vain(&self, rank: usize, id: &CollectiveId, missing: &[usize]) -> Option<usize> {
         let others: Vec<_> = missing
             .iter()
@@ -195,7 +198,8 @@ impl Naive {
         self.exited[rank].load(Ordering::SeqCst)
     }
 
-    /// Makes every rank look into its inbox again, and every thread that waits for the end of the world look again.
+    /// Makes every rank look into its inbox again, and every thread that waits for the end of the
+    /// world look again.
     fn ring(&self) {
         for inbox in &self.inboxes {
             // A rank that has looked and does not sleep yet holds the lock.
@@ -283,7 +287,8 @@ impl Naive {
         }
     }
 
-    /// Ends the world with `failure`, unless it has failed before. In process 0 this is the decision for all.
+    /// Ends the world with `failure`, unless it has failed before. In process 0 this is the
+    /// decision for all.
     fn decide(&self, failure: Failure) {
         let mut is_first = false;
         self.end.get_or_init(|| {

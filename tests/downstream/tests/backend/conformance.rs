@@ -1,4 +1,5 @@
-//! The conformance suite on [`Naive`], and on burn-dtensor's own backend of processes over a transport of another crate.
+//! The conformance suite on [`Naive`], and on burn-dtensor's own backend of processes over a
+//! transport of another crate.
 
 use burn_dtensor::comm::Launch;
 use burn_dtensor::testing::Conformance;

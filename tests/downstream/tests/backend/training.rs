@@ -1,4 +1,5 @@
-//! FSDP on [`Naive`]: weights are those of ranks as threads, to the bit, and a bit error of a host is found.
+//! FSDP on [`Naive`]: weights are those of ranks as threads, to the bit, and a bit error of a host
+//! is found.
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
@@ -55,7 +56,8 @@ impl Net {
     }
 }
 
-/// The result of training: the losses, the model, and the error that ended the training, if one did.
+/// The result of training: the losses, the model, and the error that ended the training, if one
+/// did.
 type Trained = (Vec<f64>, Net, Option<Error>);
 
 /// Trains a net on a mesh, each rank on a batch of its own.
@@ -132,8 +134,8 @@ fn training_in_two_processes_of_another_backend_gives_the_same_bits() {
     });
 }
 
-/// Trains on hosts of which one is broken. Returns the error of all ranks, and the number of steps that the rank with the
-/// fault has made.
+/// Trains on hosts of which one is broken. Returns the error of all ranks, and the number of steps
+/// that the rank with the fault has made.
 fn found_on_broken(shape: [usize; 2], fault: Fault) -> (CommError, usize) {
     let config = Launch::on_backend(Broken::new(shape[0] * shape[1], fault));
     let found = launch(config, |world| {
@@ -157,8 +159,9 @@ fn found_on_broken(shape: [usize; 2], fault: Fault) -> (CommError, usize) {
     found[fault.rank].1.clone()
 }
 
-/// An error in a gathered weight is found when its unit is reduced, one in a gradient with the next unit. The root's unit is
-/// the last: it is found in the next step, where it has made weights differ.
+/// An error in a gathered weight is found when its unit is reduced, one in a gradient with the next
+/// unit. The root's unit is the last: it is found in the next step, where it has made weights
+/// differ.
 #[test]
 fn a_bit_error_of_one_host_names_the_parameter_and_the_rank() {
     use ReplicatedValue::{GatheredWeight, Gradient};

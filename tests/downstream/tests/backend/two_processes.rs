@@ -13,7 +13,8 @@ use downstream::socket::SocketTransport;
 /// Names the test that the process runs as process 1.
 const SECOND: &str = "DOWNSTREAM_SECOND_PROCESS";
 
-/// Runs `body` in this process, and in another one that runs the same test, with the path `test`, alone.
+/// Runs `body` in this process, and in another one that runs the same test, with the path `test`,
+/// alone.
 ///
 /// # Panics
 /// If the test fails in the other process, with everything that this process printed.

@@ -1,5 +1,5 @@
-//! Operators whose spatial dimensions are cut: values and gradients are those of burn's operator on whole
-//! tensors, and what travels is the halo, counted here by the definition of a window.
+//! Operators whose spatial dimensions are cut: values and gradients are those of burn's operator on
+//! whole tensors, and what travels is the halo, counted here by the definition of a window.
 
 mod trial;
 
@@ -48,8 +48,9 @@ fn spread(
 
 const LENS: [usize; 9] = [1, 2, 3, 4, 5, 7, 8, 10, 13];
 
-/// Returns all cases with `LONG_TESTS`, and otherwise every fifth on 2 ranks, and every seventh, from another on, on more.
-/// Neither has a factor in common with the number of values of a parameter, so that every value is among those that remain.
+/// Returns all cases with `LONG_TESTS`, and otherwise every fifth on 2 ranks, and every seventh,
+/// from another on, on more. Neither has a factor in common with the number of values of a
+/// parameter, so that every value is among those that remain.
 fn some<T>(cases: impl Iterator<Item = T>, ranks: usize) -> impl Iterator<Item = T> {
     let (from, every) = match ranks {
         _ if crate::effort::is_long() => (0, 1),
@@ -84,7 +85,8 @@ fn a_convolution_of_a_sharded_length_gets_its_halo_alone() {
                     weight: Some(([4, 2 / groups, kernel], 4)),
                     plain: &|x, params| {
                         let (weight, bias) = params.unwrap();
-                        // Burn's gradients of the weight are wrong where a stride leaves elements over.
+                        // Burn's gradients of the weight are wrong where a stride leaves elements
+                        // over.
                         let rest = (len + 2 * padding - dilation * (kernel - 1) - 1) % stride;
                         if groups == 1 || rest == 0 {
                             return module::conv1d(x, weight, Some(bias), options());

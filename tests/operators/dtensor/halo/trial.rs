@@ -14,14 +14,16 @@ use itertools::Itertools;
 
 use crate::dtensor::{part, values};
 
-/// A trial of an operator on `x` and perhaps a weight, and a bias as long as the output has channels.
+/// A trial of an operator on `x` and perhaps a weight, and a bias as long as the output has
+/// channels.
 pub struct Trial<'a, const D: usize> {
     pub name: String,
     pub x: [usize; D],
     pub weight: Option<([usize; D], usize)>,
     pub plain: &'a dyn Fn(Tensor<D>, Option<(Tensor<D>, Tensor<1>)>) -> Tensor<D>,
     pub sharded: &'a dyn Fn(DTensor<D>, Option<(DTensor<D>, DTensor<1>)>) -> DTensor<D>,
-    /// The elements of the input that element `at` of the output is made from, along spatial dimension `dim`.
+    /// The elements of the input that element `at` of the output is made from, along spatial
+    /// dimension `dim`.
     pub reads: &'a dyn Fn(usize, usize) -> Vec<isize>,
 }
 
@@ -44,7 +46,8 @@ pub fn close(found: &[f32], expected: &[f32], what: &str) {
     }
 }
 
-/// The bytes that this rank gives to others so that each has the rows it reads, and those it gives back.
+/// The bytes that this rank gives to others so that each has the rows it reads, and those it gives
+/// back.
 fn halo_bytes<const D: usize>(
     mesh: &DeviceMesh,
     input: &Layout,

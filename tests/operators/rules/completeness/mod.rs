@@ -1,5 +1,6 @@
-//! Burn's list of methods and functions beside ours: what burn's `Tensor` has a `DTensor` has too, of every
-//! kind of elements, and what is left out stands in one [table](exceptions) with its reason.
+//! Burn's list of methods and functions beside ours: what burn's `Tensor` has a `DTensor` has too,
+//! of every kind of elements, and what is left out stands in one [table](exceptions) with its
+//! reason.
 
 mod exceptions;
 mod functions;

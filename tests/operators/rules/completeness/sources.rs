@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use syn::{Attribute, File};
 
-/// The folder of sources of a crate of burn's, of the version that `Cargo.lock` names: where cargo unpacked it
-/// to build it.
+/// The folder of sources of a crate of burn's, of the version that `Cargo.lock` names: where cargo
+/// unpacked it to build it.
 ///
 /// # Panics
 /// If it is nowhere.

@@ -213,7 +213,8 @@ impl Tied {
     }
 }
 
-/// One weight read by two blocks, and by the unit around them: what each has of its gradient is added up.
+/// One weight read by two blocks, and by the unit around them: what each has of its gradient is
+/// added up.
 #[test]
 fn a_weight_that_two_blocks_read() {
     for ranks in [1, 2, 3] {
@@ -236,7 +237,8 @@ fn a_weight_that_two_blocks_read() {
     }
 }
 
-/// Modules of a unit that are none themselves: two blocks read one weight of the unit around them, which reads it too.
+/// Modules of a unit that are none themselves: two blocks read one weight of the unit around them,
+/// which reads it too.
 #[test]
 fn a_weight_of_the_unit_around_that_blocks_read() {
     let loss: Loss = |tower, device, rank, how| {

@@ -8,7 +8,8 @@ use burn_dtensor::testing::MeshTest;
 
 use super::{AGAIN, BLOCKS, How, KEPT, Tower, WAYS, WIDTH, batch, config};
 
-/// `U1` where block 1 is unsharded, `Uf1` its inner unit; `R` for resharded, `B` for its post-backward; `U` the root's.
+/// `U1` where block 1 is unsharded, `Uf1` its inner unit; `R` for resharded, `B` for its
+/// post-backward; `U` the root's.
 fn trace(events: &[Event]) -> String {
     let letter = |event: &Event| {
         let kind = match event.kind {
@@ -161,7 +162,8 @@ fn a_unit_inside_is_not_freed_between_computing_again_and_its_gradients() {
     });
 }
 
-/// Two towers, of which the one that was entered first comes up first: what it has inside is held, as it is itself.
+/// Two towers, of which the one that was entered first comes up first: what it has inside is held,
+/// as it is itself.
 #[test]
 fn units_inside_are_reduced_in_reverse_order_of_entry() {
     MeshTest::new([2], ["shard"]).run(|mesh| {

@@ -25,7 +25,8 @@ fn device(mesh: &DeviceMesh, checkpointing: bool) -> Device {
     }
 }
 
-/// The weights after all steps. Without a configuration the model is unsharded, and gradients are averaged by hand.
+/// The weights after all steps. Without a configuration the model is unsharded, and gradients are
+/// averaged by hand.
 fn train(
     mesh: &DeviceMesh,
     device: &Device,

@@ -1,4 +1,5 @@
-//! Random numbers: those of forward, again. Burn's state is the process's, so that these tests have one each.
+//! Random numbers: those of forward, again. Burn's state is the process's, so that these tests have
+//! one each.
 
 use std::thread;
 
@@ -13,7 +14,8 @@ use burn_dtensor::testing::MeshTest;
 use super::{Drops, KEPT, Tower, WAYS, batch, config, full_grads, linear};
 use crate::own_process::own_process;
 
-/// burn's `Dropout`, in blocks inside blocks too: the same elements are dropped as without checkpointing, before and after.
+/// burn's `Dropout`, in blocks inside blocks too: the same elements are dropped as without
+/// checkpointing, before and after.
 #[test]
 fn burns_dropout_drops_the_same_again() {
     own_process(
@@ -107,7 +109,8 @@ fn numbers_that_others_have_drawn_meanwhile_are_an_error() {
     );
 }
 
-/// The numbers of DTensors, on a rank's own thread and on one that it has started, whichever thread runs backward.
+/// The numbers of DTensors, on a rank's own thread and on one that it has started, whichever thread
+/// runs backward.
 #[test]
 fn a_stream_that_begins_in_a_block_repeats_on_every_thread() {
     let device = Device::flex().autodiff();

@@ -1,7 +1,7 @@
 //! [`Delays`]: ranks that sleep somewhere in a step.
 //!
-//! Around collectives by their spans, which begin before a rank has posted and end when it has its result: so whatever
-//! carries them is none the wiser.
+//! Around collectives by their spans, which begin before a rank has posted and end when it has its
+//! result: so whatever carries them is none the wiser.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;

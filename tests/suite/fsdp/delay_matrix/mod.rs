@@ -1,4 +1,5 @@
-//! The matrix: every delay, in every mode of resharding, in every precision, on one rank to eight, to the bit.
+//! The matrix: every delay, in every mode of resharding, in every precision, on one rank to eight,
+//! to the bit.
 //!
 //! | | |
 //! |---|---|
@@ -9,11 +10,12 @@
 //! | ranks | 1, 2, 3, 4, 8, and 2 x 2 with replicas: threads; 2, 3 and 4: processes |
 //! | gathered ahead | nothing, the next two units, everything |
 //!
-//! Of 2, 3 and 4 ranks every combination, but that all are late in single precision alone; of others in half precision, and
-//! of processes, fewer delays. Without `LONG_TESTS`, of more than 2 ranks a third of the delays, and each delay in one mode
-//! only, which is another in each precision; without a delay in every mode. What is expected is
-//! data parallelism by hand ([`by_hand`]), whose reductions add in the same tree; and of that, in single precision, one device
-//! that sees the batches of all ranks.
+//! Of 2, 3 and 4 ranks every combination, but that all are late in single precision alone; of
+//! others in half precision, and of processes, fewer delays. Without `LONG_TESTS`, of more than 2
+//! ranks a third of the delays, and each delay in one mode only, which is another in each
+//! precision; without a delay in every mode. What is expected is data parallelism by hand
+//! ([`by_hand`]), whose reductions add in the same tree; and of that, in single precision, one
+//! device that sees the batches of all ranks.
 
 mod delays;
 mod net;
@@ -87,7 +89,8 @@ fn cells(
         .collect()
 }
 
-/// On ranks that are threads, in every precision and mode; in single precision as one device trains, too.
+/// On ranks that are threads, in every precision and mode; in single precision as one device
+/// trains, too.
 fn train_on(shape: &[usize], prefetch: PrefetchMode, late: fn(Precision) -> Vec<Option<Late>>) {
     let net = Net::new();
     for precision in Precision::ALL {

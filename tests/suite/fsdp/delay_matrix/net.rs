@@ -7,8 +7,8 @@ use burn_dtensor::fsdp::unit;
 
 use crate::fsdp::support::{tensor, values};
 
-/// Features of the blocks. A weight has a row for each that it takes: no number of ranks shares them all evenly, and of
-/// four ranks one has nothing of the last block, of eight five.
+/// Features of the blocks. A weight has a row for each that it takes: no number of ranks shares
+/// them all evenly, and of four ranks one has nothing of the last block, of eight five.
 const WIDTHS: [usize; 4] = [5, 7, 3, 4];
 
 /// Rows of a rank's batch.

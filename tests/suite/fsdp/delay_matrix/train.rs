@@ -186,7 +186,8 @@ fn optimizer() -> ModuleOptimizer {
     AdamWConfig::new().with_epsilon(1e-5).init()
 }
 
-/// Data parallelism by hand: every rank has the model whole, casts its weights, and averages gradients.
+/// Data parallelism by hand: every rank has the model whole, casts its weights, and averages
+/// gradients.
 pub fn by_hand(net: &Net, mesh: &DeviceMesh, precision: Precision) -> Result<Trained> {
     let device = mesh.device().clone().autodiff();
     let mut net = with_weights_in(on_device(net, &device), |_| precision.param());

@@ -21,8 +21,8 @@ fn layer(device: &Device) -> Linear {
     LinearConfig::new(WIDTH, 3).init(device)
 }
 
-/// Gradients of the layer's shards: `value` everywhere but in the last element of each, which is `odd` if that is
-/// given.
+/// Gradients of the layer's shards: `value` everywhere but in the last element of each, which is
+/// `odd` if that is given.
 fn grads(layer: &Linear, value: f32, odd: Option<f32>) -> GradientsParams {
     let mut grads = GradientsParams::new();
     for param in named_parameters(layer).expect("it is sharded") {

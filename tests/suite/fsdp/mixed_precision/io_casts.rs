@@ -30,7 +30,8 @@ fn half() -> MixedPrecisionPolicy {
     MixedPrecisionPolicy::new().with_param_dtype(DType::BF16)
 }
 
-/// What a unit of these tests is given: float tensors of several types wherever they may be, and others.
+/// What a unit of these tests is given: float tensors of several types wherever they may be, and
+/// others.
 type Given = (
     (Tensor<2>, Vec<Option<Tensor<2>>>),
     [Tensor<2>; 2],
@@ -38,7 +39,8 @@ type Given = (
     Tensor<1, Bool>,
 );
 
-/// A float tensor that is tracked, one that is not, one of another type, and one of the type that it is cast to.
+/// A float tensor that is tracked, one that is not, one of another type, and one of the type that
+/// it is cast to.
 fn given(device: &Device) -> Given {
     let x = |seed| tensor::<2>(seed, [3, WIDTH], device);
     let untracked = x(2).cast(DType::F64);

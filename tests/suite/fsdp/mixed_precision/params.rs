@@ -169,8 +169,8 @@ fn grads_of(model: &Mixed, device: &Device) -> GradientsParams {
     GradientsParams::from_grads(loss.backward(), model)
 }
 
-/// Every rank has the same batch, so that averages are what each has. One reduce-scatter carries all gradients, in `f32` of
-/// one layer and `f16` of the other unless the policy says otherwise.
+/// Every rank has the same batch, so that averages are what each has. One reduce-scatter carries
+/// all gradients, in `f32` of one layer and `f16` of the other unless the policy says otherwise.
 #[test]
 fn parameters_of_several_stored_types_are_one_unit() {
     let mixed = Mixed::new();
@@ -198,7 +198,8 @@ fn parameters_of_several_stored_types_are_one_unit() {
                 [ledger.calls(Op::AllGather), ledger.calls(Op::ReduceScatter)],
                 [1, 1]
             );
-            // The gradients, and a number for each of four parameters and each rank, in the type of the first gradient.
+            // The gradients, and a number for each of four parameters and each rank, in the type of
+            // the first gradient.
             let [wide, narrow] = sizes;
             let sent = (wide + narrow) * ELEMENTS + wide * 4 * 2;
             assert_eq!(ledger.bytes(Op::ReduceScatter), sent, "{policy:?}");

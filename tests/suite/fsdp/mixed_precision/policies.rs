@@ -259,7 +259,8 @@ fn outputs_and_reductions_have_types_of_their_own() {
     });
 }
 
-/// They cast neither inputs nor outputs: activations are in the type that the model casts its own to.
+/// They cast neither inputs nor outputs: activations are in the type that the model casts its own
+/// to.
 #[test]
 fn units_that_reads_open_follow_one_policy_for_the_model_and_them() {
     passes_to_the_bit(

@@ -1,4 +1,5 @@
-//! Gradients of `bf16` weights, to the bit as sums by hand in the element type that they are reduced in.
+//! Gradients of `bf16` weights, to the bit as sums by hand in the element type that they are
+//! reduced in.
 
 use burn::module::{Module, Param};
 use burn::nn::{Linear, LinearConfig};
@@ -19,7 +20,8 @@ const WIDTH: usize = 5;
 /// One dimension shards; of two the first replicates.
 const MESHES: [&[usize]; 3] = [&[2], &[3], &[2, 2]];
 
-/// Element types set by the policy, and those that gradients of `f32` parameters are then reduced in.
+/// Element types set by the policy, and those that gradients of `f32` parameters are then reduced
+/// in.
 const POLICIES: [(Option<DType>, DType); 3] = [
     (Some(DType::F32), DType::F32),
     (None, DType::F32),
@@ -44,8 +46,9 @@ fn sharded(layer: &Linear, mesh: &DeviceMesh, reduce: Option<DType>) -> Result<L
     )
 }
 
-/// The gradient of the weight's elements in a row, of one batch of a rank: a number that `bf16` has. The sum of the first
-/// and any of the others needs more digits than `bf16` has and no more than `f32` has.
+/// The gradient of the weight's elements in a row, of one batch of a rank: a number that `bf16`
+/// has. The sum of the first and any of the others needs more digits than `bf16` has and no more
+/// than `f32` has.
 fn term(ranks: usize, rank: usize, batch: usize, row: usize) -> f32 {
     let first = if (rank, batch) == (0, 0) {
         1.0
@@ -80,8 +83,8 @@ fn full(model: &Linear, grads: &Gradients) -> Result<Vec<f32>> {
         .expect("f32"))
 }
 
-/// What the gradients of all ranks become, divided by `divisor`: each sum is rounded to `reduce`, the one of a rank's
-/// batches, of the ranks that shard, and of the replicas.
+/// What the gradients of all ranks become, divided by `divisor`: each sum is rounded to `reduce`,
+/// the one of a rank's batches, of the ranks that shard, and of the replicas.
 fn by_hand(mesh: &[usize], batches: usize, divisor: f32, reduce: DType) -> Vec<f32> {
     let round = |x: f32| {
         if reduce == DType::BF16 {
@@ -200,8 +203,8 @@ struct Weights {
 /// A number that `f16` and `bf16` have.
 const SLOPE: f32 = 24576.0;
 
-/// Of one batch, where the first rank alone uses a weight, or of two, where it does so in the first of them and the replicas
-/// add up after the second.
+/// Of one batch, where the first rank alone uses a weight, or of two, where it does so in the first
+/// of them and the replicas add up after the second.
 fn ranks_differ_in_what_they_use(
     shape: &[usize],
     reduce: DType,
@@ -265,7 +268,8 @@ fn ranks_differ_in_what_they_use(
     });
 }
 
-/// A number of tokens is a factor by which 1 may become 0 in the type that gradients are reduced in.
+/// A number of tokens is a factor by which 1 may become 0 in the type that gradients are reduced
+/// in.
 #[test]
 fn every_rank_has_a_gradient_that_one_rank_has_whatever_divides_it() {
     for shape in [&[3][..], &[2, 2]] {

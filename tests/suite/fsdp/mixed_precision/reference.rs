@@ -1,4 +1,5 @@
-//! Mixed precision by hand, without units: weights cast as layers read them, gradients averaged in an element type.
+//! Mixed precision by hand, without units: weights cast as layers read them, gradients averaged in
+//! an element type.
 
 use burn::module::{Module, ModuleVisitor, Param, Reparameterization, Reparameterizer};
 use burn::optim::GradientsParams;
@@ -41,8 +42,9 @@ pub fn with_weights_in<M: Module>(model: M, dtype: impl Fn(&str) -> Option<DType
     model.apply_reparameterization(Weights(dtype))
 }
 
-/// Averages the gradients of all ranks, each in the element type of its path: over the last mesh dimension first, as
-/// shards are reduced before replicas. They are then of the stored element type again.
+/// Averages the gradients of all ranks, each in the element type of its path: over the last mesh
+/// dimension first, as shards are reduced before replicas. They are then of the stored element type
+/// again.
 pub fn average<M: Module>(
     model: &M,
     grads: GradientsParams,

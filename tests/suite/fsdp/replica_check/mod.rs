@@ -62,7 +62,8 @@ fn flipped(mut data: TensorData, bit: u32) -> TensorData {
 
 const STEPS: usize = 12;
 
-/// Trains a net, which `between` gets before each step: how many steps were made, and why no more were.
+/// Trains a net, which `between` gets before each step: how many steps were made, and why no more
+/// were.
 fn train(
     mesh: &DeviceMesh,
     config: FullyShard,
@@ -348,8 +349,8 @@ fn without_a_number_it_is_told_by_the_tenth_step() {
     });
 }
 
-/// An optimizer may give replicas other bits on other processors: the run continues, by default. An error in a gathered
-/// weight or an averaged gradient is found nevertheless (`tests/downstream`).
+/// An optimizer may give replicas other bits on other processors: the run continues, by default. An
+/// error in a gathered weight or an averaged gradient is found nevertheless (`tests/downstream`).
 #[test]
 fn weights_that_an_optimizer_makes_differ_are_no_failure_by_default() {
     for shape in [[3, 1], [2, 2], [1, 3]] {
@@ -377,7 +378,8 @@ fn weights_that_an_optimizer_makes_differ_are_no_failure_by_default() {
     }
 }
 
-/// Both are read in every step: were they counted together, one would never be compared in every other step.
+/// Both are read in every step: were they counted together, one would never be compared in every
+/// other step.
 #[test]
 fn parameters_that_are_read_outside_their_unit_are_compared_each() {
     for param in ["spare.weight", "spare.bias"] {

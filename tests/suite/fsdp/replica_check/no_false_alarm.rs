@@ -1,4 +1,5 @@
-//! Ranks that hold alike what they must, however they differ: nobody is told anything. What they must agree on.
+//! Ranks that hold alike what they must, however they differ: nobody is told anything. What they
+//! must agree on.
 
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
@@ -31,8 +32,8 @@ fn forward(net: &Net, x: Tensor<2>, rank: usize) -> Tensor<2> {
         .unsqueeze()
 }
 
-/// Steps of two backwards, each of two passes of the same units over other batches of other sizes; between them forwards
-/// that nothing follows.
+/// Steps of two backwards, each of two passes of the same units over other batches of other sizes;
+/// between them forwards that nothing follows.
 fn steps(
     mesh: &DeviceMesh,
     verify_every: u64,

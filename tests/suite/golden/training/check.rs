@@ -69,8 +69,8 @@ pub fn check(golden: &Golden, name: &str, run: &Run, trained: &[Trained]) {
         .flat_map(|run| &run.final_weights)
     {
         let expected = expected.floats().try_to_vec::<f32>().unwrap();
-        // AdamW moves a weight by about the learning rate a step, however small its gradient is: a few weights, whose
-        // gradients are little more than rounding, may be further away.
+        // AdamW moves a weight by about the learning rate a step, however small its gradient is: a
+        // few weights, whose gradients are little more than rounding, may be further away.
         let (most, mean_square) = apart(&trained[0].weights[path], &expected);
         let lr = golden.optimizer.lr;
         assert!(

@@ -1,13 +1,15 @@
 //! Runs in half precision, held to PyTorch's.
 //!
-//! Both round to bf16, but not at the same places: values agree to no bound that is tighter than what bf16 does to them.
-//! What bf16 does is therefore compared itself, as the deviation from the same run in single precision: PyTorch's and this
-//! crate's have one size, and in the gradients one direction, since the weights, the inputs and the gradients are rounded
-//! alike. A run that computes in single precision deviates by nothing, or by what reducing in bf16 alone does.
+//! Both round to bf16, but not at the same places: values agree to no bound that is tighter than
+//! what bf16 does to them. What bf16 does is therefore compared itself, as the deviation from the
+//! same run in single precision: PyTorch's and this crate's have one size, and in the gradients one
+//! direction, since the weights, the inputs and the gradients are rounded alike. A run that
+//! computes in single precision deviates by nothing, or by what reducing in bf16 alone does.
 //!
-//! The bounds leave room on seven sets of values, which PyTorch made with other weights, batches (scaled by 0.3 to 10) and
-//! widths, in 28 runs: losses deviated by 0.29 to 2.5 times what PyTorch's did, gradients by 0.84 to 1.4 times with a cosine
-//! of at least 0.49, and no gradient was further from PyTorch's than 4.6 roundings of its parameter's largest.
+//! The bounds leave room on seven sets of values, which PyTorch made with other weights, batches
+//! (scaled by 0.3 to 10) and widths, in 28 runs: losses deviated by 0.29 to 2.5 times what
+//! PyTorch's did, gradients by 0.84 to 1.4 times with a cosine of at least 0.49, and no gradient
+//! was further from PyTorch's than 4.6 roundings of its parameter's largest.
 
 use super::check::mean_loss;
 use super::file::Run;
@@ -43,7 +45,8 @@ impl Deviations {
     }
 }
 
-/// Holds what the ranks of a run in half precision saw to PyTorch's, where `single` is the same run without.
+/// Holds what the ranks of a run in half precision saw to PyTorch's, where `single` is the same run
+/// without.
 pub fn check_half(name: &str, run: &Run, trained: &[Trained], single: &[Trained]) {
     let losses = |trained: &[Trained]| {
         (0..run.losses.len())

@@ -60,8 +60,8 @@ impl Kind {
         }
     }
 
-    /// Runs all of this kind. Every run whose losses the file records must pass; one may be left out only where the file has
-    /// no values for it.
+    /// Runs all of this kind. Every run whose losses the file records must pass; one may be left
+    /// out only where the file has no values for it.
     fn run(self) {
         let golden = Golden::read();
         let (passed, left) = run_these(&golden, |name, run| Self::of(name, run) == self);

@@ -44,8 +44,8 @@ pub fn reshard(raf: &Value) -> ReshardAfterForward {
     }
 }
 
-/// The run's element types. Outputs of the model are in single precision: losses are computed in that. The MLP's are its
-/// last layer's.
+/// The run's element types. Outputs of the model are in single precision: losses are computed in
+/// that. The MLP's are its last layer's.
 fn mixed_precision(config: FullyShard, run: &Run) -> FullyShard {
     let Some((param, reduce)) = run
         .mp

@@ -41,7 +41,8 @@ pub fn init(untied: &HashMap<String, Array>) -> Option<HashMap<String, Array>> {
 struct Rule([usize; 3]);
 
 impl Rule {
-    /// Reads the factors from the first three elements of two parameters whose rounding leaves the residues apart.
+    /// Reads the factors from the first three elements of two parameters whose rounding leaves the
+    /// residues apart.
     fn of(names: &[&String], values: &HashMap<String, Array>) -> Option<Self> {
         let apart = |(_, name): &(usize, &&String)| {
             let (_, width, decimals) = scale(name, &values[**name].shape);

@@ -1,4 +1,5 @@
-//! Meshes and placements of data-parallel dimensions that are refused, on every rank and before anything moves.
+//! Meshes and placements of data-parallel dimensions that are refused, on every rank and before
+//! anything moves.
 
 use burn::nn::LinearConfig;
 use burn_dtensor::fsdp::{FsdpError, ParamInfo, ParamPlacement, remesh};

@@ -1,4 +1,5 @@
-//! Experts on a mesh of their own: expert, fully sharded and tensor parallel, against the unsharded model.
+//! Experts on a mesh of their own: expert, fully sharded and tensor parallel, against the unsharded
+//! model.
 
 mod misuse;
 mod net;
@@ -19,7 +20,8 @@ use super::support::{data_rank, devices, full_grads};
 use crate::fsdp::support::{max_diff, on_device, values};
 use net::{BLOCKS, Net, Read, blocks, distribute};
 
-/// Returns the number of steps that are trained. A rank has tokens for two experts of three in each: in 4, twice for every one.
+/// Returns the number of steps that are trained. A rank has tokens for two experts of three in
+/// each: in 4, twice for every one.
 fn steps() -> usize {
     if crate::effort::is_long() { 10 } else { 4 }
 }
@@ -47,7 +49,8 @@ fn trained(model: &Net, data_ranks: usize) -> (Values, Values) {
     (values(&model, None), first.expect("a step"))
 }
 
-/// Trains with experts read so: weights and gradients are those of the unsharded model, which begins with the same weights.
+/// Trains with experts read so: weights and gradients are those of the unsharded model, which
+/// begins with the same weights.
 fn trains(test: &MeshTest, config: &FullyShard, read: Read) {
     let model = Net::new();
     // Of the mesh's ranks but those along `tp`, which have the same tokens.
@@ -153,7 +156,8 @@ fn experts_train_in_whatever_units_they_are() {
     );
 }
 
-/// Each rank reads all experts for its own tokens: their gradients are summed over the ranks along `ep`.
+/// Each rank reads all experts for its own tokens: their gradients are summed over the ranks along
+/// `ep`.
 #[test]
 fn experts_that_are_read_unsharded_have_the_gradients_of_all_ranks() {
     trains(
@@ -168,7 +172,8 @@ fn experts_that_are_read_unsharded_have_the_gradients_of_all_ranks() {
     );
 }
 
-/// A parameter's own mesh without tensor parallelism: cut over fewer ranks, and replicated over the others.
+/// A parameter's own mesh without tensor parallelism: cut over fewer ranks, and replicated over the
+/// others.
 #[test]
 fn parameters_are_sharded_over_the_dimensions_that_the_placement_function_says() {
     let model = Net::new();

@@ -1,4 +1,5 @@
-//! A mixture of experts, its plain forward and the one that sends tokens to the ranks of their experts.
+//! A mixture of experts, its plain forward and the one that sends tokens to the ranks of their
+//! experts.
 
 use burn::module::{Module, Param};
 use burn::nn::{LayerNorm, LayerNormConfig, Linear, LinearConfig};
@@ -96,7 +97,8 @@ impl Net {
 }
 
 impl Block {
-    /// `[tokens, dim]` to the same, where `chosen`, `[tokens, experts]`, is 1 for the expert of a token.
+    /// `[tokens, dim]` to the same, where `chosen`, `[tokens, experts]`, is 1 for the expert of a
+    /// token.
     fn forward(&self, x: Tensor<2>, chosen: Tensor<2>, read: Read) -> Tensor<2> {
         let h = self.norm.forward(x.clone());
         let weight = softmax(self.router.forward(h.clone()), 1) * chosen.clone();
@@ -122,7 +124,8 @@ impl Experts {
         sent.matmul(self.up.val()).tanh().matmul(self.down.val())
     }
 
-    /// The same: each rank's tokens go to the ranks along `ep` that have their experts, and come back.
+    /// The same: each rank's tokens go to the ranks along `ep` that have their experts, and come
+    /// back.
     fn parallel(&self, sent: Tensor<3>) -> Result<Tensor<3>> {
         let (up, down) = (self.up.dtensor()?, self.down.dtensor()?);
         let mesh = up.mesh().clone();
@@ -170,7 +173,8 @@ pub fn place_experts(mut net: Net, mesh: &DeviceMesh) -> Result<Net> {
     Ok(net)
 }
 
-/// All over the dimensions that are neither `tp` nor `replicate`, but for experts, which are placed over `ep` already.
+/// All over the dimensions that are neither `tp` nor `replicate`, but for experts, which are placed
+/// over `ep` already.
 pub fn distribute(net: Net, mesh: &DeviceMesh, config: FullyShard) -> Result<Net> {
     let named = |is: fn(&str) -> bool| {
         mesh.names()

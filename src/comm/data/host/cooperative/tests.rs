@@ -135,7 +135,8 @@ fn ranks_that_wait_make_it_together_and_have_one() {
         SpinPolicy::Yielding(100, Duration::from_millis(1)),
     ] {
         let (call, cache) = (Call::new(0, 0, ResultRetention::Latest), cache(spin));
-        // Neither rank can continue without the other, so they perform two tasks at the same time, twice.
+        // Neither rank can continue without the other, so they perform two tasks at the same time,
+        // twice.
         let both = Barrier::new(2);
         let makers = Mutex::new(Vec::new());
         let job = Numbers::new(4, |_| {
@@ -263,8 +264,8 @@ fn where_one_panics_others_start_from_scratch() {
     assert_eq!(job.begun.load(Ordering::SeqCst), 2);
 }
 
-/// However late a rank is with a task, no other rank builds the result for itself: that would take memory and work n
-/// times when the machine is busiest.
+/// However late a rank is with a task, no other rank builds the result for itself: that would take
+/// memory and work n times when the machine is busiest.
 #[test]
 fn invariant_2_no_rank_builds_alone_what_another_is_late_with() {
     let (call, cache) = (Call::new(0, 0, ResultRetention::Latest), cache(SLEEPS));

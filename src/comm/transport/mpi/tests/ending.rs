@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// Process 0 sends large messages to process 1, and ends by calling `end` before its progress thread has sent
-/// them, because a message of process 1 has made that thread wait. Process 1 must receive the messages, and then
-/// the notification that process 0 has ended.
+/// Process 0 sends large messages to process 1, and ends by calling `end` before its progress
+/// thread has sent them, because a message of process 1 has made that thread wait. Process 1 must
+/// receive the messages, and then the notification that process 0 has ended.
 fn end_at_once(end: impl FnOnce()) {
     let courier = start(FragmentLimits::default());
     let large = || payload(0, 1, 32 << 20);
@@ -87,8 +87,8 @@ fn invariant_6_a_panic_of_the_addressee_loses_all_and_aborts_the_job() {
         text.contains("lost: the MPI transport panicked: as requested"),
         "{text}"
     );
-    // The launcher of Open MPI prints the second text for processes that end without `MPI_Abort` and
-    // `MPI_Finalize`.
+    // The launcher of Open MPI prints the second text for processes that end without `MPI_Abort`
+    // and `MPI_Finalize`.
     assert!(
         !text.contains("receives no notification") && !text.contains("finalize"),
         "{text}"

@@ -4,8 +4,8 @@ use super::*;
 use crate::comm::{Launch, ProcessJob};
 use crate::testing::Conformance;
 
-/// Every process sends every other process each of `lengths` as a separate message, then all in one message, and
-/// checks the messages that it receives.
+/// Every process sends every other process each of `lengths` as a separate message, then all in one
+/// message, and checks the messages that it receives.
 fn all_pairs(limits: FragmentLimits, header: usize, lengths: &[usize]) {
     let courier = start(limits);
     let told = inbox(&courier);
@@ -29,8 +29,8 @@ fn all_pairs(limits: FragmentLimits, header: usize, lengths: &[usize]) {
     let mut headers = vec![0; courier.processes()];
     let mut arrived = headers.clone();
     let mut told_done = false;
-    // Each process sends `done` when it has received all messages of the others. When all `done` have arrived,
-    // everything has been sent.
+    // Each process sends `done` when it has received all messages of the others. When all `done`
+    // have arrived, everything has been sent.
     while others(&courier).any(|from| arrived[from] <= messages.len()) {
         match told.recv().unwrap() {
             News::Header {

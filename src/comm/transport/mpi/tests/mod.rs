@@ -1,5 +1,5 @@
-//! Tests of [`MpiTransport`] in several processes. Their names cite the numbers of the invariants in
-//! [`mpi`](super).
+//! Tests of [`MpiTransport`] in several processes. Their names cite the numbers of the invariants
+//! in [`mpi`](super).
 
 mod ending;
 mod helping;

@@ -1,7 +1,7 @@
 //! What the rendezvous uses of locks and of the clock, on shuttle.
 //!
-//! There is no clock: a deadline is either far, and never passes, or near, and passes whenever shuttle
-//! likes.
+//! There is no clock: a deadline is either far, and never passes, or near, and passes whenever
+//! shuttle likes.
 
 use std::ops::{Add, Deref, DerefMut};
 use std::time::Duration;
@@ -75,8 +75,9 @@ impl Condvar {
         self.0.notify_all();
     }
 
-    /// Until a far deadline, sleeps until notified. Until a near one, looks again and again, in case time
-    /// is up: whether it was notified does not matter, so that lost notifications show in far waits alone.
+    /// Until a far deadline, sleeps until notified. Until a near one, looks again and again, in
+    /// case time is up: whether it was notified does not matter, so that lost notifications show in
+    /// far waits alone.
     pub fn wait_until<'a, T>(
         &self,
         guard: MutexGuard<'a, T>,

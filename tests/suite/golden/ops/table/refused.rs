@@ -1,5 +1,5 @@
-//! What torch refuses in every case. It has no values then, and its arguments are not recorded: ours
-//! are held to the local operator.
+//! What torch refuses in every case. It has no values then, and its arguments are not recorded:
+//! ours are held to the local operator.
 
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::placement::Placement::Replicate;
