@@ -185,6 +185,14 @@ pub(crate) fn node_id(tensor: DispatchTensor) -> Option<NodeId> {
     <Dispatch as GraphOps>::graph_node(tensor)
 }
 
+/// Returns the tensor without autodiff.
+pub(crate) fn plain(tensor: DispatchTensor) -> DispatchTensor {
+    match tensor.autodiff {
+        DispatchAutodiffContext::Disabled => tensor,
+        DispatchAutodiffContext::Enabled(_) => Dispatch::inner(tensor),
+    }
+}
+
 /// Returns true if operations can be recorded on the device.
 pub(crate) fn is_supported(device: &Device) -> bool {
     match device.as_dispatch() {

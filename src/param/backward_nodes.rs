@@ -1,12 +1,12 @@
 #![doc = include_str!("backward.md")]
 
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Device, Shape, Tensor};
+use burn::tensor::{DType, Device, Shape};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -14,8 +14,6 @@ use super::options::cast;
 use super::recompute::context;
 use super::reduction::Reduced;
 use super::storage::persistent_copy;
-use super::thread::thread;
-use super::unit::Unit;
 use super::unit_pass::UnitPass;
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
 use crate::dtensor::MeshDims;
@@ -98,12 +96,12 @@ fn progress(pass: &Arc<UnitPass>, step: &BackwardStep<'_>) {
 
 /// Records for tests that the node's backward has run.
 #[cfg(feature = "testing")]
-fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, step: &BackwardStep<'_>) {
+pub(super) fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, step: &BackwardStep<'_>) {
     super::trace::ran(node, pass, step.depth());
 }
 
 #[cfg(not(feature = "testing"))]
-fn ran(_: &'static str, _: Option<&Arc<UnitPass>>, _: &BackwardStep<'_>) {}
+pub(super) fn ran(_: &'static str, _: Option<&Arc<UnitPass>>, _: &BackwardStep<'_>) {}
 
 /// Returns true if one operation can have both tensors as parents.
 pub(super) fn one_graph(a: &DispatchTensor, b: &DispatchTensor) -> bool {
@@ -168,7 +166,8 @@ impl GraphOp for PostBackward {
         if let Some((input, like)) = &self.input
             && !input.load(Relaxed)
         {
-            self.pass.passes.padding.pad(step);
+            let program = context::backward(step.backward());
+            self.pass.passes.padding.pad(step, program);
             self.pass.gather_around();
             step.give(1, || like.zeros());
         }
@@ -296,143 +295,7 @@ impl GraphOp for PreBackward {
     }
 }
 
-/// A node whose backward makes burn free a pass. Parent: the pass's own leaf.
-#[derive(Debug)]
-struct Sweep;
-
-impl GraphOp for Sweep {
-    fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
-        nothing(&parents[0])
-    }
-
-    fn backward(&self, step: &mut BackwardStep<'_>) {
-        ran("Sweep", None, step);
-    }
-}
-
 /// Returns a new leaf for one pass, in the graph of `like`.
 pub(super) fn own_leaf(like: &DispatchTensor) -> DispatchTensor {
     autodiff::leaf(&Device::new(like.device()).inner(), like, true)
-}
-
-/// Number of forwards through a unit that may wait for a backward before they are swept. Forwards
-/// that never have one count for good; then each entry looks for passes that are due.
-const FEW_PASSES: u64 = 2;
-
-/// Frees this thread's passes on which no tensor depends, if several forwards through one of these
-/// units wait for a backward. Call it only while no unit is open. It does nothing in a checkpointed
-/// block, or while a backward runs.
-///
-/// A pass is swept when one more forward through its unit has ended. If it is still needed then,
-/// such as those of several micro-batches in a pipeline, it is swept next when [`LATER`] times as
-/// many have. All numbers are the program's: when a pass is swept does not depend on which passes
-/// burn has dropped on this rank.
-///
-/// burn frees the saved tensors of a graph that the program has dropped in the next backward that
-/// reaches the graph. So forwards in training mode without a backward, such as an evaluation
-/// without `valid()`, would keep the memory of gathered units until then, one forward after
-/// another.
-///
-/// To prevent this, every pass depends on a separate leaf, which its thread holds. When a unit is
-/// entered while earlier passes through it have had no backward, a backward of a single node runs
-/// on the leaf of each pass of the thread that is due. It computes nothing, and burn then frees the
-/// pass unless a tensor of the program depends on it.
-///
-/// ```text
-///   shard's leaf ──┐
-///   own leaf ──┬───┴> RootPostBackward ──> PostBackward ──> ..      the pass
-///              └────> Sweep                       its backward frees the pass, unless a tensor depends on it
-/// ```
-pub(super) fn sweep<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
-    if context::is_any() || autodiff::is_in_backward() {
-        return;
-    }
-    let mut is_due = false;
-    for unit in units.filter(|unit| unit.counts.waiting() >= FEW_PASSES) {
-        unit.counts.sweep();
-        is_due = true;
-    }
-    if !is_due {
-        return;
-    }
-    let passes = thread(|thread| thread.passes.clone());
-    for (pass, leaf) in passes.due_for_sweep() {
-        // An earlier one of these backwards may have freed it.
-        if pass.strong_count() == 0 {
-            continue;
-        }
-        // Backward consumes the leaf, so the pass gets another one first.
-        let next = own_leaf(&leaf);
-        drop(autodiff::binary(
-            leaf.clone(),
-            next.clone(),
-            Arc::new(Sweep),
-        ));
-        passes.hang(&pass, next);
-        drop(Tensor::<1>::from_dispatch(autodiff::unary(leaf, Arc::new(Sweep))).backward());
-    }
-}
-
-/// A pass that was needed when it was swept is swept once more when this many times as many
-/// forwards have ended after it. So a program that holds the outputs of some such forwards for a
-/// while keeps at most this many times as many passes.
-pub(super) const LATER: u64 = 8;
-
-/// State of a pass in backward. Debug builds use it to check the rules of
-/// [`backward_nodes`](super::backward_nodes).
-#[derive(Debug)]
-pub(super) struct Progress {
-    /// Depth of the shallowest node that has run.
-    shallowest: AtomicUsize,
-    /// True if the pass's `PostBackward` node has run.
-    ended: AtomicBool,
-}
-
-impl Default for Progress {
-    fn default() -> Self {
-        Self {
-            shallowest: AtomicUsize::new(usize::MAX),
-            ended: AtomicBool::new(false),
-        }
-    }
-}
-
-impl Progress {
-    /// Records that a node which depends on the pass's `PostBackward` node runs.
-    pub(super) fn node(&self, depth: usize) {
-        if cfg!(debug_assertions) {
-            assert!(
-                !self.ended.load(Relaxed),
-                "rule 2: a node of depth {depth} runs after its unit's `PostBackward`"
-            );
-            self.shallowest.fetch_min(depth, Relaxed);
-        }
-    }
-
-    /// Records that the pass's `PostBackward` node runs.
-    pub(super) fn token(&self, depth: usize) {
-        if cfg!(debug_assertions) {
-            let shallowest = self.shallowest.load(Relaxed);
-            assert!(
-                depth < shallowest,
-                "rule 2: `PostBackward` is at depth {depth}, but a node of its unit is at depth {shallowest}"
-            );
-            assert!(
-                !self.ended.swap(true, Relaxed),
-                "rule 3: a unit's `PostBackward` runs twice"
-            );
-        }
-    }
-
-    /// Records that the pass's [`RootPostBackward`](super::backward_nodes::RootPostBackward) runs.
-    pub(super) fn flush(&self, depth: usize) {
-        debug_assert_eq!(
-            depth, 1,
-            "rule 6: `PostBackward` nodes at this depth may not have run"
-        );
-        debug_assert!(
-            self.ended.load(Relaxed),
-            "rule 6: a unit's gradients are flushed before its `PostBackward` ran"
-        );
-    }
 }

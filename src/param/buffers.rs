@@ -16,12 +16,12 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::Module;
 
-use super::ParamError;
 use super::distributed::DistributedParameter;
 use super::distributed::copying;
 use super::model_scan::{Buffer, ModelScan, ScannedParam};
-use super::stored::{NewValue, Replace, visit_stored};
+use super::stored::{NewValue, Replace, settled, visit_stored};
 use super::unit::{DataParallelGroups, Unit};
+use super::{BufferSync, ParamError};
 use crate::Result;
 use crate::burn_compat::{self, map_tensors};
 use crate::comm::{Call, Communicator, ReduceOp, TensorMeta};
@@ -77,29 +77,6 @@ pub(super) fn homes<M: Module>(model: &M) -> Vec<BufferOwner> {
         })
     };
     buffers.into_iter().filter_map(home).collect()
-}
-
-/// Policy by which [`sync_buffers`](super::sync_buffers) and
-/// [`full_model`](crate::fsdp::full_model) make running statistics equal on all ranks.
-///
-/// In training, every rank normalizes by its own batch, and its running statistics follow that
-/// batch.
-///
-/// This policy does not provide synchronized batch normalization, in which statistics are those of
-/// one batch over all ranks. burn's `BatchNorm` computes the mean and variance of a batch inside
-/// its forward, where this crate cannot intervene. For a batch that is a
-/// [`DTensor`](crate::dtensor::DTensor), its second forward `forward_dtensor` computes statistics
-/// that are the same on all ranks of the batch. The documentation of the layer in `nn` describes
-/// how to shard a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum BufferSync {
-    /// The statistics of the mesh's first rank, which has seen only its own batches.
-    #[default]
-    FirstRank,
-    /// The mean of the statistics over all ranks. For a batch norm's mean, this is the mean of all
-    /// batches. For its variance, it is the mean of the variances within each rank's batch, without
-    /// the variance between the ranks' means.
-    Average,
 }
 
 /// Makes a sharded model's running statistics equal on all ranks over which it was sharded,
@@ -244,14 +221,6 @@ pub(crate) fn unshared<M: Module>(model: M) -> Result<M> {
     }
     copying(|| burn_compat::renewed(model))
         .map_err(|param| ParamError::ParamNotVisited { param }.into())
-}
-
-/// Returns the model in validation, with private buffers. Lazy parameters are replaced by empty
-/// tensors, so nothing is initialized.
-///
-/// Updates of statistics that a thread has postponed are applied now, in `model` too.
-pub(crate) fn settled<M: Module>(model: &M) -> M {
-    copying(|| burn_compat::settled(model))
 }
 
 /// Returns the plain values at `paths`, which are in burn's order.

@@ -28,7 +28,7 @@ impl ProgramCounts {
         self.ended.fetch_add(1, Relaxed);
     }
 
-    /// Counts a [sweep](super::backward_nodes::sweep).
+    /// Counts a [sweep](super::sweep::sweep).
     pub(super) fn sweep(&self) {
         self.swept.fetch_add(1, Relaxed);
     }

@@ -9,8 +9,8 @@ use burn::tensor::{DType, Shape, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
-use super::shards::plain;
 use crate::Result;
+use crate::autodiff;
 use crate::comm::{Call, CollectivePlan, Communicator, Work};
 
 /// User-defined replacements for the collectives of units: to count or delay them, to compress
@@ -136,7 +136,7 @@ impl AllReduceHook {
                 ))
                 .into());
             }
-            Ok(Dispatch::float_reshape(plain(made.into_dispatch()), shape))
+            Ok(Dispatch::float_reshape(autodiff::plain(made.into_dispatch()), shape))
         });
         checked.collect()
     }

@@ -10,8 +10,8 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
 
-use super::shards::plain;
 use super::unit::Unit;
+use crate::autodiff;
 use crate::comm::{Op, OpTiming, forget_panic};
 use crate::tensor_tree::TensorTree;
 
@@ -226,7 +226,7 @@ impl HostTensor {
     /// Copies a float tensor.
     pub(crate) fn of(tensor: DispatchTensor) -> Self {
         let shape = tensor.shape();
-        let flat = Dispatch::float_reshape(plain(tensor), [shape.num_elements()].into());
+        let flat = Dispatch::float_reshape(autodiff::plain(tensor), [shape.num_elements()].into());
         Self {
             shape: shape.to_vec(),
             data: Tensor::<1>::from_dispatch(flat).into_data(),

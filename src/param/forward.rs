@@ -8,13 +8,13 @@ use burn::module::Module;
 use burn::tensor::{DType, Shape};
 use smallvec::SmallVec;
 
-use super::backward_nodes::sweep;
 use super::events::ProbedUnit;
 use super::options::cast;
 use super::panicked::noting_panics;
 use super::prefetch::prefetch;
 use super::scope::{ForwardScope, UnitAccess};
 use super::shards::LocalShards;
+use super::sweep::sweep;
 use super::unit::Unit;
 use super::unit_stack::{self, GroupUnit, UnitGuard};
 use super::visit::check_not_replaced;
@@ -260,7 +260,8 @@ pub(super) fn pre_forward<I: TensorTree, T>(
     push: impl FnOnce(ForwardScope) -> T,
 ) -> (T, I) {
     unit_stack::close_read(unit);
-    let (scope, input) = ForwardScope::open(unit, shards, access, input).or_unwind();
+    let (scope, input) =
+        ForwardScope::open(unit, shards, access, unit_stack::enclosing(), input).or_unwind();
     // Not when the first parameter is read: a rank that reads none must participate in the
     // all-gather too.
     scope.pass.buffer.gather().or_unwind();

@@ -1,14 +1,17 @@
 //! [`full_model`] and [`full_model_on`]: convert a distributed model to an ordinary burn module.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use burn::module::Module;
+use burn::backend::DispatchTensor;
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
 use itertools::Itertools;
 
 use super::ParamError;
 use super::buffers::{sync_buffers, unshared};
-use super::distributed::take_adapters;
-use super::read::open_gathered;
+use super::distributed::{DistributedParameter, take_adapters};
+use super::read::{open_gathered, value};
 use super::shards::LocalShards;
 use super::visit::{Visited, Walk, check_not_replaced, walk};
 use crate::Result;
@@ -118,6 +121,8 @@ fn gathered<M: Module>(model: &M, walk: Walk, stay: bool) -> Result<Option<M>> {
     // Gather units in the order of the model: their addresses differ between ranks.
     let order = visited.iter().map(by_unit).unique().collect_vec();
     let mut groups = visited.into_iter().into_group_map_by(by_unit);
+    let mut readers = Readers::default();
+    model.visit(&mut readers);
     let mut open = Vec::new();
     for key in order {
         let params = groups
@@ -129,10 +134,10 @@ fn gathered<M: Module>(model: &M, walk: Walk, stay: bool) -> Result<Option<M>> {
         let shards = LocalShards::new(params.iter().map(shard));
         let unit = open_gathered(&params[0].param.unit, shards)?;
         for Visited {
-            param, base, read, ..
+            id, param, base, ..
         } in params
         {
-            read(&param, base)?;
+            (readers.0[&id])(&param, base)?;
         }
         open.extend(stay.then_some(unit));
     }
@@ -144,4 +149,20 @@ fn gathered<M: Module>(model: &M, walk: Walk, stay: bool) -> Result<Option<M>> {
         put_adapters(model.materialize(), adapters.collect())
     });
     ordinary.map(unshared).transpose()
+}
+
+/// Function that reads a parameter whose number of dimensions is erased.
+type ReadFn = fn(&DistributedParameter, DispatchTensor) -> Result<()>;
+
+/// A visitor that collects functions that read the model's parameters, each with the parameter's
+/// number of dimensions.
+#[derive(Default)]
+struct Readers(HashMap<ParamId, ReadFn>);
+
+impl ModuleVisitor for Readers {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        self.0.insert(param.id, |param, base| {
+            value(param, Tensor::<D>::from_dispatch(base)).map(drop)
+        });
+    }
 }

@@ -57,7 +57,7 @@
 //! | gradients: collected, accumulated, reduced in order; told from zeros for none | `reduction`: `gradients`, `order`, `padding` |
 //! | state of a thread | `thread` |
 //! | activation checkpointing | `recompute` |
-//! | CPU offload | `offload` |
+//! | CPU offload; what else of a model moves to the device | `offload`; `other_params` |
 //! | comparison of values that must be identical on several ranks | `replica_check` |
 //! | events of units, and what they return; panics and warnings that name a unit | `events`; `panicked` |
 //! | conversion to an ordinary model; tensors by path | `full`; `stored` |
@@ -67,19 +67,24 @@ mod attach;
 mod backward_nodes;
 mod buffers;
 mod collectives;
+mod copied_leaves;
 mod counts;
 mod custom;
 mod data_mesh;
 mod distributed;
 mod error;
 mod events;
+mod finished_graphs;
 mod forward;
 mod full;
+mod missed_step;
 mod model_scan;
 mod offload;
 mod options;
+mod other_params;
 mod panicked;
 mod prefetch;
+mod progress;
 mod read;
 mod recompute;
 mod reduction;
@@ -90,6 +95,7 @@ mod spec_check;
 mod states;
 mod storage;
 mod stored;
+mod sweep;
 mod thread;
 #[cfg(feature = "testing")]
 pub(crate) mod trace;
@@ -97,10 +103,12 @@ mod unit;
 mod unit_name;
 mod unit_pass;
 mod unit_stack;
+mod varying;
 mod visit;
+mod warning;
 
 pub(crate) use attach::{ShardAssignment, attach_drawn, attach_shards};
-pub use buffers::{BufferSync, sync_buffers};
+pub use buffers::sync_buffers;
 pub(crate) use buffers::{own_buffers, unshared};
 pub(crate) use custom::AllReduceHook;
 pub use custom::{ReducedGradients, UnitCollectives};
@@ -116,22 +124,21 @@ pub(crate) use forward::{ModuleUnits, units_of};
 #[cfg(feature = "store")]
 pub(crate) use full::full_model_if;
 pub use full::{full_model, full_model_on};
+pub(crate) use missed_step::check_reduced;
 pub(crate) use model_scan::{Layer, ModelScan, ScannedParam, check_patterns};
 pub(crate) use offload::CpuOffload;
 pub use offload::OffloadPolicy;
-pub(crate) use offload::move_other_params;
-pub use options::ReshardAfterForward;
+pub use options::{BufferSync, ReshardAfterForward};
 pub(crate) use options::{Precision, RuntimeOptions};
-pub(crate) use panicked::warn;
+pub(crate) use other_params::move_other_params;
 pub(crate) use prefetch::unshard_unit;
 pub use read::{Grads, ParamExt};
 pub(crate) use read::{module_path, path, placed};
 pub use recompute::checkpoint_activations;
 pub(crate) use reduction::REDUCE;
-pub(crate) use reduction::gradients::check_reduced;
 pub(crate) use replica_check::ReplicaCheck;
 pub(crate) use scope::{give_up_backward, is_gathered_again};
-pub(crate) use shards::{LocalShards, plain};
+pub(crate) use shards::LocalShards;
 pub(crate) use spec_check::check_specs;
 pub(crate) use stored::{
     NewValue, StoredTensor, release_shards, replace_tensors, stored_like, stored_tensors,
@@ -140,3 +147,4 @@ pub(crate) use unit::{AGAIN, DataParallelGroups, ModelNumbers, TpPlacement, Unit
 pub(crate) use unit_name::UnitName;
 pub(crate) use visit::check_not_replaced;
 pub(crate) use visit::{Visited, walk, walk_with_paths};
+pub(crate) use warning::warn;

@@ -7,21 +7,17 @@ use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Param, Reparameterization};
 use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
-use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use super::ParamError;
-use super::backward_nodes::{UnshardedParamNode, sweep};
 use super::distributed::DistributedParameter;
 use super::forward::pre_forward;
 use super::panicked::note_read_outside;
 use super::scope::{ForwardScope, UnitAccess};
-use super::shards::{LocalShards, plain};
+use super::shards::LocalShards;
+use super::sweep::sweep;
 use super::unit::Unit;
-use super::unit_pass::UnitPass;
 use super::unit_stack::{self, UnitGuard};
-use crate::autodiff::{self, Retain};
-use crate::dtensor::{DTensor, DTensorSpec, MeshDims};
+use crate::dtensor::{DTensor, DTensorSpec};
 use crate::error::OrUnwind;
 use crate::placement::Placement;
 use crate::{Error, Result};
@@ -339,7 +335,8 @@ fn read<T>(
     }
     let access = UnitAccess::LoneRead(format!("{} (outside its unit)", param.info().path).into());
     let shards = LocalShards::new([(param.index, param.state.clone(), base)]);
-    let (scope, ()) = ForwardScope::open(&param.unit, shards, access, ()).or_unwind();
+    let (scope, ()) =
+        ForwardScope::open(&param.unit, shards, access, unit_stack::enclosing(), ()).or_unwind();
     unit_stack::follow(&scope);
     if !scope.again {
         scope.pass.begin();
@@ -374,55 +371,14 @@ pub(super) fn stored<const D: usize>(
 /// # Errors
 /// Those of [`ForwardScope::open`], and of the all-gather.
 pub(super) fn open_gathered(unit: &Arc<Unit>, shards: LocalShards) -> Result<UnitGuard> {
-    let (scope, ()) = ForwardScope::open(unit, shards, UnitAccess::Stored, ())?;
+    let (scope, ()) = ForwardScope::open(
+        unit,
+        shards,
+        UnitAccess::Stored,
+        unit_stack::enclosing(),
+        (),
+    )?;
     scope.pass.buffer.gather()?;
     scope.pass.begin();
     Ok(UnitGuard::new(Some(scope), Vec::new()))
-}
-
-/// The value of a parameter that is replicated along some tensor-parallel mesh dimensions, for
-/// computations that differ along them. Each set of such dimensions has its own node in the graph,
-/// made on first use. The gradients that arrive at this node are partial sums. The unit sums all
-/// its partial gradients over the same ranks in one collective.
-///
-/// Ranks of a tensor-parallel mesh run one program, so either all of them use such a node or none
-/// does.
-#[derive(Debug)]
-pub(super) struct Varying {
-    pub(super) pass: Arc<UnitPass>,
-    pub(super) position: usize,
-    /// The shard, or the leaf that replaces it in the graph; `None` for a frozen parameter.
-    pub(super) parent: Option<DispatchTensor>,
-    pub(super) token: DispatchTensor,
-    /// The value for computations that are the same on all tensor-parallel ranks.
-    pub(super) value: DispatchTensor,
-    pub(super) retain: Retain,
-    /// The nodes, one for each set of mesh dimensions along which computations differ.
-    pub(super) handles: Mutex<SmallVec<[(MeshDims, DispatchTensor); 1]>>,
-}
-
-impl Varying {
-    /// Returns the value for computations that differ along these mesh dimensions.
-    pub(super) fn get(&self, dims: &[usize]) -> DispatchTensor {
-        let mut handles = self.handles.lock();
-        if let Some((_, known)) = handles.iter().find(|(known, _)| **known == *dims) {
-            return known.clone();
-        }
-        let handle = self.make(dims);
-        handles.push((dims.into(), handle.clone()));
-        handle
-    }
-
-    fn make(&self, dims: &[usize]) -> DispatchTensor {
-        // The gradient of a frozen parameter is not needed, so no partial gradients have to be
-        // summed.
-        let Some(parent) = &self.parent else {
-            return self.value.clone();
-        };
-        self.pass.grads.lock().expect_partial(self.position, dims);
-        let (pass, value) = (self.pass.clone(), plain(self.value.clone()));
-        let node =
-            UnshardedParamNode::new(pass, self.position, self.retain, value, Some(dims.into()));
-        autodiff::binary(parent.clone(), self.token.clone(), node)
-    }
 }

@@ -13,16 +13,16 @@ use super::backward_nodes::{
     PostBackward, RootPostBackward, TrackedInput, UnitInput, UnshardedParamNode, one_graph,
     own_leaf,
 };
+use super::copied_leaves;
 use super::events::{EventKind, TrainingState};
 use super::options::cast;
-use super::read::Varying;
 use super::recompute::context::{self, Next};
 use super::shards::LocalShards;
 use super::storage::{ShardGatherer, UnshardOptions, UnshardedParams};
-use super::thread::thread;
+use super::thread::scheduler;
 use super::unit::{Kept, Unit};
 use super::unit_pass::UnitPass;
-use super::unit_stack::{self, Enclosing};
+use super::varying::Varying;
 use crate::Result;
 use crate::autodiff::{self, Retain};
 use crate::burn_compat::LAYER_DEPTH;
@@ -89,6 +89,16 @@ impl UnitAccess {
     }
 }
 
+/// The units and modules that are open.
+pub(super) struct Enclosing {
+    /// True if there are any.
+    pub(super) is_any: bool,
+    /// The token made last, by these units or by those opened inside them.
+    pub(super) last: Option<DispatchTensor>,
+    /// The pass through the innermost of the units.
+    pub(super) innermost: Option<Arc<UnitPass>>,
+}
+
 impl ForwardScope {
     /// Opens `unit` on the shards of some or all of its parameters, and ties it to its inputs.
     ///
@@ -98,6 +108,7 @@ impl ForwardScope {
         unit: &Arc<Unit>,
         shards: LocalShards,
         access: UnitAccess,
+        around: Enclosing,
         input: I,
     ) -> Result<(Self, I)> {
         if context::is_any()
@@ -123,9 +134,8 @@ impl ForwardScope {
             tensor
         });
         let bases = &shards.bases;
-        let around = unit_stack::enclosing();
         let trained =
-            |base: &&DispatchTensor| !access.is_stored() && context::trained(base).is_some();
+            |base: &&DispatchTensor| !access.is_stored() && copied_leaves::trained(base).is_some();
         let first = bases.iter().find(trained);
         let tracked = first.is_some() || !inputs.is_empty();
         // In forward, a checkpointed block computes without a graph.
@@ -348,7 +358,7 @@ fn begin_pass(
     has_inputs: bool,
 ) -> Result<Arc<UnitPass>> {
     let LocalShards { members, bases, .. } = shards;
-    let trained = |base| context::trained(base).filter(|_| !access.is_stored());
+    let trained = |base| copied_leaves::trained(base).filter(|_| !access.is_stored());
     let leaves: Vec<_> = bases.iter().map(trained).collect();
     let tied = has_inputs || around.is_any;
     let (label, keeps) = match (access, unit.kept()) {
@@ -410,7 +420,7 @@ fn begin_pass(
         due,
     };
     let buffer = UnshardedParams::new(source.into(), shards, options);
-    let passes = thread(|thread| thread.passes.clone());
+    let passes = scheduler();
     let place = is_trained.then(|| passes.register(tied));
     let pass = UnitPass::new(buffer, leaves, passes, place, around.innermost.clone());
     #[cfg(feature = "testing")]
@@ -430,12 +440,12 @@ fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
 /// Returns true if the last pass through `unit` is gathered in advance of its backward, and the
 /// gather is complete.
 pub(crate) fn is_gathered_again(unit: &Arc<Unit>) -> bool {
-    thread(|thread| thread.passes.is_gathered_again(unit))
+    scheduler().is_gathered_again(unit)
 }
 
 /// Drops the reductions in flight of a backward of this thread that was abandoned.
 pub(crate) fn give_up_backward() {
-    thread(|thread| thread.passes.reducer.abandon());
+    scheduler().reducer.abandon();
 }
 
 /// Builds the token of a unit from these tracked inputs and the `earlier` token, with one link for

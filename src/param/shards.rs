@@ -3,14 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::autodiff::NodeId;
-use burn::backend::{AutodiffBackend, Dispatch, DispatchAutodiffContext, DispatchTensor};
+use burn::backend::DispatchTensor;
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Int, Tensor};
 use itertools::Itertools;
 
-use super::panicked::warn;
-use super::recompute::context;
+use super::copied_leaves;
 use super::states::ParamStateHandle;
+use super::warning::warn;
 use crate::burn_compat::ModulePath;
 use crate::dtensor::DTensorSpec;
 use crate::{autodiff, memory};
@@ -53,7 +53,7 @@ impl LocalShards {
 
     /// Returns the shards without autodiff.
     pub(crate) fn plain(&self) -> Vec<DispatchTensor> {
-        self.bases.iter().cloned().map(plain).collect()
+        self.bases.iter().cloned().map(autodiff::plain).collect()
     }
 }
 
@@ -97,7 +97,7 @@ impl LocalShardsId {
     }
 
     pub(crate) fn of(shards: &LocalShards) -> Self {
-        let key = |base: &DispatchTensor| match context::node_id(base) {
+        let key = |base: &DispatchTensor| match copied_leaves::node_id(base) {
             Some(node) => ShardKey::Node(node),
             None => ShardKey::Plain(Box::new(base.clone())),
         };
@@ -113,14 +113,6 @@ fn same_value(a: &DispatchTensor, b: &DispatchTensor) -> bool {
     match (autodiff::node_id(a.clone()), autodiff::node_id(b.clone())) {
         (None, None) => memory::is_same(a, b),
         (a, b) => a == b,
-    }
-}
-
-/// Returns the tensor without autodiff.
-pub(crate) fn plain(tensor: DispatchTensor) -> DispatchTensor {
-    match tensor.autodiff {
-        DispatchAutodiffContext::Disabled => tensor,
-        DispatchAutodiffContext::Enabled(_) => Dispatch::inner(tensor),
     }
 }
 

@@ -9,13 +9,12 @@ use burn::module::{Module, Param, ParamId, Parameter, Reparameterization};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use super::ParamError;
-use super::buffers::settled;
-use super::distributed::{DistributedParameter, take_visited};
+use super::distributed::{DistributedParameter, copying, take_visited};
 use super::model_scan::ModelScan;
 use super::shards::ShardMarker;
 use crate::Result;
 use crate::burn_compat::{
-    ModulePath, TensorMapper, TensorVisitor, map_tensors, undrawn, visit_tensors,
+    self, ModulePath, TensorMapper, TensorVisitor, map_tensors, undrawn, visit_tensors,
 };
 use crate::dtensor::{DTensorSpec, Kind, associate, cast, own};
 
@@ -44,6 +43,14 @@ pub(crate) fn stored_tensors<M: Module>(model: &M, draw: bool) -> Result<Vec<Sto
         settled(model);
     }
     Ok(visit_stored(model, draw, |_| true))
+}
+
+/// Returns the model in validation, with private buffers. Lazy parameters are replaced by empty
+/// tensors, so nothing is initialized.
+///
+/// Updates of statistics that a thread has postponed are applied now, in `model` too.
+pub(crate) fn settled<M: Module>(model: &M) -> M {
+    copying(|| burn_compat::settled(model))
 }
 
 /// Returns the tensors of `model` whose paths are `wanted`, in burn's order, without checks.

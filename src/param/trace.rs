@@ -1,8 +1,8 @@
 //! Record of the nodes that backward runs, for tests to compare with the expected order.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
-use super::thread::thread;
 use super::unit_pass::UnitPass;
 
 /// A node of a unit whose backward has run, and the units in memory after it.
@@ -22,8 +22,13 @@ pub struct RanNode {
     pub gradients: Vec<String>,
 }
 
+thread_local! {
+    /// Trace of the backward that the thread records.
+    static TRACE: RefCell<Option<Trace>> = const { RefCell::new(None) };
+}
+
 #[derive(Default)]
-pub(super) struct Trace {
+struct Trace {
     passes: Vec<Weak<UnitPass>>,
     ran: Vec<RanNode>,
 }
@@ -31,30 +36,27 @@ pub(super) struct Trace {
 /// Runs `program`, a forward and its backward on this thread. Returns its result and the nodes of
 /// units whose backward ran, in order.
 pub fn trace_backward<T>(program: impl FnOnce() -> T) -> (T, Vec<RanNode>) {
-    thread(|thread| thread.trace.replace(Some(Trace::default())));
+    TRACE.replace(Some(Trace::default()));
     let result = program();
     (
         result,
-        thread(|thread| thread.trace.take()).map_or_else(Vec::new, |trace| trace.ran),
+        TRACE.take().map_or_else(Vec::new, |trace| trace.ran),
     )
 }
 
 /// Records that a pass was created.
 pub(super) fn entered(pass: &Arc<UnitPass>) {
-    thread(|thread| {
-        thread
-            .trace
-            .borrow_mut()
-            .iter_mut()
-            .for_each(|trace| trace.passes.push(Arc::downgrade(pass)))
+    TRACE.with_borrow_mut(|trace| {
+        if let Some(trace) = trace {
+            trace.passes.push(Arc::downgrade(pass));
+        }
     });
 }
 
 /// Records that a node of `pass` has run.
 pub(super) fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, depth: usize) {
-    thread(|thread| {
-        let mut trace = thread.trace.borrow_mut();
-        let Some(trace) = trace.as_mut() else { return };
+    TRACE.with_borrow_mut(|trace| {
+        let Some(trace) = trace else { return };
         let path = |pass: &Arc<UnitPass>| pass.buffer.unit().label().to_string();
         let alive = |holds: fn(&UnitPass) -> bool| {
             let passes = trace.passes.iter().filter_map(Weak::upgrade);

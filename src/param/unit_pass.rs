@@ -9,10 +9,10 @@ use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
 use parking_lot::Mutex;
 
-use super::backward_nodes::{LATER, Progress};
 use super::counts::ProgramCounts;
 use super::events::{EventKind, TrainingState};
-use super::panicked::{Nodes, Through, full_name, precision_note};
+use super::finished_graphs::{FinishedGraphs, NodeRange};
+use super::progress::Progress;
 use super::reduction::gradients::{CollectedGrads, Trained};
 use super::reduction::order::{OrderKey, ReductionOrder};
 use super::reduction::padding::ZeroPadding;
@@ -49,7 +49,7 @@ pub(super) struct UnitPass {
     token: OnceLock<NodeId>,
     pub(super) progress: Progress,
     /// Numbers of the graph's nodes that are made while the unit is open.
-    nodes: Mutex<Option<Nodes>>,
+    nodes: Mutex<Option<NodeRange>>,
     /// The gradients that backward has collected.
     pub(super) grads: Mutex<CollectedGrads>,
     pub(super) reductions: OwnedReductions,
@@ -65,7 +65,7 @@ impl UnitPass {
     ) -> Arc<Self> {
         Arc::new(Self {
             grads: Mutex::new(CollectedGrads::new(leaves.len())),
-            nodes: Mutex::new(Some(Nodes::opened())),
+            nodes: Mutex::new(Some(NodeRange::opened())),
             buffer,
             leaves,
             passes,
@@ -116,7 +116,7 @@ impl UnitPass {
 
     /// Records that the pass's forward has made its outputs.
     pub(super) fn end_forward(&self) {
-        self.nodes.lock().iter_mut().for_each(Nodes::close);
+        self.nodes.lock().iter_mut().for_each(NodeRange::close);
     }
 
     /// Starts the pass's backward when backward first reaches one of its outputs. Starts the
@@ -176,7 +176,7 @@ impl UnitPass {
     fn gone(&self, consumed: bool) {
         if let Some(nodes) = self.nodes.lock().take() {
             self.passes
-                .through
+                .finished
                 .lock()
                 .add(nodes, self.buffer.unit().label(), consumed);
         }
@@ -202,8 +202,8 @@ impl Drop for UnitPass {
             let place = || {
                 format!(
                     "in the backward of {}{}",
-                    full_name(unit),
-                    precision_note(unit, "", &[])
+                    unit.full_name(),
+                    unit.precision_note("", &[])
                 )
             };
             note_interrupted(nodes.opened_at(), place);
@@ -229,8 +229,13 @@ pub(super) struct BackwardScheduler {
     /// The passes that a backward may follow, in the order in which forward left them.
     left: Mutex<Vec<FinishedForward>>,
     /// The passes whose graphs are gone.
-    through: Mutex<Through>,
+    finished: Mutex<FinishedGraphs>,
 }
+
+/// A pass that was needed when it was swept is swept once more when this many times as many
+/// forwards have ended after it. So a program that holds the outputs of some such forwards for a
+/// while keeps at most this many times as many passes.
+pub(super) const LATER: u64 = 8;
 
 /// A pass that forward has left.
 #[derive(Debug)]
@@ -370,6 +375,6 @@ impl BackwardScheduler {
     /// Returns the error behind a panic with this `text`, if the text says that a backward reached
     /// a consumed graph.
     pub(super) fn explain(&self, text: &str) -> Option<Error> {
-        self.through.lock().explain(text)
+        self.finished.lock().explain(text)
     }
 }

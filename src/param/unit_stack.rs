@@ -5,6 +5,7 @@
 //! of one of its parameters. It is closed when a unit that is not inside it is opened. So units of
 //! layers that run one after another are gathered once each, as if the program had opened them.
 
+use std::cell::RefCell;
 use std::mem;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -14,10 +15,9 @@ use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMet
 use super::backward_nodes::{PreBackward, one_graph};
 use super::options::cast;
 use super::recompute::context;
-use super::scope::ForwardScope;
+use super::scope::{Enclosing, ForwardScope};
 use super::shards::LocalShards;
 use super::storage::persistent_copy;
-use super::thread::thread;
 use super::unit::Unit;
 use super::unit_pass::UnitPass;
 use crate::autodiff;
@@ -116,12 +116,16 @@ impl UnitStack {
     }
 }
 
+thread_local! {
+    static STACK: RefCell<UnitStack> = RefCell::default();
+}
+
 fn stack<T>(f: impl FnOnce(&UnitStack) -> T) -> T {
-    thread(|thread| f(&thread.stack.borrow()))
+    STACK.with_borrow(f)
 }
 
 fn stack_mut<T>(f: impl FnOnce(&mut UnitStack) -> T) -> T {
-    thread(|thread| f(&mut thread.stack.borrow_mut()))
+    STACK.with_borrow_mut(f)
 }
 
 /// Returns the shards of `unit`, if it belongs to a module inside an open one, and is not open
@@ -251,16 +255,6 @@ pub(super) fn follow(scope: &ForwardScope) {
             open.note_entered(scope);
         }
     });
-}
-
-/// The units and modules that are open.
-pub(super) struct Enclosing {
-    /// True if there are any.
-    pub(super) is_any: bool,
-    /// The token made last, by these units or by those opened inside them.
-    pub(super) last: Option<DispatchTensor>,
-    /// The pass through the innermost of the units.
-    pub(super) innermost: Option<Arc<UnitPass>>,
 }
 
 /// Returns the units and modules that are open.

@@ -8,13 +8,8 @@ use itertools::Itertools;
 use super::ParamError;
 use super::distributed::{DistributedParameter, take_visited};
 use super::model_scan::{ModelScan, ScannedParam};
-use super::read::value;
 use super::states::ParamStateHandle;
-use crate::Result;
 use crate::pattern::PathPattern;
-
-/// Function that reads a parameter whose number of dimensions is erased.
-type ReadFn = fn(&DistributedParameter, DispatchTensor) -> Result<()>;
 
 /// One distributed parameter of a visited module.
 pub(crate) struct Visited {
@@ -22,8 +17,6 @@ pub(crate) struct Visited {
     pub(crate) param: DistributedParameter,
     /// This rank's shard, as the optimizer sees it.
     pub(crate) base: DispatchTensor,
-    /// Reads the full parameter by [`value`], with its number of dimensions.
-    pub(crate) read: ReadFn,
     /// Number of path components from the visited module down to the parameter.
     pub(crate) depth: usize,
     /// The path, if it was requested.
@@ -76,7 +69,7 @@ struct Collect {
     depth: usize,
     path: Option<Vec<String>>,
     /// The tensor visited last. It is distributed if its reparameterization follows.
-    last: Option<(ParamId, DispatchTensor, ReadFn)>,
+    last: Option<(ParamId, DispatchTensor)>,
     floats: usize,
     found: Vec<Visited>,
 }
@@ -95,14 +88,13 @@ impl ModuleVisitor for Collect {
             path.pop();
         }
         if name == DistributedParameter::NAME
-            && let (Some(param), Some((id, base, read))) = (take_visited(), self.last.take())
+            && let (Some(param), Some((id, base))) = (take_visited(), self.last.take())
         {
             let path = self.path.as_ref().map(|path| path.join("."));
             self.found.push(Visited {
                 id,
                 param,
                 base,
-                read,
                 depth: self.depth,
                 path,
             });
@@ -111,12 +103,9 @@ impl ModuleVisitor for Collect {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.floats += 1;
-        let read = |param: &DistributedParameter, base| {
-            value(param, Tensor::<D>::from_dispatch(base)).map(drop)
-        };
         self.last = param
             .is_initialized()
-            .then(|| (param.id, param.base().into_dispatch(), read as _));
+            .then(|| (param.id, param.base().into_dispatch()));
     }
 }
 

@@ -15,7 +15,7 @@ use crate::Result;
 use crate::autodiff;
 use crate::comm::{Call, Communicator, ShardedTensor};
 use crate::fsdp::FsdpError;
-use crate::param::{ModelScan, ParamError, plain};
+use crate::param::{ModelScan, ParamError};
 use crate::placement::ShardSizes;
 use crate::tensor_tree::TensorTree;
 
@@ -266,7 +266,7 @@ impl Ranks {
     fn joined(&self, tensor: &DispatchTensor) -> Result<DispatchTensor> {
         let is_float = tensor.dtype().is_float();
         let own = match is_float {
-            true => plain(tensor.clone()),
+            true => autodiff::plain(tensor.clone()),
             false => DispatchTensor {
                 autodiff: DispatchAutodiffContext::Disabled,
                 ..tensor.clone()

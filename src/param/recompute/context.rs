@@ -10,26 +10,30 @@
 //! recomputation.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::{iter, mem};
 
-use burn::backend::autodiff::NodeId;
-use burn::backend::{Dispatch, DispatchTensor};
+use burn::backend::DispatchTensor;
 
-use crate::autodiff::{self, BackwardId};
+use crate::autodiff::BackwardId;
+use crate::param::copied_leaves::{CopiedLeaves, Leaves};
 use crate::param::reduction::Reduced;
-use crate::param::thread::thread;
 use crate::param::unit_pass::UnitPass;
 
-pub(crate) struct RecomputeContext {
+thread_local! {
+    /// The innermost checkpointed block that runs on the thread.
+    static BLOCK: RefCell<Option<Rc<RecomputeContext>>> = const { RefCell::new(None) };
+    /// Number of blocks that run as if they were not checkpointed, because nothing is tracked on
+    /// this rank, while other ranks may checkpoint them.
+    static UNTRACKED_BLOCKS: Cell<usize> = const { Cell::new(0) };
+}
+
+struct RecomputeContext {
     /// The passes that were recorded in the first run, or that the recomputation reuses.
     passes: RefCell<Vec<Arc<UnitPass>>>,
     /// State of the recomputation; `None` in the first run.
     again: Option<RecomputePass>,
-    /// The shards that the block has copied.
-    leaves: Leaves,
     around: Option<Rc<RecomputeContext>>,
 }
 
@@ -45,24 +49,18 @@ struct RecomputePass {
 }
 
 fn current<T>(f: impl FnOnce(&RecomputeContext) -> T) -> Option<T> {
-    let block = thread(|thread| thread.block.borrow().clone())?;
+    let block = BLOCK.with_borrow(Clone::clone)?;
     Some(f(&block))
 }
 
 /// Returns true if a checkpointed block is running on this thread.
 pub(crate) fn is_any() -> bool {
-    thread(|thread| thread.block.borrow().is_some())
+    BLOCK.with_borrow(Option::is_some)
 }
 
 /// Returns true if the innermost block is in its first run.
 pub(crate) fn is_first() -> bool {
-    thread(|thread| {
-        thread
-            .block
-            .borrow()
-            .as_ref()
-            .is_some_and(|block| block.again.is_none())
-    })
+    BLOCK.with_borrow(|block| block.as_ref().is_some_and(|block| block.again.is_none()))
 }
 
 /// Returns a leaf of the private graph if the innermost block is being recomputed.
@@ -101,7 +99,7 @@ pub(crate) fn backward(own: BackwardId) -> BackwardId {
 /// Keeps gradients for the enclosing graph if the innermost block is being recomputed. Otherwise
 /// returns them.
 pub(crate) fn keep(reduced: Reduced) -> Option<Reduced> {
-    let block = thread(|thread| thread.block.borrow().clone());
+    let block = BLOCK.with_borrow(Clone::clone);
     match block.as_ref().and_then(|block| block.again.as_ref()) {
         Some(again) => {
             again.reduced.borrow_mut().extend(reduced);
@@ -146,7 +144,10 @@ impl RecomputeContext {
 
 /// Guard of a running block: the block is the innermost one of its thread until the guard is
 /// dropped.
-pub(super) struct RecomputeGuard(Rc<RecomputeContext>);
+pub(super) struct RecomputeGuard {
+    block: Rc<RecomputeContext>,
+    _copied: CopiedLeaves,
+}
 
 impl RecomputeGuard {
     /// Starts the first run, with copies of these leaves.
@@ -171,32 +172,39 @@ impl RecomputeGuard {
     }
 
     fn new(passes: Vec<Arc<UnitPass>>, again: Option<RecomputePass>, leaves: Leaves) -> Self {
-        Self(thread(|thread| {
-            let mut block = thread.block.borrow_mut();
+        let block = BLOCK.with(|block| {
+            let mut block = block.borrow_mut();
             let inside = RecomputeContext {
                 passes: RefCell::new(passes),
                 again,
-                leaves,
                 around: block.take(),
             };
             block.insert(Rc::new(inside)).clone()
-        }))
+        });
+        Self {
+            block,
+            _copied: CopiedLeaves::enter(leaves),
+        }
     }
 
     /// Returns the passes that were entered.
     pub(super) fn passes(&self) -> Vec<Arc<UnitPass>> {
-        self.0.passes.borrow().clone()
+        self.block.passes.borrow().clone()
     }
 
     /// Returns true if the recomputation has entered as many passes as the first run.
     pub(super) fn has_entered_all(&self) -> bool {
-        let entered = self.0.again.as_ref().map_or(0, |again| again.entered.get());
-        entered == self.0.passes.borrow().len()
+        let entered = self
+            .block
+            .again
+            .as_ref()
+            .map_or(0, |again| again.entered.get());
+        entered == self.block.passes.borrow().len()
     }
 
     /// Takes the gradients for leaves outside the block.
     pub(super) fn take_reduced(&self) -> Reduced {
-        self.0
+        self.block
             .again
             .as_ref()
             .map(|again| mem::take(&mut *again.reduced.borrow_mut()))
@@ -206,7 +214,7 @@ impl RecomputeGuard {
 
 impl Drop for RecomputeGuard {
     fn drop(&mut self) {
-        thread(|thread| thread.block.replace(self.0.around.clone()));
+        BLOCK.replace(self.block.around.clone());
     }
 }
 
@@ -217,48 +225,18 @@ pub(super) struct UntrackedBlock(());
 
 impl UntrackedBlock {
     pub(super) fn enter() -> Self {
-        thread(|thread| {
-            thread
-                .untracked_blocks
-                .set(thread.untracked_blocks.get() + 1)
-        });
+        UNTRACKED_BLOCKS.set(UNTRACKED_BLOCKS.get() + 1);
         Self(())
     }
 }
 
 impl Drop for UntrackedBlock {
     fn drop(&mut self) {
-        thread(|thread| {
-            thread
-                .untracked_blocks
-                .set(thread.untracked_blocks.get() - 1)
-        });
+        UNTRACKED_BLOCKS.set(UNTRACKED_BLOCKS.get() - 1);
     }
 }
 
 /// Returns true in an [`UntrackedBlock`].
 pub(crate) fn is_untracked_block() -> bool {
-    thread(|thread| thread.untracked_blocks.get() > 0)
-}
-
-/// Leaf of each copy.
-pub(crate) type Leaves = Arc<HashMap<NodeId, NodeId>>;
-
-/// Returns the leaf that receives the gradient of this shard, or `None` if the shard is frozen.
-pub(crate) fn trained(base: &DispatchTensor) -> Option<NodeId> {
-    let node = autodiff::node_id(base.clone())?;
-    leaf_of(node).or_else(|| Dispatch::is_tracked(base).then_some(node))
-}
-
-/// Returns the node that identifies a stored shard, also if `base` is a copy of it. Returns `None`
-/// without autodiff.
-pub(crate) fn node_id(base: &DispatchTensor) -> Option<NodeId> {
-    let node = autodiff::node_id(base.clone())?;
-    Some(leaf_of(node).unwrap_or(node))
-}
-
-fn leaf_of(copy: NodeId) -> Option<NodeId> {
-    let innermost = thread(|thread| thread.block.borrow().clone());
-    iter::successors(innermost, |block| block.around.clone())
-        .find_map(|block| block.leaves.get(&copy).copied())
+    UNTRACKED_BLOCKS.get() > 0
 }

@@ -14,10 +14,10 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use burn::module::{Module, ModuleMapper, Param, Reparameterization};
 use burn::tensor::Tensor;
 
-use super::context::Leaves;
 use crate::Result;
 use crate::autodiff::{self, node_id};
 use crate::param::buffers::unshared;
+use crate::param::copied_leaves::Leaves;
 use crate::param::distributed::DistributedParameter;
 use crate::param::distributed::copying;
 

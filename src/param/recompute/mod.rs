@@ -23,12 +23,13 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use super::ParamError;
 use super::backward_nodes::nothing;
+use super::copied_leaves;
 use super::forward::{ModuleUnits, in_unit};
 use super::panicked::noting_panics;
 use super::scope::ForwardScope;
-use super::shards::{LocalShards, plain};
+use super::shards::LocalShards;
 use super::storage::persistent_copy;
-use super::thread::thread;
+use super::thread;
 use super::unit_pass::{BackwardScheduler, UnitPass};
 use super::unit_stack::{self, InBlock, UnitGuard};
 use super::visit::walk;
@@ -217,7 +218,7 @@ impl ModuleVisitor for RegionInputs {
         }
         let base = param.base().into_dispatch();
         self.see(&base);
-        self.trains |= context::trained(&base).is_some();
+        self.trains |= copied_leaves::trained(&base).is_some();
     }
 }
 
@@ -275,7 +276,7 @@ where
             })
             .unwind();
         }
-        values.push(persistent_copy(plain(tensor.clone())));
+        values.push(persistent_copy(autodiff::plain(tensor.clone())));
         tensor
     });
     let RegionInputs {
@@ -314,7 +315,7 @@ where
         passes: passes.clone(),
         digests: digests(values.iter()),
     };
-    let scheduler = thread(|thread| thread.passes.clone());
+    let scheduler = thread::scheduler();
     let block = RecomputeRegion::new(Box::new(again), &tracked, values.len(), passes, scheduler);
     let gate = block.gate(leaf, tracked, unit_stack::enclosing().last, !is_inside);
     if trains {
@@ -441,7 +442,7 @@ where
             values.push(tensor.clone());
             tensor
         });
-        let plain: Vec<_> = values.iter().cloned().map(plain).collect();
+        let plain: Vec<_> = values.iter().cloned().map(autodiff::plain).collect();
         if self::digests(plain.iter()) != digests {
             differs("computes other values");
         }

@@ -19,6 +19,7 @@ use burn::backend::{AutodiffBackend, Dispatch, DispatchTensor};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::context;
 use crate::autodiff::{self, BackwardId, BackwardStep, GraphOp};
 use crate::param::backward_nodes::own_leaf;
 use crate::param::backward_nodes::{Like, RootPostBackward, give, nothing, one_graph, reduce};
@@ -187,7 +188,8 @@ impl RecomputeRegion {
         inputs.resize(self.inputs.len(), None);
         let padding = &self.scheduler.padding;
         if inputs.iter().any(Option::is_none) {
-            padding.pad(step);
+            let program = context::backward(step.backward());
+            padding.pad(step, program);
         } else {
             // It passes gradients on as any node does. It would be removed when it is dropped, but
             // an output that the loss leaves out keeps it until backward has ended.

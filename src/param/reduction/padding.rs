@@ -24,7 +24,6 @@ use parking_lot::Mutex;
 
 use crate::autodiff::{BackwardId, BackwardStep};
 use crate::burn_compat::{GraphEdges, edges_of};
-use crate::param::recompute::context;
 
 /// The backwards of a thread that were given zeros in place of a missing gradient.
 #[derive(Debug, Default)]
@@ -56,10 +55,11 @@ impl ZeroPadding {
         self.0.lock().ordering.remove(&node);
     }
 
-    /// Records that `step` gives zeros in place of a missing gradient.
-    pub(crate) fn pad(&self, step: &mut BackwardStep<'_>) {
+    /// Records that `step` gives zeros in place of a missing gradient, in the backward `program`
+    /// that the program called.
+    pub(crate) fn pad(&self, step: &mut BackwardStep<'_>, program: BackwardId) {
         let backward = step.backward();
-        let program = Some(context::backward(backward));
+        let program = Some(program);
         if self.0.lock().program != program {
             self.forget();
         }

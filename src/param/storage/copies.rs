@@ -27,7 +27,8 @@ use itertools::Itertools;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::placing::{Refill, Storage, persistent_copy};
+use super::evictable::{Refill, Storage};
+use super::placing::persistent_copy;
 use super::source::{ShardGatherer, ShardSource};
 use super::unshard_state::{GatherOrigin, StoredWeight, UnshardState};
 use crate::comm::CommError;

@@ -10,7 +10,7 @@ use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::placing::Storage;
+use super::evictable::Storage;
 use crate::memory::cube::{AllocationOffset, EvictableAllocation, id, primitive};
 
 /// One allocation that contains gathered weights.

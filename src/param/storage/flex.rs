@@ -10,7 +10,7 @@ use burn::backend::{
 use burn::tensor::{Bytes, DType, Shape};
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
-use super::placing::{Refill, Storage};
+use super::evictable::{Refill, Storage};
 use super::slot::{self, StorageMemory, StorageReadError};
 use crate::memory::flex as memory;
 

@@ -60,6 +60,7 @@
 mod copies;
 #[cfg(feature = "cube")]
 mod cube;
+mod evictable;
 #[cfg(feature = "flex")]
 mod flex;
 mod placing;
@@ -78,8 +79,9 @@ use parking_lot::Mutex;
 
 pub(crate) use copies::UnshardedCopies;
 use copies::{KeptId, UnshardedCopy, Weights};
+use evictable::{Refill, Storage};
+use placing::StoragePlacer;
 pub(super) use placing::persistent_copy;
-use placing::{Refill, Storage, StoragePlacer};
 pub(super) use source::ShardGatherer;
 pub(super) use unshard_state::GatherOrigin;
 use unshard_state::{After, StoredWeight};

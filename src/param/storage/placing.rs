@@ -1,6 +1,5 @@
-//! [`Storage`]: memory of gathered weights that can be freed while views of it exist. [`StoragePlacer`] moves weights there.
+//! [`StoragePlacer`]: moves weights into evictable [`Storage`].
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::backend::{
@@ -9,6 +8,7 @@ use burn::backend::{
 
 #[cfg(feature = "cube")]
 use super::cube;
+use super::evictable::{Refill, Storage};
 #[cfg(feature = "flex")]
 use super::flex;
 use super::unshard_state::{InSlot, StoredWeight};
@@ -73,23 +73,4 @@ pub(crate) fn persistent_copy(tensor: DispatchTensor) -> DispatchTensor {
         _ if !is_persistent(&tensor) => own(tensor),
         _ => tensor,
     }
-}
-
-/// Memory of gathered weights, present or evicted.
-pub(super) trait Storage: Debug + Send + Sync {
-    /// Frees the memory that forward gathered, under every view.
-    fn release(&self);
-
-    /// Restores the memory from `full`, which has the same values and to which no other handle
-    /// writes. Does nothing if it was restored before.
-    fn fill(&self, full: DispatchTensor);
-
-    #[cfg(feature = "testing")]
-    fn is_full(&self) -> bool;
-}
-
-/// Restores evicted storage when a view of it is read.
-pub(super) trait Refill: Send + Sync {
-    /// Restores all evicted storage of the unit.
-    fn refill(&self);
 }

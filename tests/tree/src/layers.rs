@@ -36,11 +36,6 @@ const LAYERS: [&[&str]; 14] = [
 /// Every module of `comm` in this list may use those before it, and none after it.
 const COMM: [&str; 4] = ["control", "transport", "data", "host_backend"];
 
-/// Modules whose files may use each other: one concept has a type, what forward does with it and
-/// what backward does, in files that name each other. Without cycles, each would be split by who
-/// uses it.
-const OPEN: [&str; 1] = ["param"];
-
 /// The module that uses all others, and is used by all.
 const ERROR: &str = "error";
 
@@ -126,11 +121,6 @@ fn a_cycle_and_a_module_that_uses_one_below_it_are_found() {
         ("mesh/c.rs", "fn f(_: super::A) {}"),
     ];
     assert_eq!(planted(&cycle), ["a cycle: mesh/a, mesh/b, mesh/c"]);
-    let open = cycle.map(|(path, text)| (path.replace("mesh", "param"), text));
-    assert_eq!(
-        planted(&open.each_ref().map(|(path, text)| (path.as_str(), *text))),
-        [""; 0]
-    );
 }
 
 /// The sources of a crate, without modules that only tests have.
@@ -230,16 +220,29 @@ impl Tree {
                 to.join("/")
             )
         });
-        let is_open =
-            |(from, to): &(&Module, &Module)| from[0] == to[0] && OPEN.contains(&from[0].as_str());
-        let closed = uses.iter().copied().filter(|used| !is_open(used)).collect();
-        let cycles = cycles(&closed).into_iter().map(|cycle| {
-            format!(
-                "a cycle: {}",
-                cycle.into_iter().map(|module| module.join("/")).join(", ")
-            )
-        });
-        upward.chain(above).chain(cycles).collect()
+        upward.chain(above).chain(self.circles()).collect()
+    }
+
+    /// Returns the sets of files that all reach each other, in words.
+    pub fn circles(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for circle in cycles(&self.uses()) {
+            let files = circle.into_iter().map(|module| module.join("/")).join(", ");
+            found.push(format!("a cycle: {files}"));
+        }
+        found
+    }
+
+    /// Returns the files inside `folder`, each with those inside it that it uses.
+    pub fn uses_inside(&self, folder: &str) -> BTreeMap<String, Vec<String>> {
+        let folder: Vec<String> = folder.split('/').map(String::from).collect();
+        let mut inside: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (from, to) in self.uses() {
+            if from.starts_with(&folder) && to.starts_with(&folder) {
+                inside.entry(from.join("/")).or_default().push(to.join("/"));
+            }
+        }
+        inside
     }
 
     /// Which file uses which, but for those that lie inside each other.

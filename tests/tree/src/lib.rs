@@ -1,7 +1,7 @@
 //! Checks of the project's files as text. They need neither burn nor the crate, so they are built
 //! in seconds.
 //!
-//! - `layers`: modules of the crate use only modules of lower layers, and no files use each other
+//! - [`layers`]: modules of the crate use only modules of lower layers, and no files use each other
 //!   in a cycle.
 //! - [`lines`]: the sizes of folders, for the program of this package.
 //! - `names`: a type's name stands for one type, and names and words that were replaced do not come
@@ -16,8 +16,7 @@
 //! - [`programs`]: the tests of each test program. The program of this package prints them for the
 //!   scripts of `.ci`.
 
-#[cfg(test)]
-mod layers;
+pub mod layers;
 pub mod lines;
 #[cfg(test)]
 mod names;

@@ -7,11 +7,14 @@
 //! - `tree lines [FOLDER..]`: lines that are not tests, lines of tests, files of each kind, and
 //!   thread-locals, of every folder in these, as [`lines`](tree::lines) counts them; of `src`
 //!   without a folder. Folders are named from the root of the repository.
+//! - `tree uses FOLDER`: for every file in the folder of `src`, the files of that folder that it
+//!   uses; then the circles among them.
 //!
 //! A program is `lib` or the name of a test target.
 
 use std::process::ExitCode;
 
+use tree::layers::Tree;
 use tree::lines::{self, Size};
 use tree::programs::tests;
 
@@ -43,16 +46,28 @@ fn main() -> ExitCode {
             };
             println!("{}", needs.join(","));
         }
+        ["uses", folder] => print_uses(folder),
         ["lines"] => print_sizes("src"),
         ["lines", ref folders @ ..] => folders.iter().for_each(|folder| print_sizes(folder)),
         _ => {
             eprintln!(
-                "usage: tree gated PROGRAM [FEATURE] | tree needs PROGRAM FILTER | tree lines [FOLDER..]"
+                "usage: tree gated PROGRAM [FEATURE] | tree needs PROGRAM FILTER | tree lines [FOLDER..] | tree uses FOLDER"
             );
             return ExitCode::FAILURE;
         }
     }
     ExitCode::SUCCESS
+}
+
+/// Prints what the files of `folder` use of each other.
+fn print_uses(folder: &str) {
+    let tree = Tree::read(&tree::root().join("src"));
+    for (file, used) in tree.uses_inside(folder) {
+        println!("{file}: {}", used.join(" "));
+    }
+    for circle in tree.circles() {
+        println!("{circle}");
+    }
 }
 
 /// Prints the sizes of the folders in `folder`, and their sum.
