@@ -60,7 +60,7 @@ impl FsdpModule {
         let own: Vec<_> = own
             .into_iter()
             .map(|(unit, _)| unit)
-            .filter(|unit| unit.data.is_some())
+            .filter(|unit| unit.spec().data.is_some())
             .collect();
         let count = own.len();
         let mut units: Vec<Arc<Unit>> = Vec::new();
@@ -104,7 +104,7 @@ impl FsdpModule {
         let paths = self.paths();
         if let Some(pattern) = patterns
             .iter()
-            .find(|pattern| !self.units.iter().any(|unit| unit.is_taken_by(pattern)))
+            .find(|pattern| !self.units.iter().any(|unit| unit.comm.is_taken_by(pattern)))
         {
             let near_path = pattern.nearest(&paths).cloned();
             let (pattern, present) = (pattern.text().to_string(), paths.join(", "));
@@ -116,7 +116,11 @@ impl FsdpModule {
             }
             .into());
         }
-        let is_taken = |unit: &Arc<Unit>| patterns.iter().any(|pattern| unit.is_taken_by(pattern));
+        let is_taken = |unit: &Arc<Unit>| {
+            patterns
+                .iter()
+                .any(|pattern| unit.comm.is_taken_by(pattern))
+        };
         let own = self.units[..self.own]
             .iter()
             .filter(|unit| is_taken(unit))
@@ -147,7 +151,7 @@ impl FsdpModule {
     fn set(&self, set: impl Fn(&mut RuntimeOptions)) {
         self.units
             .iter()
-            .for_each(|unit| set(&mut unit.control.lock()));
+            .for_each(|unit| set(&mut unit.comm.options.lock()));
     }
 
     /// Sets when gathered parameters are freed, starting with the next forward.
@@ -289,7 +293,7 @@ impl FsdpModule {
     fn change_averaging(&self, set: impl Fn(&mut RuntimeOptions)) {
         self.set(set);
         // The cached plans contain the previous reduction operations.
-        self.units.iter().for_each(|unit| unit.plans.lock().clear());
+        self.units.iter().for_each(|unit| unit.comm.forget_plans());
     }
 
     /// Disables gradient reduction, as
@@ -300,7 +304,7 @@ impl FsdpModule {
         let before = self
             .units
             .iter()
-            .map(|unit| (unit.clone(), unit.control.lock().sync))
+            .map(|unit| (unit.clone(), unit.comm.options.lock().sync))
             .collect();
         self.set_requires_gradient_sync(false);
         NoSync(before)
@@ -338,7 +342,7 @@ impl FsdpModule {
     /// # Collective
     /// Every rank must call it if a forward keeps parameters of these units for a later backward.
     pub fn reshard(&self) {
-        self.units.iter().for_each(|unit| unit.copies.reshard(unit));
+        self.units.iter().for_each(|unit| unit.copies.reshard());
     }
 
     /// Discards the state of an abandoned iteration, after the program has caught a panic:
@@ -363,7 +367,7 @@ impl FsdpModule {
 /// # Errors
 /// [`ParamError::ReshardRanks`].
 fn check_reshard(unit: &Unit, reshard: ReshardAfterForward) -> Result<(), ParamError> {
-    let (Some(data), ReshardAfterForward::Ranks(ranks)) = (&unit.data, reshard) else {
+    let (Some(data), ReshardAfterForward::Ranks(ranks)) = (&unit.spec().data, reshard) else {
         return Ok(());
     };
     let is_made = |group: &Communicator| group.group().size() == ranks;
@@ -421,7 +425,7 @@ impl Drop for NoSync {
     fn drop(&mut self) {
         self.0
             .drain(..)
-            .for_each(|(unit, sync)| unit.control.lock().sync = sync);
+            .for_each(|(unit, sync)| unit.comm.options.lock().sync = sync);
     }
 }
 
@@ -455,7 +459,7 @@ impl UnshardHandle {
 /// reports a failing collective.
 pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
     let units = units_of(module)?;
-    if let Some((unit, _)) = units.iter().find(|(unit, _)| unit.is_group()) {
+    if let Some((unit, _)) = units.iter().find(|(unit, _)| unit.comm.is_group()) {
         return Err(ParamError::UnshardOnGroupUnit {
             unit: unit.label().to_string(),
         }
@@ -481,6 +485,6 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
 pub fn reshard<M: Module>(module: &M) -> Result<()> {
     units_of(module)?
         .iter()
-        .for_each(|(unit, _)| unit.copies.reshard(unit));
+        .for_each(|(unit, _)| unit.copies.reshard());
     Ok(())
 }

@@ -203,7 +203,7 @@ impl Adopted {
             .iter_mut()
             .rfind(|(known, _)| Arc::ptr_eq(known, unit))
         {
-            Some((_, modules)) if unit.is_group() => modules.push(module),
+            Some((_, modules)) if unit.comm.is_group() => modules.push(module),
             Some((_, modules)) => *modules = vec![module],
             None => self.0.push((unit.clone(), vec![module])),
         }

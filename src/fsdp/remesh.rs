@@ -77,14 +77,15 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
         let data = data(&params[0].before, mesh)?;
         let mesh = &data.mesh;
         let modules: Vec<_> = params.iter().map(|param| param.module.clone()).collect();
-        let units = UnitName::again(before.is_group(), &modules);
+        let units = UnitName::again(before.comm.is_group(), &modules);
         let params = units
             .into_iter()
             .zip(params)
             .map(|(unit, param)| Ok(((unit, ()), param.on(mesh)?)));
         let params = params.collect::<Result<_>>()?;
         let made = make_units(params, |_, ()| Some(data.clone()))?;
-        made.iter().for_each(|param| param.unit.join(&before));
+        made.iter()
+            .for_each(|param| param.unit.comm.join(&before.comm));
         attachments.extend(places.into_iter().zip(made));
     }
     attachments.sort_by_key(|(place, _)| *place);
@@ -141,9 +142,13 @@ impl RemeshedParam {
 /// there are those that it holds.
 fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallelGroups> {
     let unit = &before.unit;
-    let data = unit.data.as_ref().ok_or_else(|| FsdpError::Parallelized {
-        param: before.info().path.to_string(),
-    })?;
+    let data = unit
+        .spec()
+        .data
+        .as_ref()
+        .ok_or_else(|| FsdpError::Parallelized {
+            param: before.info().path.to_string(),
+        })?;
     let shard = mesh
         .names()
         .iter()

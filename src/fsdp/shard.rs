@@ -191,7 +191,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     // All checks have passed. Units change only now: clones of the model share them, and a failing
     // call must not affect the clones.
     for (unit, path) in adopted {
-        unit.adopt(path, &origin);
+        unit.comm.adopt(path, &origin);
     }
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let sharded: HashSet<_> = params
@@ -217,7 +217,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     if config.layer_warnings {
         warn_about(&layers, &origin, mesh, all.group().size());
     }
-    let is_offloaded = units.iter().any(|unit| unit.offloaded().is_some());
+    let is_offloaded = units.iter().any(|unit| unit.spec().offloaded().is_some());
     Ok(if is_offloaded {
         move_other_params(model, mesh.device())
     } else {

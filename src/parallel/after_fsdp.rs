@@ -51,7 +51,7 @@ pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssi
              parallel,
          }| {
             let info = before.info();
-            let mesh = &before.unit.data().mesh;
+            let mesh = &before.unit.spec().data().mesh;
             let shape = parallel.spec.local_shape().to_vec();
             // Chunks are recomputed for this rank's tensor-parallel shard.
             let sharding = info.sharding().map(|(dim, sizes)| match sizes {
@@ -83,7 +83,8 @@ pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssi
         // Grouped by the unit and not by its module, because several calls may have made several
         // units of one module.
         let unit = &params[0].1.0.0.unit;
-        let (unit, data, was_group) = (unit.clone(), unit.data.clone(), unit.is_group());
+        let (unit, data, was_group) =
+            (unit.clone(), unit.spec().data.clone(), unit.comm.is_group());
         let (before, (modules, params)): (Vec<_>, (Vec<_>, Vec<_>)) = params
             .into_iter()
             .map(|(at, (before, param))| ((at, before), param))
@@ -92,7 +93,8 @@ pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssi
             .into_iter()
             .map(|path| (path, ()));
         let made = make_units(keys.zip(params).collect(), |_, ()| data.clone())?;
-        made.iter().for_each(|param| param.unit.join(&unit));
+        made.iter()
+            .for_each(|param| param.unit.comm.join(&unit.comm));
         for ((at, (before, data_specs)), param) in before.into_iter().zip(made) {
             let gathered = Some(before);
             attachments.push((

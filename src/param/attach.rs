@@ -177,7 +177,7 @@ impl Attach {
             let part = held.take().map(|part| vec![part.into_dispatch()]);
             held = Some(copies.broadcast(self.call(next), part, metas, 0).single()?);
         }
-        let is_offloaded = next.param.unit.offloaded().is_some();
+        let is_offloaded = next.param.unit.spec().offloaded().is_some();
         let home = if is_offloaded {
             memory::host()
         } else {

@@ -252,7 +252,7 @@ impl GraphOp for UnitInput {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         cast(
             parents[0].clone(),
-            self.pass.buffer.unit().precision().inputs,
+            self.pass.buffer.unit().spec().precision().inputs,
         )
     }
 
@@ -280,7 +280,7 @@ impl GraphOp for PreBackward {
         let dtype = self
             .pass
             .as_ref()
-            .and_then(|pass| pass.buffer.unit().precision().outputs);
+            .and_then(|pass| pass.buffer.unit().spec().precision().outputs);
         persistent_copy(cast(parents[0].clone(), dtype))
     }
 

@@ -20,7 +20,8 @@ use super::distributed::DistributedParameter;
 use super::distributed::copying;
 use super::model_scan::{Buffer, ModelScan, ScannedParam};
 use super::stored::{NewValue, Replace, settled, visit_stored};
-use super::unit::{DataParallelGroups, Unit};
+use super::unit::Unit;
+use super::unit_spec::DataParallelGroups;
 use super::{BufferSync, ParamError};
 use crate::Result;
 use crate::burn_compat::{self, map_tensors};
@@ -153,7 +154,7 @@ struct Together {
 fn together(homes: Vec<BufferOwner>) -> Vec<Together> {
     let mut all: Vec<Together> = Vec::new();
     for BufferOwner { path, param, .. } in homes.into_iter().filter(|home| home.running) {
-        let Some(data) = &param.unit.data else {
+        let Some(data) = &param.unit.spec().data else {
             continue;
         };
         let same = |other: &DataParallelGroups| {

@@ -12,8 +12,9 @@ use burn::module::{
 use burn::tensor::{DType, Device, Tensor};
 
 use super::states::{ParamStateHandle, WeakState};
-use super::unit::{DataParallelGroups, Unit, UnitParam};
+use super::unit::Unit;
 use super::unit_name::UnitName;
+use super::unit_spec::{DataParallelGroups, UnitParam};
 use crate::Result;
 use crate::burn_compat::{
     ADAPTER, Adapters, ModulePath, REPARAMETERIZATION, TensorMapper, map_tensors,
@@ -94,7 +95,7 @@ impl DistributedParameter {
     }
 
     pub(crate) fn info(&self) -> &UnitParam {
-        &self.unit.params[self.index]
+        &self.unit.spec().params[self.index]
     }
 
     pub(super) fn with_adapter(mut self, change: impl FnOnce(LoraAdapter) -> LoraAdapter) -> Self {
@@ -104,7 +105,7 @@ impl DistributedParameter {
 
     /// Returns true if `fully_shard` distributed the parameter.
     pub(crate) fn is_data_parallel(&self) -> bool {
-        self.unit.data.is_some()
+        self.unit.spec().data.is_some()
     }
 
     /// Returns the spec of the parameter over all mesh dimensions that place it, of which the base
@@ -182,7 +183,7 @@ impl Module for DistributedParameter {
             self.state.downgrade(),
         );
         TRAVERSAL.with(|traversal| traversal.visited.replace(Some(visited)));
-        self.unit.parts[self.index]
+        self.unit.spec().markers[self.index]
             .iter()
             .for_each(|part| part.visit(visitor));
         self.adapter
@@ -191,7 +192,7 @@ impl Module for DistributedParameter {
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        self.unit.parts[self.index]
+        self.unit.spec().markers[self.index]
             .iter()
             .for_each(|part| part.map(mapper));
         // Mapping the adapter's factors may set `next` too, so take it first.

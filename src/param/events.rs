@@ -10,7 +10,6 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Tensor, TensorData};
 
-use super::unit::Unit;
 use crate::autodiff;
 use crate::comm::{Op, OpTiming, forget_panic};
 use crate::tensor_tree::TensorTree;
@@ -144,16 +143,16 @@ pub fn record_events<T>(program: impl FnOnce() -> T) -> (T, Vec<Event>) {
 }
 
 impl Event {
-    /// Creates an event of a unit that happens now.
+    /// Creates an event of the unit with this label that happens now.
     pub(super) fn of(
-        unit: &Unit,
+        unit: Arc<str>,
         kind: EventKind,
         training_state: TrainingState,
         state: ShardedState,
     ) -> Self {
         Self {
             kind,
-            unit: unit.label(),
+            unit,
             training_state,
             state,
             at: Instant::now(),

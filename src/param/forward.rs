@@ -149,7 +149,7 @@ where
     inside.extend(
         own.iter()
             .skip(1)
-            .filter(|(unit, _)| !unit.is_group())
+            .filter(|(unit, _)| !unit.comm.is_group())
             .cloned(),
     );
     let mut inside = Some(inside);
@@ -184,7 +184,8 @@ where
             Some(GroupUnit::Open(at)) => {
                 unit_stack::close_read(&unit);
                 member_of.push((at, shards));
-                input = input.map_floats(&mut |tensor| cast(tensor, unit.precision().inputs));
+                input =
+                    input.map_floats(&mut |tensor| cast(tensor, unit.spec().precision().inputs));
             }
         }
     }

@@ -397,7 +397,8 @@ impl ModelScan {
         offloaded: impl Fn(&ScannedParam) -> bool,
     ) -> Result<(), ParamError> {
         let is_in_place = |found: &&ScannedParam| {
-            let is_offloaded = |param: &DistributedParameter| param.unit.offloaded().is_some();
+            let is_offloaded =
+                |param: &DistributedParameter| param.unit.spec().offloaded().is_some();
             let may_be_on_host =
                 found.distributed.as_ref().is_some_and(is_offloaded) || offloaded(found);
             may_be_on_host && memory::is_host(&found.device.clone().inner())

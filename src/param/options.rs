@@ -273,3 +273,14 @@ pub enum BufferSync {
     /// the variance between the ranks' means.
     Average,
 }
+
+/// Form in which a unit's gathered parameters remain between forward and backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// The unsharded parameters.
+    Full,
+    /// A shard over a group of neighbouring ranks.
+    Part,
+    /// Only this rank's own shard.
+    Shard,
+}

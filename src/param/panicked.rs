@@ -28,7 +28,7 @@ pub(super) fn noting_panics<O>(forward: impl FnOnce() -> O) -> O {
                     let place = if may_be_over { "in or after" } else { "in" };
                     format!(
                         "{place} the {phase} of {}{}",
-                        unit.full_name(),
+                        unit.comm.full_name(),
                         unit.precision_note(text, inside)
                     )
                 })
@@ -44,10 +44,12 @@ pub(super) fn noting_panics<O>(forward: impl FnOnce() -> O) -> O {
 /// # Panics
 /// Unwinds with [`ParamError::ReadOutsideUnit`] if implicit unshard is disabled for the unit.
 pub(super) fn note_read_outside(unit: &Unit, index: usize) {
-    let Some(data) = &unit.data else { return };
+    let Some(data) = &unit.spec().data else {
+        return;
+    };
     if !data.implicit_unshard {
         let (param, unit) = (
-            unit.params[index].path.to_string(),
+            unit.spec().params[index].path.to_string(),
             unit.label().to_string(),
         );
         Error::from(ParamError::ReadOutsideUnit { param, unit }).unwind();
@@ -58,7 +60,7 @@ pub(super) fn note_read_outside(unit: &Unit, index: usize) {
     {
         return;
     }
-    let first = &unit.params[first];
+    let first = &unit.spec().params[first];
     if first.spec.coordinate().iter().all(|&index| index == 0) {
         warn(&format!(
             "parameters of unit `{}` are read outside of it, first `{}`, so each is gathered and reduced \

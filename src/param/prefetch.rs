@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Weak};
 
-use super::collectives::UnitCollectiveKind;
 use super::events::{Event, EventKind, ShardedState, TrainingState, happened};
 use super::shards::LocalShards;
 use super::storage::GatherOrigin;
 use super::unit::Unit;
+use super::unit_comm::UnitCollectiveKind;
 use super::unit_stack;
 use crate::comm::{Call, Phase};
 
@@ -36,7 +36,7 @@ pub(super) fn prefetch(unit: &Arc<Unit>) {
                 post_followers(unit);
             }
             follower_of(unit)
-                .filter(|follower| follower.moves_meanwhile())
+                .filter(|follower| follower.spec().moves_meanwhile())
                 .into_iter()
                 .collect()
         }
@@ -61,9 +61,9 @@ fn post_followers(unit: &Arc<Unit>) {
     let mut passed = vec![unit.clone()];
     while let Some(next) = follower_of(&passed[passed.len() - 1])
         && !passed.iter().any(|unit| Arc::ptr_eq(unit, &next))
-        && next.is_gathered()
+        && next.spec().is_gathered()
     {
-        if !next.moves_meanwhile() {
+        if !next.spec().moves_meanwhile() {
             match unit_stack::shards_inside(&next) {
                 Some(shards) if !next.copies.has(&shards, true) => {
                     begin_gather(&next, &shards, GatherOrigin::Posted)
@@ -89,25 +89,32 @@ fn begin_gather(unit: &Unit, shards: &LocalShards, origin: GatherOrigin) {
         GatherOrigin::Prefetch | GatherOrigin::Posted => (Phase::Forward, TrainingState::Forward),
     };
     let is_under_way = unit.copies.promote(shards, origin).unwrap_or_else(|| {
-        let (model, decision) = (unit.model(shards), unit.decision(shards));
+        let (model, decision) = (unit.comm.model(shards), unit.decision(shards));
         let call = Call {
             model,
             decision,
             ..Call::new(unit.label()).with_phase(phase)
         };
-        let sent = unit.computed(true, &shards.members, shards.plain());
-        let gathering = unit.all_gather(
+        let sent = unit.spec().computed(true, &shards.members, shards.plain());
+        let gathering = unit.comm.all_gather(
             UnitCollectiveKind::Shards,
             call,
             &shards.members,
             sent,
-            unit.offloaded(),
+            unit.spec().offloaded(),
         );
         let is_under_way = gathering.is_under_way();
         unit.copies.gather(shards, gathering, origin);
         is_under_way
     });
     if is_under_way && origin != GatherOrigin::Posted {
-        happened(|| Event::of(unit, EventKind::Unshard, during, ShardedState::Unsharded));
+        happened(|| {
+            Event::of(
+                unit.label(),
+                EventKind::Unshard,
+                during,
+                ShardedState::Unsharded,
+            )
+        });
     }
 }

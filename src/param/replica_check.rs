@@ -13,169 +13,18 @@
 //! optimizer's work. They may differ in their last bits on processors of different kinds, so they
 //! are compared on request only.
 //!
+//! This file has what is counted and kept; [`replica_digests`](super::replica_digests) computes the
+//! digests.
+//!
 //! Digests are sent with the first reduction over these ranks: those of weights with the pass's own
 //! reduction, those of gradients with the next reduction of any unit. So most of them are compared
 //! in the same backward. A pass of a single parameter, read outside its unit, has its own counter.
 
-use std::mem;
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
 
-use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 
-use super::unit::{DataParallelGroups, Unit, UnitParam};
-use crate::comm::{Communicator, Digests, ReplicatedValue};
-use crate::memory;
-
-/// Returns true if the group has other ranks to compare with.
-fn has_others(group: &Communicator) -> bool {
-    group.group().size() > 1
-}
-
-/// Returns the group of the ranks that shard, if there are several.
-fn sharding(data: &DataParallelGroups) -> Option<&Communicator> {
-    Some(&data.shard).filter(|group| has_others(group))
-}
-
-impl Unit {
-    /// Counts a pass that trains a parameter. `alone` is the parameter if the pass is of a single
-    /// one, read outside its unit. Returns the state of the check if this pass is checked.
-    pub(super) fn begin_pass(&self, alone: Option<usize>) -> Option<CheckedPass> {
-        let data = self
-            .data
-            .as_ref()
-            .filter(|data| data.verify.every > 0 && data.ranks() > 1)?;
-        let step =
-            self.passed[alone.map_or(0, |param| param + 1)].fetch_add(1, Ordering::Relaxed) + 1;
-        step.is_multiple_of(data.verify.every).then(|| CheckedPass {
-            step,
-            gathered: OnceLock::new(),
-        })
-    }
-
-    /// Computes the digests of the gathered weights with which forward computed.
-    pub(super) fn look_at_gathered<'a>(
-        &self,
-        due: &CheckedPass,
-        members: &[usize],
-        unsharded: impl Iterator<Item = &'a DispatchTensor>,
-    ) {
-        if self.data.as_ref().and_then(sharding).is_some() {
-            let sharded = members
-                .iter()
-                .zip(unsharded)
-                .filter(|(member, _)| self.params[**member].is_sharded());
-            let _ = due
-                .gathered
-                .set(memory::digests(sharded.map(|(_, full)| full)));
-        }
-    }
-
-    /// Returns the digests that the reductions of a pass compare: those of earlier gradients, and,
-    /// if this pass is checked, those of its weights. `shards` are this rank's shards of `members`.
-    pub(super) fn carried(
-        &self,
-        due: Option<&CheckedPass>,
-        members: &[usize],
-        shards: &[DispatchTensor],
-    ) -> PendingDigests {
-        let Some(data) = &self.data else {
-            return PendingDigests::default();
-        };
-        // Gradients first, because a gradient that differs makes weights differ.
-        let mut carried = mem::take(&mut *data.verify.gradients.lock());
-        if let Some(due) = due {
-            carried.due = Some(due.step);
-            if data.verify.stored {
-                let stored =
-                    |ranks| self.same_on(ranks, ReplicatedValue::Weight, due.step, members, shards);
-                carried.replicate.extend(stored(ComparedRanks::Replicate));
-                carried.shard.extend(stored(ComparedRanks::Shard));
-            }
-            carried.shard.extend(self.gathered(due, members));
-        }
-        carried
-    }
-
-    /// Computes digests of the `gradients` of the checked pass `step`, once they are averaged over
-    /// these ranks.
-    pub(super) fn compare_gradients(
-        &self,
-        ranks: ComparedRanks,
-        step: u64,
-        members: &[usize],
-        gradients: &[DispatchTensor],
-    ) {
-        if let Some(data) = &self.data {
-            let digests = self.same_on(ranks, ReplicatedValue::Gradient, step, members, gradients);
-            let mut pending = data.verify.gradients.lock();
-            match ranks {
-                ComparedRanks::Shard => pending.shard.extend(digests),
-                ComparedRanks::Replicate => pending.replicate.extend(digests),
-            }
-        }
-    }
-
-    /// Returns the digests of those of `tensors`, one for each of `members`, that must be identical
-    /// on several of these ranks.
-    fn same_on(
-        &self,
-        ranks: ComparedRanks,
-        of: ReplicatedValue,
-        step: u64,
-        members: &[usize],
-        tensors: &[DispatchTensor],
-    ) -> Option<Digests> {
-        let data = self.data.as_ref()?;
-        match ranks {
-            ComparedRanks::Shard => sharding(data)?,
-            ComparedRanks::Replicate => {
-                data.replicate.as_ref().filter(|group| has_others(group))?
-            }
-        };
-        let params = members
-            .iter()
-            .map(|&member| &self.params[member])
-            .zip(tensors);
-        let same =
-            params.filter(|(param, _)| ranks == ComparedRanks::Replicate || !param.is_sharded());
-        let values = memory::digests(same.clone().map(|(_, tensor)| tensor));
-        digests(of, step, same.map(|(param, _)| param), values)
-    }
-
-    /// Returns the digests of the gathered weights. They are unknown if forward has not left the
-    /// unit on this rank.
-    fn gathered(&self, due: &CheckedPass, members: &[usize]) -> Option<Digests> {
-        sharding(self.data.as_ref()?)?;
-        let sharded = members
-            .iter()
-            .map(|&member| &self.params[member])
-            .filter(|param| param.is_sharded());
-        let values = due
-            .gathered
-            .get()
-            .cloned()
-            .unwrap_or_else(|| vec![None; sharded.clone().count()]);
-        digests(ReplicatedValue::GatheredWeight, due.step, sharded, values)
-    }
-}
-
-/// Combines the digests of these parameters; `None` if there are none.
-fn digests<'a>(
-    of: ReplicatedValue,
-    step: u64,
-    params: impl Iterator<Item = &'a UnitParam>,
-    values: Vec<Option<u64>>,
-) -> Option<Digests> {
-    let names = params.map(|param| param.path.clone()).collect();
-    (!values.is_empty()).then(|| Digests {
-        of,
-        step,
-        names,
-        values: values.into(),
-    })
-}
+use crate::comm::Digests;
 
 /// Interval and extent of the replica check, and the digests that wait for the next reduction.
 #[derive(Debug, Default)]
@@ -212,4 +61,13 @@ pub(crate) struct CheckedPass {
     pub(super) step: u64,
     /// Digests of the gathered weights of sharded parameters.
     pub(super) gathered: OnceLock<Vec<Option<u64>>>,
+}
+
+impl CheckedPass {
+    pub(super) fn new(step: u64) -> Self {
+        Self {
+            step,
+            gathered: OnceLock::new(),
+        }
+    }
 }

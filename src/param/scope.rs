@@ -15,13 +15,14 @@ use super::backward_nodes::{
 };
 use super::copied_leaves;
 use super::events::{EventKind, TrainingState};
-use super::options::cast;
+use super::options::{Kept, cast};
 use super::recompute::context::{self, Next};
 use super::shards::LocalShards;
-use super::storage::{ShardGatherer, UnshardOptions, UnshardedParams};
+use super::storage::ShardGatherer;
 use super::thread::scheduler;
-use super::unit::{Kept, Unit};
+use super::unit::Unit;
 use super::unit_pass::UnitPass;
+use super::unsharded::{UnshardOptions, UnshardedParams};
 use super::varying::Varying;
 use crate::Result;
 use crate::autodiff::{self, Retain};
@@ -114,7 +115,7 @@ impl ForwardScope {
         if context::is_any()
             && let Some(at) = shards.bases.iter().position(Dispatch::is_tracked)
         {
-            let block = unit.params[shards.members[at]].path.to_string();
+            let block = unit.spec().params[shards.members[at]].path.to_string();
             return Err(ParamError::CapturedTrackedTensor { block }.into());
         }
         let pass = match context::next() {
@@ -127,7 +128,7 @@ impl ForwardScope {
         };
         let mut inputs = Vec::new();
         let input = input.map_floats(&mut |tensor| {
-            unit.check_input(&tensor);
+            unit.comm.check_input(&tensor);
             if Dispatch::is_tracked(&tensor) {
                 inputs.push((tensor.clone(), TrackedInput::default()));
             }
@@ -173,7 +174,7 @@ impl ForwardScope {
             .filter(|_| backward && !without_graph);
         // Shards are not leaves of the graph of a block that is being recomputed, nor of a graph on
         // another device.
-        let offloaded = unit.offloaded().filter(|_| !access.is_stored());
+        let offloaded = unit.spec().offloaded().filter(|_| !access.is_stored());
         let leaf = |parent| Some(autodiff::leaf(offloaded?.device(), parent, first.is_some()));
         let stands_for_shards =
             parent.and_then(|parent| context::anchor().or_else(|| leaf(parent)));
@@ -212,7 +213,7 @@ impl ForwardScope {
                 };
                 autodiff::binary(tensor, token.clone(), Arc::new(op))
             }
-            _ => cast(tensor, pass.buffer.unit().precision().inputs),
+            _ => cast(tensor, pass.buffer.unit().spec().precision().inputs),
         });
         let scope = Self {
             stands_for_shards,
@@ -361,7 +362,7 @@ fn begin_pass(
     let trained = |base| copied_leaves::trained(base).filter(|_| !access.is_stored());
     let leaves: Vec<_> = bases.iter().map(trained).collect();
     let tied = has_inputs || around.is_any;
-    let (label, keeps) = match (access, unit.kept()) {
+    let (label, keeps) = match (access, unit.comm.kept()) {
         (UnitAccess::Forward | UnitAccess::Read, keeps) => (unit.label(), keeps),
         (UnitAccess::LoneRead(label), Kept::Full) => (label.clone(), Kept::Full),
         (UnitAccess::LoneRead(label), Kept::Part | Kept::Shard) => (label.clone(), Kept::Shard),
@@ -371,9 +372,9 @@ fn begin_pass(
     let kept = if backward { keeps } else { Kept::Shard };
     // A unit may be opened by a read, or be one of several modules that the program does not run
     // itself. Then backward may need a saved view of a weight before any node of the unit runs.
-    let may_be_late = matches!(access, UnitAccess::Read) || unit.is_group();
+    let may_be_late = matches!(access, UnitAccess::Read) || unit.comm.is_group();
     let is_filled = || !may_be_late || bases.iter().all(|base| fills_when_read(unit, base));
-    let in_slots = !access.is_lone() && backward && unit.is_gathered() && is_filled();
+    let in_slots = !access.is_lone() && backward && unit.spec().is_gathered() && is_filled();
     // Of a unit of several modules, each may have a pass of its own, in which the others'
     // parameters are not.
     let is_current = |member, leaf| {
@@ -388,21 +389,23 @@ fn begin_pass(
         .into());
     }
     let due = is_trained
-        .then(|| unit.begin_pass(access.is_lone().then(|| members[0])))
+        .then(|| unit.count_pass(access.is_lone().then(|| members[0])))
         .flatten();
     let decision = unit.decision(shards);
     let call = Call {
-        model: unit.model(shards),
+        model: unit.comm.model(shards),
         decision,
-        ..Call::new(label).with_forward_index(unit.draw())
+        ..Call::new(label).with_forward_index(unit.spec().draw())
     };
     let stays = match backward {
-        true => !unit.control.lock().reshard_after_backward,
+        true => !unit.comm.options.lock().reshard_after_backward,
         // Without a backward, parameters that would be kept for it are kept for the next forward.
-        false => keeps == Kept::Full && !access.is_lone() && unit.is_gathered(),
+        false => keeps == Kept::Full && !access.is_lone() && unit.spec().is_gathered(),
     };
-    let is_cast = |(&member, base): (&usize, _)| unit.computed_dtype(member, base) != base.dtype();
-    let is_as_stored = || unit.offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
+    let is_cast =
+        |(&member, base): (&usize, _)| unit.spec().computed_dtype(member, base) != base.dtype();
+    let is_as_stored =
+        || unit.spec().offloaded().is_none() && !members.iter().zip(bases).any(is_cast);
     let stored = access.is_stored();
     let options = UnshardOptions {
         kept,
@@ -412,14 +415,14 @@ fn begin_pass(
     };
     let (members, plain) = (members.as_slice().into(), shards.plain().into());
     let source = ShardGatherer {
-        unit: unit.clone(),
+        comm: unit.comm.clone(),
         members,
         shards: plain,
         stored,
         call,
         due,
     };
-    let buffer = UnshardedParams::new(source.into(), shards, options);
+    let buffer = UnshardedParams::new(unit.clone(), source.into(), shards, options);
     let passes = scheduler();
     let place = is_trained.then(|| passes.register(tied));
     let pass = UnitPass::new(buffer, leaves, passes, place, around.innermost.clone());
@@ -431,7 +434,7 @@ fn begin_pass(
 /// Returns true if an empty slot of this shard's weight can be refilled when it is read, which is
 /// possible in host memory only.
 fn fills_when_read(unit: &Unit, base: &DispatchTensor) -> bool {
-    match unit.offloaded() {
+    match unit.spec().offloaded() {
         Some(offloaded) => is_host(offloaded.device()),
         None => is_host(&Device::new(base.device()).inner()),
     }

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::backend::autodiff::NodeId;
 use burn::backend::DispatchTensor;
+use burn::backend::autodiff::NodeId;
 use burn::module::{ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Int, Tensor};
 use itertools::Itertools;

@@ -17,8 +17,8 @@ use super::reduction::gradients::{CollectedGrads, Trained};
 use super::reduction::order::{OrderKey, ReductionOrder};
 use super::reduction::padding::ZeroPadding;
 use super::reduction::{GradReducer, OwnedReductions, Reduced};
-use super::storage::UnshardedParams;
 use super::unit::Unit;
+use super::unsharded::UnshardedParams;
 use crate::Error;
 use crate::autodiff::{self, BackwardId};
 use crate::comm::note_interrupted;
@@ -202,7 +202,7 @@ impl Drop for UnitPass {
             let place = || {
                 format!(
                     "in the backward of {}{}",
-                    unit.full_name(),
+                    unit.comm.full_name(),
                     unit.precision_note("", &[])
                 )
             };
@@ -267,8 +267,13 @@ impl BackwardScheduler {
             let grads = pass.grads.lock().take(source).or_unwind();
             let trained = Trained::new(source.clone(), &pass.leaves);
             let grads = trained.select(grads);
-            self.reducer
-                .submit(trained, grads, backward, &pass.reductions);
+            self.reducer.submit(
+                pass.buffer.unit(),
+                trained,
+                grads,
+                backward,
+                &pass.reductions,
+            );
             pass.buffer
                 .happened(EventKind::PostBackward, TrainingState::PostBackward);
         }

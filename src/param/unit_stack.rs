@@ -293,7 +293,9 @@ pub(super) fn close_read(unit: &Unit) {
             .scope
             .as_ref()
             .filter(|_| matches!(opened.by, OpenedBy::Read));
-        let stays = |opened: &Unit| opened.encloses(unit) || opened.is_sibling_of(unit);
+        let stays = |opened: &Unit| {
+            opened.comm.encloses(&unit.comm) || opened.comm.is_sibling_of(&unit.comm)
+        };
         scope.is_some_and(|scope| !stays(scope.pass.buffer.unit()))
     };
     while let Some(closed) = stack_mut(|open| open.stack.pop_if(done)) {
@@ -312,7 +314,7 @@ pub(super) enum GroupUnit {
 /// Returns the group unit that `unit` is for a module with these shards, unless the program runs
 /// that module outside the modules that enclose the group.
 pub(super) fn group_of(unit: &Arc<Unit>, shards: &LocalShards) -> Option<GroupUnit> {
-    if !unit.is_group() {
+    if !unit.comm.is_group() {
         return None;
     }
     let own = || shards.members.iter().zip(&shards.bases);
@@ -429,7 +431,7 @@ impl UnitGuard {
         let pass = scope.map(|scope| scope.pass.clone());
         let dtype = pass
             .as_ref()
-            .and_then(|pass| pass.buffer.unit().precision().outputs);
+            .and_then(|pass| pass.buffer.unit().spec().precision().outputs);
         // A rank that used no weight must participate in the backward as the other ranks do, so all
         // its outputs become tracked.
         let all = !tracked && trains;

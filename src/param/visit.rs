@@ -194,6 +194,7 @@ impl<'a> DistributeCall<'a> {
             .collect_vec();
         let ignored = param
             .unit
+            .spec()
             .data
             .as_ref()
             .map_or(&[][..], |data| &data.ignored);

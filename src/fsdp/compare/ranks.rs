@@ -58,7 +58,7 @@ impl Ranks {
                 .filter_map(|found| Some((found, found.distributed.as_ref()?)))
         };
         for (found, param) in distributed() {
-            let Some(groups) = &param.unit.data else {
+            let Some(groups) = &param.unit.spec().data else {
                 continue;
             };
             let info = param.info();

@@ -131,7 +131,7 @@ where
             .clone()
             .filter(|_| is_trained || context::is_any())
             .map(SavedRngState::start);
-        let is_on = units.iter().all(|unit| unit.control.lock().checkpoint);
+        let is_on = units.iter().all(|unit| unit.comm.options.lock().checkpoint);
         // A block that runs for the first time has no graph that could keep activations, so a
         // nested one need not be checkpointed.
         if !is_on || context::is_first() {
@@ -194,7 +194,7 @@ impl RegionInputs {
             let found = walk(module).distributed;
             let offloaded = found
                 .iter()
-                .find_map(|visited| visited.param.unit.offloaded());
+                .find_map(|visited| visited.param.unit.spec().offloaded());
             given.device = offloaded.map(|offloaded| offloaded.device().clone());
         }
         module.visit(&mut given);

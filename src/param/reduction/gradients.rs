@@ -12,7 +12,7 @@ use burn::tensor::DType;
 use itertools::izip;
 use parking_lot::Mutex;
 
-use super::FlaggedGrads;
+use super::flags::FlaggedGrads;
 use crate::comm::{CommError, Phase};
 use crate::dtensor::MeshDims;
 use crate::param::options::cast;
@@ -175,7 +175,8 @@ impl CollectedGrads {
                 .iter()
                 .map(|&position| source.param(position).path.clone());
             let group = source
-                .unit
+                .comm
+                .spec
                 .tensor
                 .as_ref()
                 .expect("only parallelized parameters have partial gradients");

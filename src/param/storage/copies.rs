@@ -29,12 +29,11 @@ use smallvec::SmallVec;
 
 use super::evictable::{Refill, Storage};
 use super::placing::persistent_copy;
-use super::source::{ShardGatherer, ShardSource};
+use super::source::ShardGatherer;
 use super::unshard_state::{GatherOrigin, StoredWeight, UnshardState};
 use crate::comm::CommError;
-use crate::param::collectives::PendingAllGather;
+use crate::param::pending_all_gather::PendingAllGather;
 use crate::param::shards::{LocalShards, LocalShardsId};
-use crate::param::unit::Unit;
 
 /// Weights of a pass, some of them in evictable storage.
 pub(crate) type Weights = Vec<StoredWeight<dyn Storage, DispatchTensor>>;
@@ -44,9 +43,9 @@ pub(crate) struct UnshardedCopy {
     /// The shards that it is gathered from. An optimizer step replaces the shards, which makes the
     /// copy stale.
     shards: Arc<LocalShardsId>,
-    pub(super) state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
+    pub(crate) state: UnshardState<PendingAllGather, dyn Storage, DispatchTensor>,
     /// Gathers the parameters a second time, for backward: the first of the passes that use the
-    /// copy. A copy that the unit holds between passes has none, because a pass holds the unit.
+    /// copy. A copy that the unit holds between passes has none, so that its shards can be freed.
     gatherer: Mutex<Option<Arc<ShardGatherer>>>,
 }
 
@@ -70,19 +69,19 @@ impl UnshardedCopy {
     }
 
     /// Ends a pass that uses the copy. `in_forward` is true if forward has not left the pass.
-    pub(super) fn end_pass(&self, in_forward: bool) {
+    pub(crate) fn end_pass(&self, in_forward: bool) {
         self.state.end_pass(in_forward);
         self.release_gatherer();
     }
 
-    /// Releases the unit if no pass uses the copy. A view that outlives its passes still needs the
-    /// gatherer.
-    pub(super) fn release_gatherer(&self) {
+    /// Releases the gatherer, with its shards, if no pass uses the copy. A view that outlives its
+    /// passes still needs it.
+    pub(crate) fn release_gatherer(&self) {
         let mut own = self.gatherer.lock();
         let is_held_by_unit =
             self.state.is_idle() && (self.origin().is_some() || self.state.is_open());
         let released = if is_held_by_unit { own.take() } else { None };
-        // Dropped outside the lock: it may be the last reference to the unit.
+        // Dropped outside the lock: it may be the last reference to the shards.
         drop(own);
         drop(released);
     }
@@ -132,7 +131,7 @@ impl UnshardedCopy {
     }
 }
 
-/// Without the gatherer, which refers to the unit.
+/// Without the gatherer, which refers to the shards.
 impl fmt::Debug for UnshardedCopy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { shards, state, .. } = self;
@@ -178,15 +177,15 @@ struct KeptPasses {
     waiting: u64,
     /// Number of these passes that forward has left since the unit's last backward.
     recent: u64,
-    /// Shards from which their weights are gathered a second time; `None` if no pass waits.
-    source: Option<ShardSource>,
+    /// Gathers their weights a second time: that of the first of them; `None` if no pass waits.
+    gatherer: Option<Arc<ShardGatherer>>,
     /// This rank's copies, which exist as long as its passes do.
     copies: SmallVec<[Weak<UnshardedCopy>; 1]>,
 }
 
 /// Identifies an entry of the kept passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct KeptId(u64);
+pub(crate) struct KeptId(u64);
 
 impl CopyTables {
     fn open(&self, shards: &LocalShardsId) -> Option<&Arc<UnshardedCopy>> {
@@ -281,8 +280,8 @@ impl UnshardedCopies {
     }
 
     /// Records that forward has left a pass that keeps the weights in `copy` for its backward, and
-    /// that is gathered from `source`. Returns the entry in which it is counted.
-    pub(super) fn keep(&self, copy: &Arc<UnshardedCopy>, source: &ShardSource) -> KeptId {
+    /// that `gatherer` gathers a second time. Returns the entry in which it is counted.
+    pub(crate) fn keep(&self, copy: &Arc<UnshardedCopy>, gatherer: &Arc<ShardGatherer>) -> KeptId {
         let mut tables = self.0.lock();
         let mut kept = match tables
             .kept
@@ -298,14 +297,14 @@ impl UnshardedCopies {
                     open: None,
                     waiting: 0,
                     recent: 0,
-                    source: None,
+                    gatherer: None,
                     copies: SmallVec::new(),
                 }
             }
         };
         kept.waiting += 1;
         kept.recent += 1;
-        kept.source.get_or_insert_with(|| source.clone());
+        kept.gatherer.get_or_insert_with(|| gatherer.clone());
         kept.copies
             .retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), &**copy));
         kept.copies.push(Arc::downgrade(copy));
@@ -320,7 +319,7 @@ impl UnshardedCopies {
 
     /// Records that the backward of a pass has ended, which was counted as `kept`. If the weights
     /// do not `stay`, no other pass joins those that share `copy`.
-    pub(super) fn end_backward(&self, kept: Option<KeptId>, copy: &Arc<UnshardedCopy>, stay: bool) {
+    pub(crate) fn end_backward(&self, kept: Option<KeptId>, copy: &Arc<UnshardedCopy>, stay: bool) {
         let mut tables = self.0.lock();
         tables.kept.retain(|entry| {
             entry.recent = 0;
@@ -336,7 +335,7 @@ impl UnshardedCopies {
                 entry.close();
             }
             if entry.waiting == 0 {
-                entry.source = None;
+                entry.gatherer = None;
                 entry.copies.clear();
             }
             entry.waiting > 0 || entry.open.is_some()
@@ -345,7 +344,7 @@ impl UnshardedCopies {
 
     /// Makes weights that a pass has retained those of the next forward over the same shards, which
     /// must not [join](Self::next_joins) other passes.
-    pub(super) fn retain(&self, copy: &Arc<UnshardedCopy>) {
+    pub(crate) fn retain(&self, copy: &Arc<UnshardedCopy>) {
         let mut tables = self.0.lock();
         debug_assert!(
             tables.open(&copy.shards).is_none(),
@@ -358,7 +357,7 @@ impl UnshardedCopies {
     }
 
     /// Returns true if the next forward over these shards joins other passes.
-    pub(super) fn next_joins(&self, copy: &UnshardedCopy) -> bool {
+    pub(crate) fn next_joins(&self, copy: &UnshardedCopy) -> bool {
         self.0.lock().open(&copy.shards).is_some()
     }
 
@@ -457,10 +456,11 @@ impl UnshardedCopies {
     ///
     /// # Collective
     /// Every rank that shards the unit, if passes are kept.
-    pub(crate) fn reshard(&self, unit: &Arc<Unit>) {
+    pub(crate) fn reshard(&self) {
         for kept in self.take_kept() {
-            let Some(source) = kept.source else { continue };
-            let gatherer = ShardGatherer::new(unit.clone(), source);
+            let Some(gatherer) = kept.gatherer else {
+                continue;
+            };
             let gathering = PendingAllGather::shared(gatherer.post_again());
             // A device's allocation takes the memory of a result, so one result restores one copy.
             // The others stay.

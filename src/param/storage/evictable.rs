@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use burn::backend::DispatchTensor;
 
 /// Memory of gathered weights, present or evicted.
-pub(super) trait Storage: Debug + Send + Sync {
+pub(crate) trait Storage: Debug + Send + Sync {
     /// Frees the memory that forward gathered, under every view.
     fn release(&self);
 
@@ -18,7 +18,7 @@ pub(super) trait Storage: Debug + Send + Sync {
 }
 
 /// Restores evicted storage when a view of it is read.
-pub(super) trait Refill: Send + Sync {
+pub(crate) trait Refill: Send + Sync {
     /// Restores all evicted storage of the unit.
     fn refill(&self);
 }

@@ -16,7 +16,7 @@ use crate::dtensor::own;
 use crate::memory::is_persistent;
 
 /// Moves the weights of one unit into evictable storage.
-pub(super) struct StoragePlacer {
+pub(crate) struct StoragePlacer {
     source: Arc<dyn Refill>,
     #[cfg(feature = "cube")]
     blocks: cube::UnitAllocations,
@@ -24,7 +24,7 @@ pub(super) struct StoragePlacer {
 
 impl StoragePlacer {
     /// Creates a placer whose storage is restored by `source`.
-    pub(super) fn new(source: Arc<dyn Refill>) -> Self {
+    pub(crate) fn new(source: Arc<dyn Refill>) -> Self {
         Self {
             source,
             #[cfg(feature = "cube")]
@@ -34,7 +34,7 @@ impl StoragePlacer {
 
     /// Moves `tensor` into evictable storage. An empty tensor stays as it is, and so does one of a
     /// backend without evictable storage.
-    pub(super) fn place(
+    pub(crate) fn place(
         &mut self,
         tensor: DispatchTensor,
     ) -> StoredWeight<dyn Storage, DispatchTensor> {

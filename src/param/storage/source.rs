@@ -11,16 +11,17 @@ use crate::comm::{Call, CommError, Op, Phase};
 use crate::error::OrUnwind;
 use crate::memory;
 use crate::param::ParamError;
-use crate::param::collectives::{PendingAllGather, UnitCollectiveKind};
 use crate::param::events::{Event, EventKind, ShardedState, TrainingState, happened};
 use crate::param::offload::CpuOffload;
+use crate::param::pending_all_gather::PendingAllGather;
 use crate::param::replica_check::{CheckedPass, PendingDigests};
-use crate::param::unit::{Unit, UnitParam};
+use crate::param::unit_comm::{UnitCollectiveKind, UnitComm};
+use crate::param::unit_spec::UnitParam;
 
 /// The shards from which a pass started, and the calls that gather them.
 #[derive(Debug)]
 pub(crate) struct ShardGatherer {
-    pub(crate) unit: Arc<Unit>,
+    pub(crate) comm: Arc<UnitComm>,
     /// The unit's parameters that participate, as indices into the unit.
     pub(crate) members: Arc<[usize]>,
     /// The shards, in the element types in which they are stored.
@@ -34,51 +35,16 @@ pub(crate) struct ShardGatherer {
     pub(crate) due: Option<CheckedPass>,
 }
 
-/// The shards of a pass whose weights are kept for backward, without the unit, so that the unit can
-/// hold it.
-#[derive(Debug, Clone)]
-pub(super) struct ShardSource {
-    members: Arc<[usize]>,
-    shards: Arc<[DispatchTensor]>,
-    call: Call,
-}
-
 impl ShardGatherer {
-    /// Creates what gathers these shards of `unit` a second time.
-    pub(super) fn new(unit: Arc<Unit>, source: ShardSource) -> Self {
-        let ShardSource {
-            members,
-            shards,
-            call,
-        } = source;
-        Self {
-            unit,
-            members,
-            shards,
-            stored: false,
-            call,
-            due: None,
-        }
-    }
-
-    /// Returns the shards without the unit.
-    pub(super) fn source(&self) -> ShardSource {
-        debug_assert!(!self.stored, "no backward follows a read of stored values");
-        ShardSource {
-            members: self.members.clone(),
-            shards: self.shards.clone(),
-            call: self.call.clone(),
-        }
-    }
-
     /// Returns the parameter at `position`.
     pub(crate) fn param(&self, position: usize) -> &UnitParam {
-        &self.unit.params[self.members[position]]
+        &self.comm.spec.params[self.members[position]]
     }
 
     /// Returns the element type in which gradients of the weight at `position` are summed.
     pub(crate) fn added_in(&self, position: usize) -> DType {
-        self.unit
+        self.comm
+            .spec
             .precision()
             .reduce
             .unwrap_or_else(|| self.shards[position].dtype())
@@ -94,9 +60,10 @@ impl ShardGatherer {
     }
 
     /// Returns the digests that the reduction of the pass compares.
-    pub(crate) fn carried(&self) -> PendingDigests {
-        self.unit
-            .carried(self.due.as_ref(), &self.members, &self.shards)
+    pub(crate) fn pending_digests(&self) -> PendingDigests {
+        self.comm
+            .spec
+            .pending_digests(self.due.as_ref(), &self.members, &self.shards)
     }
 
     /// Returns the shards, converting either the sharded ones (if `sharding`) or the others to the
@@ -106,23 +73,23 @@ impl ShardGatherer {
         if self.stored {
             shards
         } else {
-            self.unit.computed(sharding, &self.members, shards)
+            self.comm.spec.computed(sharding, &self.members, shards)
         }
     }
 
     /// Returns the element type of the weight at `position`.
-    pub(super) fn dtype(&self, position: usize) -> DType {
+    pub(crate) fn dtype(&self, position: usize) -> DType {
         let shard = &self.shards[position];
         if self.stored {
             shard.dtype()
         } else {
-            self.unit.computed_dtype(self.members[position], shard)
+            self.comm.spec.computed_dtype(self.members[position], shard)
         }
     }
 
     /// Returns true if the weight at `position` is the stored shard itself, because every rank
     /// holds the full parameter. There is then nothing to free.
-    pub(super) fn is_shard(&self, position: usize) -> bool {
+    pub(crate) fn is_shard(&self, position: usize) -> bool {
         !self.param(position).is_sharded()
             && self.offloaded().is_none()
             && self.dtype(position) == self.shards[position].dtype()
@@ -130,8 +97,8 @@ impl ShardGatherer {
 
     /// Returns the copies between host shards and the device, if the shards are in host memory.
     /// Weights in stored element types stay where the shards are.
-    pub(super) fn offloaded(&self) -> Option<&CpuOffload> {
-        self.unit.offloaded().filter(|_| !self.stored)
+    pub(crate) fn offloaded(&self) -> Option<&CpuOffload> {
+        self.comm.spec.offloaded().filter(|_| !self.stored)
     }
 
     /// Returns the copies of reduced gradients to the shards, if those are in host memory. If the
@@ -152,7 +119,7 @@ impl ShardGatherer {
     }
 
     /// Returns true if the rank computes in host memory.
-    pub(super) fn is_on_host(&self) -> bool {
+    pub(crate) fn is_on_host(&self) -> bool {
         self.shards.is_empty() || memory::is_host(&Device::new(self.device(0)))
     }
 
@@ -162,19 +129,20 @@ impl ShardGatherer {
 
     /// Returns true if its ranks hold shards of at least one weight.
     fn is_sharded(&self) -> bool {
-        self.unit.is_of_several() && (0..self.members.len()).any(|at| self.param(at).is_sharded())
+        self.comm.spec.is_of_several()
+            && (0..self.members.len()).any(|at| self.param(at).is_sharded())
     }
 
     /// Records an event, unless the weights are the stored shards themselves.
-    pub(super) fn happened(&self, kind: EventKind, during: TrainingState, state: ShardedState) {
+    pub(crate) fn happened(&self, kind: EventKind, during: TrainingState, state: ShardedState) {
         if self.offloaded().is_some() || self.is_sharded() {
-            happened(|| Event::of(&self.unit, kind, during, state));
+            happened(|| Event::of(self.comm.label(), kind, during, state));
         }
     }
 
     /// Posts an all-gather of the shards over all ranks.
-    pub(super) fn post(&self, call: Call) -> PendingAllGather {
-        self.unit.all_gather(
+    pub(crate) fn post(&self, call: Call) -> PendingAllGather {
+        self.comm.all_gather(
             UnitCollectiveKind::Shards,
             call,
             &self.members,
@@ -185,23 +153,26 @@ impl ShardGatherer {
 
     /// Waits for `gathering`, and assembles every weight of the pass from its result and the
     /// replicated parameters.
-    pub(super) fn gathered_in(
+    pub(crate) fn gathered_in(
         &self,
         during: TrainingState,
         gathering: PendingAllGather,
     ) -> Result<Vec<DispatchTensor>, CommError> {
         let (gathered, timing) = gathering.wait()?;
-        let replicated = self.unit.select(false, &self.members, self.sent(false));
+        let replicated = self
+            .comm
+            .spec
+            .select(false, &self.members, self.sent(false));
         let replicated = match self.offloaded() {
             Some(offloaded) => offloaded.copy_in(&self.call.label, replicated),
             None => replicated,
         };
-        let unsharded = self.unit.merge(&self.members, gathered, replicated);
+        let unsharded = self.comm.spec.merge(&self.members, gathered, replicated);
         if self.is_sharded() {
             let kind = EventKind::Done(Op::AllGather);
             happened(|| Event {
                 timing,
-                ..Event::of(&self.unit, kind, during, ShardedState::Unsharded)
+                ..Event::of(self.comm.label(), kind, during, ShardedState::Unsharded)
             });
         }
         Ok(unsharded)
@@ -209,11 +180,11 @@ impl ShardGatherer {
 
     /// Issues the all-gather for backward: of `parts` (the shards over a few ranks) if present,
     /// otherwise of the shards over all ranks.
-    pub(super) fn post_all_gather(&self, parts: Option<Vec<DispatchTensor>>) -> PendingAllGather {
+    pub(crate) fn post_all_gather(&self, parts: Option<Vec<DispatchTensor>>) -> PendingAllGather {
         let call = self.call(Phase::Backward).with_deferred();
         match parts {
             Some(parts) => {
-                self.unit
+                self.comm
                     .all_gather(UnitCollectiveKind::Parts, call, &self.members, parts, None)
             }
             None => self.post(call),
@@ -221,7 +192,7 @@ impl ShardGatherer {
     }
 
     /// Records that the data transfer of the all-gather for backward starts.
-    pub(super) fn note_start(&self) {
+    pub(crate) fn note_start(&self) {
         self.happened(
             EventKind::Unshard,
             TrainingState::PreBackward,
@@ -230,7 +201,7 @@ impl ShardGatherer {
     }
 
     /// Posts the all-gather for backward of parameters that are freed by hand.
-    pub(super) fn post_again(&self) -> PendingAllGather {
+    pub(crate) fn post_again(&self) -> PendingAllGather {
         self.happened(
             EventKind::Reshard,
             TrainingState::Idle,
@@ -241,7 +212,7 @@ impl ShardGatherer {
 
     /// Waits for the all-gather for backward, and returns every weight. `is_started` is true if its
     /// data transfer was started before.
-    pub(super) fn wait_again(
+    pub(crate) fn wait_again(
         &self,
         gathering: PendingAllGather,
         is_started: bool,
@@ -254,9 +225,9 @@ impl ShardGatherer {
     }
 
     /// Unwinds with the error for a weight that backward does not gather.
-    pub(super) fn refuse(&self) -> ! {
+    pub(crate) fn refuse(&self) -> ! {
         Error::from(ParamError::NotUnsharded {
-            unit: self.unit.label().to_string(),
+            unit: self.comm.label().to_string(),
         })
         .unwind()
     }

@@ -1,25 +1,186 @@
-//! The collectives of a unit, executed by plans that the unit keeps, and the [`PendingAllGather`]
-//! of its parameters.
+//! [`UnitComm`]: a unit's collectives, executed by plans that it keeps.
 
-use std::mem;
 use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::Slice;
+use burn::tensor::{Device, Slice};
 use itertools::Itertools;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use smallvec::SmallVec;
 
 use super::offload::CpuOffload;
-use super::unit::{Unit, UnitParam};
+use super::options::{GradientDivideFactors, Kept, RuntimeOptions};
+use super::pending_all_gather::PendingAllGather;
+use super::shards::LocalShards;
+use super::states::ParamStateHandle;
+use super::unit_name::UnitName;
+use super::unit_spec::{DataParallelGroups, UnitParam, UnitSpec};
+use super::{ParamError, ReshardAfterForward};
+use crate::Error;
 use crate::comm::{
-    Call, CollectivePlan, CommError, Communicator, OpTiming, Phase, ShardedModel, TensorMeta, Work,
+    Call, CollectivePlan, CommError, Communicator, Phase, ShardedModel, TensorMeta, Work,
 };
 use crate::dtensor::own;
+use crate::pattern::PathPattern;
 use crate::placement::ShardSizes;
 
-impl Unit {
+/// A unit without the state of its forwards and backwards: its spec, its name, the options that the
+/// program sets at run time, and its collectives.
+#[derive(Debug)]
+pub(crate) struct UnitComm {
+    pub(crate) spec: UnitSpec,
+    /// Paths of its modules, with the unit's label in the ledger, in signatures and in errors.
+    path: RwLock<UnitName>,
+    /// The model that the unit belongs to: the origin of the most recent `fully_shard` call whose
+    /// model contains it.
+    root: RwLock<Option<Arc<str>>>,
+    /// Options that the program changes at run time.
+    pub(crate) options: Mutex<RuntimeOptions>,
+    /// Plans of its collectives.
+    plans: Mutex<SmallVec<[CachedPlan; 3]>>,
+}
+
+impl UnitComm {
+    /// Creates the collectives of the unit of the modules at `path`.
+    pub(super) fn new(path: UnitName, spec: UnitSpec) -> Self {
+        let data = spec.data.as_ref();
+        let reshard = data.map_or(ReshardAfterForward::Never, |data| data.reshard);
+        Self {
+            path: RwLock::new(path),
+            root: RwLock::new(data.map(|data| data.model.origin.clone())),
+            options: Mutex::new(RuntimeOptions::new(reshard)),
+            plans: Mutex::default(),
+            spec,
+        }
+    }
+
+    /// Forgets the plans, because an option that they contain has changed.
+    pub(crate) fn forget_plans(&self) {
+        self.plans.lock().clear();
+    }
+
+    /// Gives the unit its path in an enclosing model of this origin. It is no longer the root.
+    pub(crate) fn adopt(&self, path: UnitName, origin: &Arc<str>) {
+        *self.path.write() = path;
+        *self.root.write() = Some(origin.clone());
+    }
+
+    /// Makes the unit belong to the model of `other`.
+    pub(crate) fn join(&self, other: &Self) {
+        *self.root.write() = other.model_root();
+    }
+
+    /// Returns the model that the unit belongs to, identified by its address. Returns `None` if
+    /// `fully_shard` did not make the unit.
+    pub(crate) fn model_root(&self) -> Option<Arc<str>> {
+        self.root.read().clone()
+    }
+
+    /// Returns true if a backward may now leave gradients to be reduced later.
+    pub(crate) fn puts_off(&self) -> bool {
+        let control = self.options.lock();
+        let is_replicated = || {
+            self.spec
+                .data
+                .as_ref()
+                .is_some_and(|data| data.replicate.is_some())
+        };
+        !control.sync || !control.all_reduce && is_replicated()
+    }
+
+    /// Returns true if it is a group unit of several modules.
+    pub(crate) fn is_group(&self) -> bool {
+        self.path.read().is_group()
+    }
+
+    /// Returns true if one of its modules contains one of `other`'s. Both must be of the same
+    /// model.
+    pub(crate) fn encloses(&self, other: &Self) -> bool {
+        let other = other.path.read().clone();
+        self.path.read().encloses(&other)
+    }
+
+    /// Returns true if it has the same modules as `other`, but its parameters are on another mesh.
+    pub(crate) fn is_sibling_of(&self, other: &Self) -> bool {
+        let mesh = |unit: &Self| unit.spec.data.as_ref().map(|data| data.mesh.clone());
+        mesh(self) != mesh(other) && *self.path.read() == *other.path.read()
+    }
+
+    /// Returns true if the pattern matches one of its modules.
+    pub(crate) fn is_taken_by(&self, pattern: &PathPattern) -> bool {
+        self.path.read().is_taken_by(pattern)
+    }
+
+    pub(crate) fn label(&self) -> Arc<str> {
+        self.path.read().label().clone()
+    }
+
+    /// Returns the form in which the gathered parameters remain after forward.
+    pub(crate) fn kept(&self) -> Kept {
+        let Some(data) = self.spec.data.as_ref().filter(|_| self.spec.is_gathered()) else {
+            return Kept::Full;
+        };
+        match self.options.lock().reshard {
+            ReshardAfterForward::Never | ReshardAfterForward::Ranks(1) => Kept::Full,
+            ReshardAfterForward::Auto if self.path.read().is_root() => Kept::Full,
+            ReshardAfterForward::Always | ReshardAfterForward::Auto => Kept::Shard,
+            ReshardAfterForward::Ranks(n) if n == data.shard.group().size() => Kept::Shard,
+            ReshardAfterForward::Ranks(_) => Kept::Part,
+        }
+    }
+
+    /// Returns the signature that the ranks that shard the unit must agree on when they run it with
+    /// these shards.
+    pub(crate) fn model(&self, shards: &LocalShards) -> Option<ShardedModel> {
+        let model = &self.spec.data.as_ref()?.model;
+        Some(ShardedModel {
+            states: ParamStateHandle::names(&shards.states),
+            ..model.of(model.shard)
+        })
+    }
+
+    /// Returns the divisors of the unit's gradients.
+    pub(crate) fn averaging(&self) -> GradientDivideFactors {
+        let numbers = |data: &DataParallelGroups| {
+            (
+                data.shard.group().size(),
+                data.ranks(),
+                data.all.group().size(),
+            )
+        };
+        let (sharding, ranks, averaged) = self.spec.data.as_ref().map_or((1, 1, 1), numbers);
+        self.options.lock().averaging(sharding, ranks, averaged)
+    }
+
+    /// Checks that an input is on the device on which the unit computes.
+    ///
+    /// # Panics
+    /// Unwinds with [`ParamError::InputDevice`].
+    pub(crate) fn check_input(&self, input: &DispatchTensor) {
+        let Some(data) = &self.spec.data else { return };
+        let (device, own) = (Device::new(input.device()).inner(), data.shard.device());
+        if device != *own {
+            let (unit, device, own) = (
+                self.label().to_string(),
+                format!("{device:?}"),
+                format!("{own:?}"),
+            );
+            Error::from(ParamError::InputDevice { unit, device, own }).unwind();
+        }
+    }
+
+    /// Returns the unit's label and model for messages, such as ``unit `blocks.0` of Net, sharded at
+    /// src/main.rs:17``.
+    pub(super) fn full_name(&self) -> String {
+        let model = self
+            .model_root()
+            .map(|model| format!(" of {model}"))
+            .unwrap_or_default();
+        format!("unit `{}`{model}", self.label())
+    }
+
     /// Starts a collective of the unit. `members` are indices of parameters. `tensors` are those of
     /// the members that this kind of collective transfers, followed by the flags for a reduction.
     ///
@@ -41,7 +202,7 @@ impl Unit {
                     model,
                     ..call
                 };
-                let Some(custom) = self.control.lock().collectives.clone() else {
+                let Some(custom) = self.options.lock().collectives.clone() else {
                     return group.execute_plan(call, &plan, tensors);
                 };
                 match kind {
@@ -63,7 +224,7 @@ impl Unit {
     /// Returns the ranks that participate in a collective of this kind, and the number of the
     /// unit's model among theirs. The all-gathers of backward are a separate sequence.
     fn group(&self, kind: UnitCollectiveKind, phase: Phase) -> (&Communicator, u64) {
-        let data = self.data();
+        let data = self.spec.data();
         match kind {
             UnitCollectiveKind::Shards if phase == Phase::Backward => {
                 (&data.again, data.model.shard)
@@ -107,7 +268,7 @@ impl Unit {
         };
         let params = members
             .iter()
-            .map(|&member| &self.params[member])
+            .map(|&member| &self.spec.params[member])
             .filter(is_sent);
         let names = params.clone().map(|param| param.path.clone()).collect();
         let metas = tensors.iter().map(|tensor| TensorMeta {
@@ -161,7 +322,7 @@ impl Unit {
         shards: Vec<DispatchTensor>,
         offloaded: Option<&CpuOffload>,
     ) -> PendingAllGather {
-        let shards = self.select(true, members, shards);
+        let shards = self.spec.select(true, members, shards);
         if shards.is_empty() {
             return PendingAllGather::Done((Vec::new(), None));
         }
@@ -176,7 +337,8 @@ impl Unit {
         unsharded: &[DispatchTensor],
     ) -> Vec<DispatchTensor> {
         let group = self.post_forward_group().group();
-        let part = |(&member, full): (&usize, &DispatchTensor)| match self.params[member].sharding()
+        let part = |(&member, full): (&usize, &DispatchTensor)| match self.spec.params[member]
+            .sharding()
         {
             None => full.clone(),
             Some((dim, sizes)) => copy_range(
@@ -189,7 +351,8 @@ impl Unit {
     }
 
     fn post_forward_group(&self) -> &Communicator {
-        self.data()
+        self.spec
+            .data()
             .post_forward_group
             .as_ref()
             .expect("post-forward shards exist only with a post-forward group")
@@ -258,93 +421,3 @@ pub(crate) struct CachedPlan {
 /// Maximum number of plans in the cache of a unit. A step needs at most five for one set of
 /// parameters.
 const MAX_PLANS: usize = 16;
-
-/// The result of an all-gather: complete, or in flight.
-#[derive(Debug)]
-pub(crate) enum PendingAllGather {
-    /// The all-gather is in flight. If the shards are in host memory, the second field describes
-    /// how the result is copied to the device.
-    InFlight(
-        Work<Vec<DispatchTensor>>,
-        Option<Box<(CpuOffload, Arc<str>)>>,
-    ),
-    Done(GatheredTensors),
-    /// Several copies of the parameters are restored from it.
-    Shared(Arc<Mutex<PendingAllGather>>),
-}
-
-/// Gathered parameters, with the timing of their all-gather if the caller's request is the one that
-/// transferred them.
-pub(crate) type GatheredTensors = (Vec<DispatchTensor>, Option<OpTiming>);
-
-impl PendingAllGather {
-    /// Starts the data transfer of a deferred all-gather.
-    pub(crate) fn start(&mut self) {
-        match self {
-            Self::InFlight(work, _) => work.start(),
-            Self::Done(_) => {}
-            Self::Shared(shared) => shared.lock().start(),
-        }
-    }
-
-    /// Returns true if waiting would not block on other ranks.
-    pub(crate) fn is_complete(&self) -> bool {
-        match self {
-            Self::InFlight(work, _) => work.is_complete(),
-            Self::Done(_) => true,
-            Self::Shared(shared) => shared.lock().is_complete(),
-        }
-    }
-
-    /// Returns true if it is an all-gather.
-    pub(crate) fn is_under_way(&self) -> bool {
-        matches!(self, Self::InFlight(..))
-    }
-
-    /// Makes it one whose result several copies can use: see [`share`](Self::share).
-    pub(crate) fn shared(gathering: Self) -> Self {
-        Self::Shared(Arc::new(Mutex::new(gathering)))
-    }
-
-    /// Returns another handle of a [shared](Self::shared) all-gather. The last handle that waits
-    /// takes the result.
-    pub(crate) fn share(&self) -> Self {
-        match self {
-            Self::Shared(shared) => Self::Shared(shared.clone()),
-            _ => unreachable!("only a shared all-gather has several handles"),
-        }
-    }
-
-    /// Waits for the all-gather, and keeps its result.
-    pub(crate) fn complete(&mut self) -> Result<(), CommError> {
-        *self = Self::Done(mem::replace(self, Self::Done((Vec::new(), None))).wait()?);
-        Ok(())
-    }
-
-    pub(crate) fn wait(self) -> Result<GatheredTensors, CommError> {
-        match self {
-            Self::InFlight(work, copy_in) => {
-                let (unsharded, timing) = work.wait_with_timing()?;
-                let unsharded = match copy_in.as_deref() {
-                    Some((offloaded, label)) => offloaded.copy_in(label, unsharded),
-                    None => unsharded,
-                };
-                Ok((unsharded, timing))
-            }
-            Self::Done(unsharded) => Ok(unsharded),
-            Self::Shared(shared) => match Arc::try_unwrap(shared) {
-                Ok(last) => last.into_inner().wait(),
-                Err(shared) => {
-                    let mut gathering = shared.lock();
-                    let result =
-                        mem::replace(&mut *gathering, Self::Done((Vec::new(), None))).wait();
-                    *gathering = match &result {
-                        Ok((unsharded, _)) => Self::Done((unsharded.clone(), None)),
-                        Err(error) => Self::InFlight(Work::failed(error.clone()), None),
-                    };
-                    result
-                }
-            },
-        }
-    }
-}
