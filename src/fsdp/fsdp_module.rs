@@ -10,7 +10,7 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::param::{
     AllReduceHook, LocalShards, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward,
-    RuntimeOptions, Unit, UnitCollectives, give_up_backward, is_gathered_again, units_of,
+    RuntimeOptions, Unit, UnitCollectives, give_up_backward, is_backward_gathered, units_of,
     unshard_unit,
 };
 use crate::pattern::PathPattern;
@@ -144,7 +144,7 @@ impl FsdpModule {
     ///
     /// Local: no communication.
     pub fn is_prefetched(&self) -> bool {
-        let is_gathered = |unit: &Arc<Unit>| unit.copies.is_ready() || is_gathered_again(unit);
+        let is_gathered = |unit: &Arc<Unit>| unit.copies.is_ready() || is_backward_gathered(unit);
         self.units.iter().all(is_gathered)
     }
 

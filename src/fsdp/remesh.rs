@@ -77,7 +77,7 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
         let data = data(&params[0].before, mesh)?;
         let mesh = &data.mesh;
         let modules: Vec<_> = params.iter().map(|param| param.module.clone()).collect();
-        let units = UnitName::again(before.comm.is_group(), &modules);
+        let units = UnitName::regrouped(before.comm.is_group(), &modules);
         let params = units
             .into_iter()
             .zip(params)

@@ -17,9 +17,9 @@ use crate::burn_compat::take_adapters;
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    AGAIN, CpuOffload, DataParallelGroups, FsdpMeshInfo, ModelNumbers, OffloadPolicy, Precision,
-    REDUCE, ReplicaCheck, ReshardAfterForward, ShardAssignment, UnitName, UnitParam, attach_drawn,
-    check_specs, combine, data_spec, make_units, move_other_params, own_buffers,
+    BACKWARD_GATHER, CpuOffload, DataParallelGroups, FsdpMeshInfo, ModelNumbers, OffloadPolicy,
+    Precision, REDUCE, ReplicaCheck, ReshardAfterForward, ShardAssignment, UnitName, UnitParam,
+    attach_drawn, check_specs, combine, data_spec, make_units, move_other_params, own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -283,7 +283,8 @@ pub(super) fn data_parallel(
         all,
     );
     let replicate = replicate.map(|group| group.duplicate_private(REDUCE));
-    let post_forward_group = post_forward_group.map(|group| group.duplicate_private(AGAIN));
+    let post_forward_group =
+        post_forward_group.map(|group| group.duplicate_private(BACKWARD_GATHER));
     let verify = ReplicaCheck {
         every: replica_check_every,
         stored: weight_check,
@@ -291,7 +292,7 @@ pub(super) fn data_parallel(
     }
     .into();
     let (again, reduce) = (
-        shard.duplicate_private(AGAIN),
+        shard.duplicate_private(BACKWARD_GATHER),
         shard.duplicate_private(REDUCE),
     );
     let precision = Precision::default();

@@ -89,7 +89,7 @@ pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssi
             .into_iter()
             .map(|(at, (before, param))| ((at, before), param))
             .unzip();
-        let keys = UnitName::again(was_group, &modules)
+        let keys = UnitName::regrouped(was_group, &modules)
             .into_iter()
             .map(|path| (path, ()));
         let made = make_units(keys.zip(params).collect(), |_, ()| data.clone())?;

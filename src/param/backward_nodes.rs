@@ -220,7 +220,9 @@ impl GraphOp for UnshardedParamNode {
 
     fn recompute(&self, _: &[DispatchTensor]) -> DispatchTensor {
         let has_two_nodes = self.pass.grads.lock().is_partial_expected(self.position);
-        self.pass.buffer.view_again(self.position, has_two_nodes)
+        self.pass
+            .unsharded
+            .view_in_backward(self.position, has_two_nodes)
     }
 
     fn retain(&self) -> Retain {
@@ -252,7 +254,7 @@ impl GraphOp for UnitInput {
     fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
         cast(
             parents[0].clone(),
-            self.pass.buffer.unit().spec().precision().inputs,
+            self.pass.unsharded.unit().spec().precision().inputs,
         )
     }
 
@@ -280,15 +282,15 @@ impl GraphOp for PreBackward {
         let dtype = self
             .pass
             .as_ref()
-            .and_then(|pass| pass.buffer.unit().spec().precision().outputs);
+            .and_then(|pass| pass.unsharded.unit().spec().precision().outputs);
         persistent_copy(cast(parents[0].clone(), dtype))
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         let grad = step.take();
         if let Some(pass) = &self.pass {
-            pass.start_again();
-            pass.buffer.gather_again();
+            pass.start_backward_gather();
+            pass.unsharded.wait_backward_gather();
         }
         step.give(0, || cast(grad, Some(self.dtype)));
         ran("PreBackward", self.pass.as_ref(), step);

@@ -162,7 +162,7 @@ impl Event {
 }
 
 /// Records an event of a unit. `event` is called only while events are observed.
-pub(super) fn happened(event: impl FnOnce() -> Event) {
+pub(super) fn record(event: impl FnOnce() -> Event) {
     let is_traced = tracing::enabled!(target: TARGET, tracing::Level::TRACE);
     let is_recorded = OBSERVERS.with(|observers| observers.events.borrow().is_some());
     if !is_traced && !is_recorded {

@@ -8,11 +8,12 @@ use burn::module::Module;
 use burn::tensor::{DType, Shape};
 use smallvec::SmallVec;
 
+use super::begin_pass::UnitAccess;
 use super::events::ProbedUnit;
 use super::options::cast;
 use super::panicked::noting_panics;
 use super::prefetch::prefetch;
-use super::scope::{ForwardScope, UnitAccess};
+use super::scope::ForwardScope;
 use super::shards::LocalShards;
 use super::sweep::sweep;
 use super::unit::Unit;
@@ -265,8 +266,8 @@ pub(super) fn pre_forward<I: TensorTree, T>(
         ForwardScope::open(unit, shards, access, unit_stack::enclosing(), input).or_unwind();
     // Not when the first parameter is read: a rank that reads none must participate in the
     // all-gather too.
-    scope.pass.buffer.gather().or_unwind();
-    let pass = (!scope.again).then(|| scope.pass.clone());
+    scope.pass.unsharded.gather().or_unwind();
+    let pass = (!scope.is_recomputed).then(|| scope.pass.clone());
     let pushed = push(scope);
     if let Some(pass) = pass {
         prefetch(unit);

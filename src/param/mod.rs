@@ -65,6 +65,7 @@
 
 mod attach;
 mod backward_nodes;
+mod begin_pass;
 mod buffers;
 mod copied_leaves;
 mod counts;
@@ -141,7 +142,7 @@ pub(crate) use read::{module_path, path, placed};
 pub use recompute::checkpoint_activations;
 pub(crate) use reduction::partial_groups::REDUCE;
 pub(crate) use replica_check::ReplicaCheck;
-pub(crate) use scope::{give_up_backward, is_gathered_again};
+pub(crate) use scope::{give_up_backward, is_backward_gathered};
 pub(crate) use shards::LocalShards;
 pub(crate) use spec_check::check_specs;
 pub(crate) use stored::{
@@ -149,7 +150,9 @@ pub(crate) use stored::{
 };
 pub(crate) use unit::Unit;
 pub(crate) use unit_name::UnitName;
-pub(crate) use unit_spec::{AGAIN, DataParallelGroups, ModelNumbers, TpPlacement, UnitParam};
+pub(crate) use unit_spec::{
+    BACKWARD_GATHER, DataParallelGroups, ModelNumbers, TpPlacement, UnitParam,
+};
 pub(crate) use visit::check_not_replaced;
 pub(crate) use visit::{Visited, walk, walk_with_paths};
 pub(crate) use warning::warn;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use super::events::{Event, EventKind, ShardedState, TrainingState, happened};
+use super::events::{Event, EventKind, ShardedState, TrainingState, record};
 use super::shards::LocalShards;
 use super::storage::GatherOrigin;
 use super::unit::Unit;
@@ -15,7 +15,7 @@ use crate::comm::{Call, Phase};
 /// | in | next units | gathered by |
 /// |---|---|---|
 /// | forward | the units that the program named, or those that followed in the previous forward | an all-gather that is posted here |
-/// | backward ([`UnitPass::start_again`](super::unit_pass::UnitPass::start_again)) | the units that the program named, or the one that forward left before | the all-gather that forward posted |
+/// | backward ([`UnitPass::start_backward_gather`](super::unit_pass::UnitPass::start_backward_gather)) | the units that the program named, or the one that forward left before | the all-gather that forward posted |
 ///
 /// Only the prefetch in forward posts collectives, so it must be the same on all ranks, as forward
 /// is. If the backend can overlap transfers of a unit with computation, the unit is gathered when
@@ -108,7 +108,7 @@ fn begin_gather(unit: &Unit, shards: &LocalShards, origin: GatherOrigin) {
         is_under_way
     });
     if is_under_way && origin != GatherOrigin::Posted {
-        happened(|| {
+        record(|| {
             Event::of(
                 unit.label(),
                 EventKind::Unshard,

@@ -9,10 +9,11 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Gradients, Tensor};
 
 use super::ParamError;
+use super::begin_pass::UnitAccess;
 use super::distributed::DistributedParameter;
 use super::forward::pre_forward;
 use super::panicked::note_read_outside;
-use super::scope::{ForwardScope, UnitAccess};
+use super::scope::ForwardScope;
 use super::shards::LocalShards;
 use super::sweep::sweep;
 use super::unit::Unit;
@@ -338,7 +339,7 @@ fn read<T>(
     let (scope, ()) =
         ForwardScope::open(&param.unit, shards, access, unit_stack::enclosing(), ()).or_unwind();
     unit_stack::follow(&scope);
-    if !scope.again {
+    if !scope.is_recomputed {
         scope.pass.begin();
     }
     let result = f(&scope, 0);
@@ -378,7 +379,7 @@ pub(super) fn open_gathered(unit: &Arc<Unit>, shards: LocalShards) -> Result<Uni
         unit_stack::enclosing(),
         (),
     )?;
-    scope.pass.buffer.gather()?;
+    scope.pass.unsharded.gather()?;
     scope.pass.begin();
     Ok(UnitGuard::new(Some(scope), Vec::new()))
 }

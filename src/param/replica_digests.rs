@@ -21,21 +21,22 @@ fn sharding(data: &DataParallelGroups) -> Option<&Communicator> {
 
 impl UnitSpec {
     /// Computes the digests of the gathered weights with which forward computed.
-    pub(super) fn look_at_gathered<'a>(
+    pub(super) fn digest_gathered(
         &self,
-        due: &CheckedPass,
+        checked: &CheckedPass,
         members: &[usize],
-        unsharded: impl Iterator<Item = &'a DispatchTensor>,
+        weights: &[DispatchTensor],
     ) {
-        if self.data.as_ref().and_then(sharding).is_some() {
-            let sharded = members
-                .iter()
-                .zip(unsharded)
-                .filter(|(member, _)| self.params[**member].is_sharded());
-            let _ = due
-                .gathered
-                .set(memory::digests(sharded.map(|(_, full)| full)));
+        if self.data.as_ref().and_then(sharding).is_none() {
+            return;
         }
+        let sharded = members
+            .iter()
+            .zip(weights)
+            .filter(|(member, _)| self.params[**member].is_sharded());
+        let digests = memory::digests(sharded.map(|(_, weight)| weight));
+        // A pass whose forward is left twice keeps the first digests.
+        let _ = checked.gathered.set(digests);
     }
 
     /// Returns the digests that the reductions of a pass compare: those of earlier gradients, and,

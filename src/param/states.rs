@@ -41,7 +41,7 @@ pub(super) struct NamedState {
     /// The state from which this one was derived, and its number there. Cleared once this state has
     /// a name; `None` for a parameter as `fully_shard` made it.
     from: Mutex<Option<(ParamStateHandle, u64)>>,
-    made: Mutex<RestoredState>,
+    made: Mutex<DerivedStates>,
 }
 
 /// A derived state: its number, the state itself, and its place once it is assigned.
@@ -49,7 +49,7 @@ type Other = (u64, Weak<NamedState>, Option<u32>);
 
 /// The states that were derived from one state.
 #[derive(Debug, Default)]
-struct RestoredState {
+struct DerivedStates {
     count: u64,
     /// The last place assigned to a state before those in `others`.
     place: u32,
@@ -107,7 +107,7 @@ impl ParamStateHandle {
     }
 }
 
-impl RestoredState {
+impl DerivedStates {
     /// Assigns a place to the state with this number, and returns it.
     fn place_of(&mut self, number: u64) -> u32 {
         let mut place = self.place + 1;

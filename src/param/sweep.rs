@@ -80,7 +80,7 @@ pub(super) fn sweep<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
             next.clone(),
             Arc::new(Sweep),
         ));
-        passes.hang(&pass, next);
+        passes.set_own_leaf(&pass, next);
         drop(Tensor::<1>::from_dispatch(autodiff::unary(leaf, Arc::new(Sweep))).backward());
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn entered(pass: &Arc<UnitPass>) {
 pub(super) fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, depth: usize) {
     TRACE.with_borrow_mut(|trace| {
         let Some(trace) = trace else { return };
-        let path = |pass: &Arc<UnitPass>| pass.buffer.unit().label().to_string();
+        let path = |pass: &Arc<UnitPass>| pass.unsharded.unit().label().to_string();
         let alive = |holds: fn(&UnitPass) -> bool| {
             let passes = trace.passes.iter().filter_map(Weak::upgrade);
             passes
@@ -70,7 +70,7 @@ pub(super) fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, depth: usize
             unit: pass.map(path).unwrap_or_default(),
             depth,
             place: pass.and_then(|pass| pass.number()),
-            weights: alive(|pass| pass.buffer.has_weights()),
+            weights: alive(|pass| pass.unsharded.has_weights()),
             gradients: alive(|pass| pass.grads.lock().is_any()),
         });
     });

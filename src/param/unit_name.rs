@@ -36,7 +36,7 @@ impl UnitName {
 
     /// Names the units of parameters that were in one unit before and are now in these modules. If
     /// `was_group`, all of them form one unit; otherwise each is in the unit of its module.
-    pub(crate) fn again(was_group: bool, modules: &[String]) -> Vec<Self> {
+    pub(crate) fn regrouped(was_group: bool, modules: &[String]) -> Vec<Self> {
         match was_group {
             true => vec![Self::of_modules(modules.iter().map(String::as_str)); modules.len()],
             false => modules.iter().map(|module| Self::of(module)).collect(),
@@ -113,11 +113,11 @@ mod tests {
         assert!(takes(&ends, "head") && takes(&root, "root") && !takes(&block, "root"));
         let modules = ["a".to_string(), "b".into(), "a".into()];
         assert_eq!(
-            UnitName::again(true, &modules),
+            UnitName::regrouped(true, &modules),
             [(); 3].map(|()| UnitName::of_modules(["a", "b"]))
         );
         assert_eq!(
-            UnitName::again(false, &modules),
+            UnitName::regrouped(false, &modules),
             ["a", "b", "a"].map(UnitName::of)
         );
     }

@@ -31,7 +31,7 @@ use crate::error::OrUnwind;
 /// reference cycle, and an abandoned graph would never be freed.
 #[derive(Debug)]
 pub(super) struct UnitPass {
-    pub(super) buffer: UnshardedParams,
+    pub(super) unsharded: UnshardedParams,
     /// The shards' leaves, by position; `None` for a frozen parameter.
     leaves: Vec<Option<NodeId>>,
     pub(super) passes: Arc<BackwardScheduler>,
@@ -57,7 +57,7 @@ pub(super) struct UnitPass {
 
 impl UnitPass {
     pub(super) fn new(
-        buffer: UnshardedParams,
+        unsharded: UnshardedParams,
         leaves: Vec<Option<NodeId>>,
         passes: Arc<BackwardScheduler>,
         place: Option<OrderKey>,
@@ -66,7 +66,7 @@ impl UnitPass {
         Arc::new(Self {
             grads: Mutex::new(CollectedGrads::new(leaves.len())),
             nodes: Mutex::new(Some(NodeRange::opened())),
-            buffer,
+            unsharded,
             leaves,
             passes,
             place,
@@ -110,8 +110,8 @@ impl UnitPass {
 
     /// Records that the pass's forward begins.
     pub(super) fn begin(&self) {
-        self.buffer
-            .happened(EventKind::PreForward, TrainingState::Forward);
+        self.unsharded
+            .record_event(EventKind::PreForward, TrainingState::Forward);
     }
 
     /// Records that the pass's forward has made its outputs.
@@ -122,19 +122,19 @@ impl UnitPass {
     /// Starts the pass's backward when backward first reaches one of its outputs. Starts the
     /// all-gather of its weights, and then prefetches the units that the program named, or the one
     /// that forward left before this one.
-    pub(super) fn start_again(self: &Arc<Self>) {
+    pub(super) fn start_backward_gather(self: &Arc<Self>) {
         if self.is_started.swap(true, Relaxed) {
             return;
         }
-        self.buffer
-            .happened(EventKind::PreBackward, TrainingState::PreBackward);
-        self.buffer.start_again();
-        let named = self.buffer.unit().prefetch.lock().backward.clone();
+        self.unsharded
+            .record_event(EventKind::PreBackward, TrainingState::PreBackward);
+        self.unsharded.start_backward_gather();
+        let named = self.unsharded.unit().prefetch.lock().backward.clone();
         match named {
             Some(units) => {
                 for unit in units.iter().filter_map(Weak::upgrade) {
                     self.passes
-                        .start_last(|pass| Arc::ptr_eq(pass.buffer.unit(), &unit));
+                        .start_last(|pass| Arc::ptr_eq(pass.unsharded.unit(), &unit));
                 }
             }
             None => self.passes.start_before(self),
@@ -146,7 +146,7 @@ impl UnitPass {
     /// an output of theirs, and even if it never does.
     pub(super) fn gather_around(&self) {
         let around = std::iter::successors(self.around.as_ref(), |pass| pass.around.as_ref());
-        around.for_each(|pass| pass.buffer.gather_again());
+        around.for_each(|pass| pass.unsharded.wait_backward_gather());
     }
 
     /// Records the pass's token, which only orders the backward.
@@ -162,13 +162,13 @@ impl UnitPass {
         self.gone(true);
         self.is_ended.store(true, Relaxed);
         if self.is_left.swap(false, Relaxed) {
-            self.buffer.unit().counts.end();
+            self.unsharded.unit().counts.end();
         }
-        self.buffer.end_backward();
+        self.unsharded.end_backward();
         let Some(place) = self.place else {
             return Vec::new();
         };
-        self.passes.reducer.trains(self.buffer.unit());
+        self.passes.reducer.trains(self.unsharded.unit());
         self.passes.order.ready(place, Arc::downgrade(self))
     }
 
@@ -178,7 +178,7 @@ impl UnitPass {
             self.passes
                 .finished
                 .lock()
-                .add(nodes, self.buffer.unit().label(), consumed);
+                .add(nodes, self.unsharded.unit().label(), consumed);
         }
     }
 
@@ -198,7 +198,7 @@ impl Drop for UnitPass {
             && *self.is_started.get_mut()
             && let Some(nodes) = self.nodes.get_mut()
         {
-            let unit = self.buffer.unit();
+            let unit = self.unsharded.unit();
             let place = || {
                 format!(
                     "in the backward of {}{}",
@@ -263,19 +263,19 @@ impl BackwardScheduler {
             // reduction can rely on that: this rank has received its shard of the earlier one,
             // whose gradients the peer then frees.
             reduced.extend(self.reducer.advance(backward));
-            let source = &pass.buffer.source;
+            let source = &pass.unsharded.source;
             let grads = pass.grads.lock().take(source).or_unwind();
             let trained = Trained::new(source.clone(), &pass.leaves);
             let grads = trained.select(grads);
             self.reducer.submit(
-                pass.buffer.unit(),
+                pass.unsharded.unit(),
                 trained,
                 grads,
                 backward,
                 &pass.reductions,
             );
-            pass.buffer
-                .happened(EventKind::PostBackward, TrainingState::PostBackward);
+            pass.unsharded
+                .record_event(EventKind::PostBackward, TrainingState::PostBackward);
         }
         reduced
     }
@@ -289,7 +289,7 @@ impl BackwardScheduler {
     /// Records that forward has left the pass, and that a backward may follow. `leaf` is the pass's
     /// own leaf in the graph, if it has one already.
     pub(super) fn left(&self, pass: &Arc<UnitPass>, leaf: Option<DispatchTensor>) {
-        let counts = pass.buffer.unit().counts.clone();
+        let counts = pass.unsharded.unit().counts.clone();
         // A backward inside the unit's own forward has run already, and none follows.
         let waits = !pass.is_ended.load(Relaxed);
         let number = if waits { counts.leave() } else { counts.left() };
@@ -306,7 +306,7 @@ impl BackwardScheduler {
     }
 
     /// Sets the own leaf of a pass that forward has left.
-    pub(super) fn hang(&self, pass: &Weak<UnitPass>, leaf: DispatchTensor) {
+    pub(super) fn set_own_leaf(&self, pass: &Weak<UnitPass>, leaf: DispatchTensor) {
         let mut left = self.left.lock();
         if let Some(left) = left.iter_mut().rfind(|left| left.pass.ptr_eq(pass)) {
             left.leaf = Some(leaf);
@@ -345,7 +345,9 @@ impl BackwardScheduler {
             .rposition(|left| left.pass.as_ptr() == Arc::as_ptr(pass));
         let before = place.and_then(|place| left.get(place.checked_sub(1)?)?.pass.upgrade());
         drop(left);
-        before.iter().for_each(|before| before.buffer.start_again());
+        before
+            .iter()
+            .for_each(|before| before.unsharded.start_backward_gather());
     }
 
     /// Starts the backward all-gather of the last pass that satisfies `of` and whose all-gather has
@@ -360,21 +362,21 @@ impl BackwardScheduler {
             .collect();
         if let Some(pass) = passes
             .iter()
-            .find(|pass| of(pass) && pass.buffer.is_to_start())
+            .find(|pass| of(pass) && pass.unsharded.is_to_start())
         {
-            pass.buffer.start_again();
+            pass.unsharded.start_backward_gather();
         }
     }
 
     /// Returns true if the parameters that backward needs of the last pass through `unit` are
     /// gathered in advance, and complete.
-    pub(super) fn is_gathered_again(&self, unit: &Arc<Unit>) -> bool {
+    pub(super) fn is_backward_gathered(&self, unit: &Arc<Unit>) -> bool {
         let left = self.left.lock();
         let passes = left.iter().rev().filter_map(|left| left.pass.upgrade());
-        let mut of_unit = passes.filter(|pass| Arc::ptr_eq(pass.buffer.unit(), unit));
+        let mut of_unit = passes.filter(|pass| Arc::ptr_eq(pass.unsharded.unit(), unit));
         of_unit
             .next()
-            .is_some_and(|pass| pass.buffer.is_gathered_again())
+            .is_some_and(|pass| pass.unsharded.is_backward_gathered())
     }
 
     /// Returns the error behind a panic with this `text`, if the text says that a backward reached

@@ -206,7 +206,7 @@ pub(crate) struct UnitSpec {
 /// Name of the duplicated communicators on which backward's all-gathers are issued. These calls are
 /// ordered independently of backward's [reductions](super::reduction::REDUCE) and of forward's
 /// collectives.
-pub(crate) const AGAIN: &str = "burn_dtensor::gathered again";
+pub(crate) const BACKWARD_GATHER: &str = "burn_dtensor::backward_gather";
 
 impl UnitSpec {
     /// Describes a unit of these parameters.

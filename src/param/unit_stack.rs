@@ -13,9 +13,10 @@ use std::sync::{Arc, Weak};
 use burn::backend::{Dispatch, DispatchAutodiffContext, DispatchTensor, TensorMetadata};
 
 use super::backward_nodes::{PreBackward, one_graph};
+use super::begin_pass::Enclosing;
 use super::options::cast;
 use super::recompute::context;
-use super::scope::{Enclosing, ForwardScope};
+use super::scope::ForwardScope;
 use super::shards::LocalShards;
 use super::storage::persistent_copy;
 use super::unit::Unit;
@@ -75,10 +76,10 @@ impl UnitStack {
         self.reduced += u64::from(scope.pass.is_reduced());
         // A read of stored values is no forward: the ranks that keep the model stay in the unit,
         // and the others do not.
-        if scope.again || scope.pass.buffer.source.stored {
+        if scope.is_recomputed || scope.pass.unsharded.source.stored {
             return;
         }
-        let unit = scope.pass.buffer.unit();
+        let unit = scope.pass.unsharded.unit();
         let before = self.entered.replace(Arc::downgrade(unit));
         self.is_first = before.is_none();
         if let Some(before) = before.and_then(|before| before.upgrade()) {
@@ -163,11 +164,11 @@ pub(super) fn with_innermost_unit<T>(
             .iter()
             .rfind(|opened| opened.scope.is_some())
         {
-            let unit = opened.scope.as_ref()?.pass.buffer.unit();
+            let unit = opened.scope.as_ref()?.pass.unsharded.unit();
             return Some(f(unit, matches!(opened.by, OpenedBy::Read), &opened.inside));
         }
         let around = open.around_block.as_ref()?.scopes.last()?;
-        Some(f(around.pass.buffer.unit(), false, &[]))
+        Some(f(around.pass.unsharded.unit(), false, &[]))
     })
 }
 
@@ -296,7 +297,7 @@ pub(super) fn close_read(unit: &Unit) {
         let stays = |opened: &Unit| {
             opened.comm.encloses(&unit.comm) || opened.comm.is_sibling_of(&unit.comm)
         };
-        scope.is_some_and(|scope| !stays(scope.pass.buffer.unit()))
+        scope.is_some_and(|scope| !stays(scope.pass.unsharded.unit()))
     };
     while let Some(closed) = stack_mut(|open| open.stack.pop_if(done)) {
         closed.scope.iter().for_each(|scope| scope.close(true));
@@ -431,7 +432,7 @@ impl UnitGuard {
         let pass = scope.map(|scope| scope.pass.clone());
         let dtype = pass
             .as_ref()
-            .and_then(|pass| pass.buffer.unit().spec().precision().outputs);
+            .and_then(|pass| pass.unsharded.unit().spec().precision().outputs);
         // A rank that used no weight must participate in the backward as the other ranks do, so all
         // its outputs become tracked.
         let all = !tracked && trains;

@@ -11,7 +11,7 @@
 //!
 //! | when | condition | the weights |
 //! |---|---|---|
-//! | forward leaves the unit, and a backward follows ([`take_back`](UnshardedParams::take_back)) | [`ReshardAfterForward`](super::ReshardAfterForward) keeps them | stay. If `set_reshard_after_backward(false)`, later passes over the same shards share them |
+//! | forward leaves the unit, and a backward follows ([`reshard_after_forward`](UnshardedParams::reshard_after_forward)) | [`ReshardAfterForward`](super::ReshardAfterForward) keeps them | stay. If `set_reshard_after_backward(false)`, later passes over the same shards share them |
 //! | | it frees them | are freed, and the all-gather for backward is issued: from the shards, or from the parts of a smaller group |
 //! | | the same, with `set_unshard_in_backward(false)`, and no checkpointed block reads them | are freed; reading them in backward is an error |
 //! | forward leaves the unit, no backward | kept after forward, gathered, not a lone read, and no passes share weights of these shards | stay, for the next forward from the same shards |
@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use burn::backend::DispatchTensor;
 use parking_lot::Mutex;
 
-use super::events::{Event, EventKind, ShardedState, TrainingState, happened};
+use super::events::{Event, EventKind, ShardedState, TrainingState, record};
 use super::options::Kept;
 use super::pending_all_gather::PendingAllGather;
 use super::shards::LocalShards;
@@ -65,7 +65,7 @@ pub(super) struct UnshardedParams {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PassPhase {
     Forward,
-    Left,
+    AfterForward,
     Ended,
 }
 
@@ -80,7 +80,24 @@ pub(super) struct UnshardOptions {
     pub(super) stays: bool,
     /// True if the pass may use weights that were gathered or kept before: those have the element
     /// types of a forward.
-    pub(super) finds: bool,
+    pub(super) uses_earlier: bool,
+}
+
+/// What becomes of a pass's weights at the end of its forward.
+#[derive(Debug, Clone, Copy)]
+enum Fate {
+    /// They stay for the pass's backward.
+    Kept,
+    /// They stay for the next forward over the same shards.
+    Retained,
+    /// They are freed, and no backward follows.
+    Freed,
+    /// They are freed, and backward does not gather them.
+    Released,
+    /// They are freed, and gathered for backward from the shards of all ranks.
+    GatheredFromShards,
+    /// They are freed, and gathered for backward from the shards of a smaller group.
+    GatheredFromParts,
 }
 
 impl UnshardedParams {
@@ -96,7 +113,7 @@ impl UnshardedParams {
         // Memory that passes share must be freed only by an explicit `reshard`, which frees it for
         // all of them.
         let joins = options.in_slots && options.kept == Kept::Full;
-        let (copy, values) = match options.finds {
+        let (copy, values) = match options.uses_earlier {
             true => unit.copies.begin_pass(shards, joins, &source),
             false => (UnshardedCopies::private(shards, &source), None),
         };
@@ -143,7 +160,7 @@ impl UnshardedParams {
                 .as_ref()
                 .is_none_or(|(_, origin)| *origin == GatherOrigin::Posted)
             {
-                self.source.happened(
+                self.source.record_event(
                     EventKind::Unshard,
                     TrainingState::Forward,
                     ShardedState::Unsharded,
@@ -199,90 +216,84 @@ impl UnshardedParams {
         };
         match self.copy.state.weights(weight).flatten() {
             Some(weight) => weight,
-            None if self.recomputed.load(Relaxed) => self.view_again(position, false),
+            None if self.recomputed.load(Relaxed) => self.view_in_backward(position, false),
             None => unreachable!("a unit's weights are read before its forward ends"),
         }
     }
 
     /// Ends forward: frees the unsharded weights, except those that are kept, and issues the
     /// all-gather that `backward` will need.
-    pub(super) fn take_back(&self, backward: bool) {
-        let (state, copies) = (&self.copy.state, &self.unit.copies);
-        let (mut is_kept, mut is_retained) = (false, false);
-        let UnshardOptions {
-            kept,
-            in_slots,
-            stays,
-            ..
-        } = self.options;
-        // Lock order: the tables, then the state of a copy, which `leave` holds.
-        let retains = !backward && stays && !copies.next_joins(&self.copy);
-        let after = |weights: &[StoredWeight<_, DispatchTensor>]| {
-            if let Some(due) = self
-                .source
-                .due
-                .as_ref()
-                .filter(|_| backward && !weights.is_empty())
-            {
-                let unsharded = weights.iter().map(StoredWeight::value);
-                self.unit
-                    .spec()
-                    .look_at_gathered(due, &self.source.members, unsharded);
-            }
-            if backward && kept == Kept::Full {
-                is_kept = true;
-                return After::Keep {
-                    share: stays && in_slots,
-                };
-            }
-            let unsharded = || {
-                weights
-                    .iter()
-                    .map(|weight| weight.value().clone())
-                    .collect::<Vec<_>>()
-            };
-            if retains && !weights.is_empty() {
-                is_retained = true;
-                return After::Retain(self.retained(unsharded()));
-            }
-            let part = backward && kept == Kept::Part;
-            if !weights.is_empty() {
-                let state = if part {
-                    ShardedState::ShardedPostForward
-                } else {
-                    ShardedState::Sharded
-                };
-                self.source
-                    .happened(EventKind::Reshard, TrainingState::Forward, state);
-            }
-            if !backward {
-                return After::Free;
-            }
-            let split = || self.unit.comm.split(&self.source.members, &unsharded());
-            let parts = (part && !weights.is_empty()).then(split);
-            let unshard =
-                self.recomputed.load(Relaxed) || self.unit.comm.options.lock().unshard_in_backward;
-            if unshard {
-                After::Again(self.source.post_all_gather(parts))
-            } else {
-                After::Release
-            }
-        };
+    pub(super) fn reshard_after_forward(&self, backward: bool) {
+        let state = &self.copy.state;
         let had_ended = *self.phase.lock() == PassPhase::Ended;
         if had_ended {
             // A backward inside the unit's own forward has ended the pass. None follows.
             state.begin_pass();
         }
-        state.leave(after, Storage::release);
-        *self.phase.lock() = if is_retained {
-            PassPhase::Ended
-        } else {
-            PassPhase::Left
+        // Without weights, the unit was not gathered, or that backward has freed them.
+        let weights: Vec<_> = state
+            .weights(|weights| {
+                weights
+                    .iter()
+                    .map(|weight| weight.value().clone())
+                    .collect()
+            })
+            .unwrap_or_default();
+        let fate = self.fate(backward, &weights);
+        if backward && !weights.is_empty() {
+            self.source.digest_gathered(&weights);
+        }
+        if !matches!(fate, Fate::Kept | Fate::Retained) && !weights.is_empty() {
+            let state = match backward && self.options.kept == Kept::Part {
+                true => ShardedState::ShardedPostForward,
+                false => ShardedState::Sharded,
+            };
+            self.source
+                .record_event(EventKind::Reshard, TrainingState::Forward, state);
+        }
+        let after = match fate {
+            Fate::Kept => After::Keep {
+                share: self.options.stays && self.options.in_slots,
+            },
+            Fate::Retained => After::Retain(self.retained(weights)),
+            Fate::Freed => After::Free,
+            Fate::Released => After::Release,
+            Fate::GatheredFromShards => After::Gather(self.source.post_backward_gather(None)),
+            Fate::GatheredFromParts => {
+                let parts = self.unit.comm.split(&self.source.members, &weights);
+                After::Gather(self.source.post_backward_gather(Some(parts)))
+            }
         };
-        if is_kept && !had_ended {
-            *self.kept.lock() = Some(copies.keep(&self.copy, &self.source));
-        } else if is_retained {
-            copies.retain(&self.copy);
+        state.leave(after, Storage::release);
+        *self.phase.lock() = match fate {
+            Fate::Retained => PassPhase::Ended,
+            _ => PassPhase::AfterForward,
+        };
+        match fate {
+            Fate::Kept if !had_ended => {
+                *self.kept.lock() = Some(self.unit.copies.keep(&self.copy, &self.source));
+            }
+            Fate::Retained => self.unit.copies.retain(&self.copy),
+            _ => {}
+        }
+    }
+
+    /// Decides what becomes of the `weights` at the end of forward.
+    fn fate(&self, backward: bool, weights: &[DispatchTensor]) -> Fate {
+        if !backward {
+            let stays = self.options.stays && !weights.is_empty();
+            return match stays && !self.unit.copies.next_joins(&self.copy) {
+                true => Fate::Retained,
+                false => Fate::Freed,
+            };
+        }
+        let is_gathered =
+            self.recomputed.load(Relaxed) || self.unit.comm.options.lock().unshard_in_backward;
+        match self.options.kept {
+            Kept::Full => Fate::Kept,
+            _ if !is_gathered => Fate::Released,
+            Kept::Part if !weights.is_empty() => Fate::GatheredFromParts,
+            Kept::Part | Kept::Shard => Fate::GatheredFromShards,
         }
     }
 
@@ -293,7 +304,7 @@ impl UnshardedParams {
     }
 
     /// Records an event of the unit.
-    pub(super) fn happened(&self, kind: EventKind, during: TrainingState) {
+    pub(super) fn record_event(&self, kind: EventKind, during: TrainingState) {
         let state = || {
             if self.copy.state.is_unsharded() {
                 ShardedState::Unsharded
@@ -301,11 +312,11 @@ impl UnshardedParams {
                 ShardedState::Sharded
             }
         };
-        happened(|| Event::of(self.unit.label(), kind, during, state()));
+        record(|| Event::of(self.unit.label(), kind, during, state()));
     }
 
     /// Starts the data transfer of the all-gather for backward, unless it has started.
-    pub(super) fn start_again(&self) {
+    pub(super) fn start_backward_gather(&self) {
         if self.copy.state.start(PendingAllGather::start) {
             self.source.note_start();
         }
@@ -317,12 +328,12 @@ impl UnshardedParams {
     }
 
     /// Returns true if the transfer for backward has started and is complete.
-    pub(super) fn is_gathered_again(&self) -> bool {
+    pub(super) fn is_backward_gathered(&self) -> bool {
         self.copy.state.is_started(PendingAllGather::is_complete)
     }
 
     /// Waits for the all-gather for backward. Later calls return at once.
-    pub(super) fn gather_again(&self) {
+    pub(super) fn wait_backward_gather(&self) {
         self.copy.fill();
     }
 
@@ -333,7 +344,7 @@ impl UnshardedParams {
     /// # Panics
     /// Unwinds with [`ParamError::NotUnsharded`](super::ParamError::NotUnsharded) if backward does
     /// not gather the unit.
-    pub(super) fn view_again(&self, position: usize, has_two_nodes: bool) -> DispatchTensor {
+    pub(super) fn view_in_backward(&self, position: usize, has_two_nodes: bool) -> DispatchTensor {
         let stays = self.options.stays && !self.copy.state.was_shared();
         let shared = stays || has_two_nodes || self.recomputed.load(Relaxed);
         if let Some(weight) = self.copy.again(position, shared) {
@@ -354,7 +365,7 @@ impl UnshardedParams {
         let kept = self.kept.lock().take();
         unit.copies.end_backward(kept, &self.copy, stay);
         // A backward inside the unit's own forward leaves the weights to the rest of that forward.
-        let has_left = *self.phase.lock() == PassPhase::Left;
+        let has_left = *self.phase.lock() == PassPhase::AfterForward;
         if stay && has_left && self.options.stays && !state.was_shared() {
             // All ranks keep the weights, or none does. This includes ranks whose backward read
             // none of them.
@@ -365,7 +376,7 @@ impl UnshardedParams {
                 unit.copies.retain(&self.copy);
             }
         } else if !(stay && state.is_open()) {
-            self.source.happened(
+            self.source.record_event(
                 EventKind::Reshard,
                 TrainingState::PostBackward,
                 ShardedState::Sharded,

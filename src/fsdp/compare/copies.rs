@@ -132,7 +132,7 @@ fn rebuild<M: Module>(
             .iter()
             .map(|(_, (_, module, ..))| module.clone())
             .collect();
-        let names = UnitName::again(unit.comm.is_group(), &modules);
+        let names = UnitName::regrouped(unit.comm.is_group(), &modules);
         let mut places = Vec::new();
         let mut members = Vec::new();
         for (name, (at, (path, _, dtype, before))) in names.into_iter().zip(params) {

@@ -146,7 +146,7 @@ where
                 .collect();
             unit_stack::passes_of(&units)
                 .iter()
-                .for_each(|(pass, _)| pass.buffer.will_be_recomputed());
+                .for_each(|(pass, _)| pass.unsharded.will_be_recomputed());
             let _block = UntrackedBlock::enter();
             return forward(module, input);
         }
@@ -251,7 +251,7 @@ where
     let around = unit_stack::passes_of(&units)
         .into_iter()
         .map(|(pass, shards)| {
-            pass.buffer.will_be_recomputed();
+            pass.unsharded.will_be_recomputed();
             let bases = shards
                 .bases
                 .iter()

@@ -113,7 +113,7 @@ impl RecomputeRegion {
                 let own = own_leaf(&leaf);
                 self.passes
                     .iter()
-                    .for_each(|pass| pass.passes.hang(&Arc::downgrade(pass), own.clone()));
+                    .for_each(|pass| pass.passes.set_own_leaf(&Arc::downgrade(pass), own.clone()));
                 Some(autodiff::binary(
                     leaf,
                     own,

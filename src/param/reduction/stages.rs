@@ -15,7 +15,7 @@ use crate::Result;
 use crate::comm::{Call, CommError, Digests, Op, OpTiming, Phase, Work};
 use crate::memory::ToHost;
 use crate::param::custom::AllReduceHook;
-use crate::param::events::{Event, EventKind, ShardedState, TrainingState, happened};
+use crate::param::events::{Event, EventKind, ShardedState, TrainingState, record};
 use crate::param::options::cast;
 use crate::param::replica_check::{ComparedRanks, PendingDigests};
 use crate::param::unit::Unit;
@@ -409,7 +409,7 @@ impl GradReduction {
 
     fn note(&self, kind: EventKind, timing: Option<OpTiming>) {
         let (during, state) = (TrainingState::PostBackward, ShardedState::Sharded);
-        happened(|| Event {
+        record(|| Event {
             timing,
             ..Event::of(self.unit.label(), kind, during, state)
         });

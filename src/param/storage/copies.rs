@@ -92,7 +92,7 @@ impl UnshardedCopy {
             return;
         };
         self.state.refill(
-            |gathering, is_started| gatherer.wait_again(gathering, is_started),
+            |gathering, is_started| gatherer.wait_for_backward(gathering, is_started),
             Storage::fill,
         );
     }
@@ -100,7 +100,7 @@ impl UnshardedCopy {
     /// Returns the weight at `position` for backward: see [`UnshardState::again`].
     pub(crate) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
         let gatherer = self.gatherer.lock().clone()?;
-        let wait = |gathering, is_started| gatherer.wait_again(gathering, is_started);
+        let wait = |gathering, is_started| gatherer.wait_for_backward(gathering, is_started);
         self.state.again(position, shared, wait, Storage::fill)
     }
 
@@ -461,7 +461,7 @@ impl UnshardedCopies {
             let Some(gatherer) = kept.gatherer else {
                 continue;
             };
-            let gathering = PendingAllGather::shared(gatherer.post_again());
+            let gathering = PendingAllGather::shared(gatherer.post_after_reshard());
             // A device's allocation takes the memory of a result, so one result restores one copy.
             // The others stay.
             let most = if gatherer.is_on_host() { usize::MAX } else { 1 };

@@ -11,7 +11,7 @@ use crate::comm::{Call, CommError, Op, Phase};
 use crate::error::OrUnwind;
 use crate::memory;
 use crate::param::ParamError;
-use crate::param::events::{Event, EventKind, ShardedState, TrainingState, happened};
+use crate::param::events::{Event, EventKind, ShardedState, TrainingState, record};
 use crate::param::offload::CpuOffload;
 use crate::param::pending_all_gather::PendingAllGather;
 use crate::param::replica_check::{CheckedPass, PendingDigests};
@@ -32,7 +32,7 @@ pub(crate) struct ShardGatherer {
     /// Signature of the pass's collectives, without the phase.
     pub(crate) call: Call,
     /// The pass that the replica check compares, if it is due in this pass.
-    pub(crate) due: Option<CheckedPass>,
+    pub(crate) checked: Option<CheckedPass>,
 }
 
 impl ShardGatherer {
@@ -59,11 +59,20 @@ impl ShardGatherer {
         )
     }
 
+    /// Computes the digests of the gathered weights, if the pass is checked.
+    pub(crate) fn digest_gathered(&self, weights: &[DispatchTensor]) {
+        if let Some(checked) = &self.checked {
+            self.comm
+                .spec
+                .digest_gathered(checked, &self.members, weights);
+        }
+    }
+
     /// Returns the digests that the reduction of the pass compares.
     pub(crate) fn pending_digests(&self) -> PendingDigests {
         self.comm
             .spec
-            .pending_digests(self.due.as_ref(), &self.members, &self.shards)
+            .pending_digests(self.checked.as_ref(), &self.members, &self.shards)
     }
 
     /// Returns the shards, converting either the sharded ones (if `sharding`) or the others to the
@@ -134,9 +143,9 @@ impl ShardGatherer {
     }
 
     /// Records an event, unless the weights are the stored shards themselves.
-    pub(crate) fn happened(&self, kind: EventKind, during: TrainingState, state: ShardedState) {
+    pub(crate) fn record_event(&self, kind: EventKind, during: TrainingState, state: ShardedState) {
         if self.offloaded().is_some() || self.is_sharded() {
-            happened(|| Event::of(self.comm.label(), kind, during, state));
+            record(|| Event::of(self.comm.label(), kind, during, state));
         }
     }
 
@@ -170,7 +179,7 @@ impl ShardGatherer {
         let unsharded = self.comm.spec.merge(&self.members, gathered, replicated);
         if self.is_sharded() {
             let kind = EventKind::Done(Op::AllGather);
-            happened(|| Event {
+            record(|| Event {
                 timing,
                 ..Event::of(self.comm.label(), kind, during, ShardedState::Unsharded)
             });
@@ -180,7 +189,10 @@ impl ShardGatherer {
 
     /// Issues the all-gather for backward: of `parts` (the shards over a few ranks) if present,
     /// otherwise of the shards over all ranks.
-    pub(crate) fn post_all_gather(&self, parts: Option<Vec<DispatchTensor>>) -> PendingAllGather {
+    pub(crate) fn post_backward_gather(
+        &self,
+        parts: Option<Vec<DispatchTensor>>,
+    ) -> PendingAllGather {
         let call = self.call(Phase::Backward).with_deferred();
         match parts {
             Some(parts) => {
@@ -193,7 +205,7 @@ impl ShardGatherer {
 
     /// Records that the data transfer of the all-gather for backward starts.
     pub(crate) fn note_start(&self) {
-        self.happened(
+        self.record_event(
             EventKind::Unshard,
             TrainingState::PreBackward,
             ShardedState::Unsharded,
@@ -201,18 +213,18 @@ impl ShardGatherer {
     }
 
     /// Posts the all-gather for backward of parameters that are freed by hand.
-    pub(crate) fn post_again(&self) -> PendingAllGather {
-        self.happened(
+    pub(crate) fn post_after_reshard(&self) -> PendingAllGather {
+        self.record_event(
             EventKind::Reshard,
             TrainingState::Idle,
             ShardedState::Sharded,
         );
-        self.post_all_gather(None)
+        self.post_backward_gather(None)
     }
 
     /// Waits for the all-gather for backward, and returns every weight. `is_started` is true if its
     /// data transfer was started before.
-    pub(crate) fn wait_again(
+    pub(crate) fn wait_for_backward(
         &self,
         gathering: PendingAllGather,
         is_started: bool,

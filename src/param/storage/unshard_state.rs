@@ -11,7 +11,7 @@
 //! [`copies`](super::copies).
 //!
 //! ```text
-//!             starting              unshard                 reshard, leave(Again)
+//!             starting              unshard                 reshard, leave(Gather)
 //!   Sharded      └────> Gathering ─────────> Unsharded ───────────────────────────> Resharded ── refill ──> Regathered
 //!      └────────────────── unshard ─────────────^ │ │                                    │                      │
 //!                             ^                   │ └─ leave(Release) ─> Released        └ last pass ends       │
@@ -37,7 +37,7 @@
 //! | [`begin_pass`](UnshardState::begin_pass) | any | counts one more pass, in forward |
 //! | [`unshard`](UnshardState::unshard) | `Sharded`, `Gathering` | `Unsharded`; `Sharded` if the all-gather fails |
 //! | [`leave`](UnshardState::leave) `Keep` | any | `Unsharded` |
-//! | `leave` `Again` | any | `Resharded` |
+//! | `leave` `Gather` | any | `Resharded` |
 //! | `leave` `Free`, `Release` | any | `Done`, `Released`; no change if the copy is shared |
 //! | `leave` `Retain` | any | `Gathering`, without the pass |
 //! | [`retain`](UnshardState::retain), by the pass of a private copy | `Unsharded`, `Regathered` | `Gathering`, without the pass |
@@ -131,7 +131,7 @@ pub enum After<G> {
     /// They are kept for backward. If `share`, passes over the same shards may join.
     Keep { share: bool },
     /// They are freed, and this all-gather restores them for backward.
-    Again(G),
+    Gather(G),
     /// They are retained for the next forward, as the result of this all-gather. The pass no longer
     /// uses the copy.
     Retain(G),
@@ -276,20 +276,11 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
         }
     }
 
-    /// Ends the forward of a pass. `after` decides what happens to the weights, and `release`
-    /// evicts a storage. The lock is held throughout, so a reader that finds a storage evicted also
-    /// finds the all-gather that restores it.
-    pub fn leave(
-        &self,
-        after: impl FnOnce(&[StoredWeight<S, T>]) -> After<G>,
-        release: impl Fn(&S),
-    ) {
+    /// Ends the forward of a pass. `release` evicts a storage. The lock is held throughout, so a
+    /// reader that finds a storage evicted also finds the all-gather that restores it.
+    pub fn leave(&self, after: After<G>, release: impl Fn(&S)) {
         let mut copy = self.0.lock();
         copy.in_forward -= 1;
-        let after = match &copy.state {
-            CopyState::Unsharded(weights) => after(weights),
-            _ => after(&[]),
-        };
         if matches!(after, After::Free | After::Release)
             && (copy.passes > 1 || copy.sharing == Sharing::Open)
         {
@@ -314,7 +305,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
                 free(weights, release);
                 CopyState::Released
             }
-            After::Again(gather) => CopyState::Resharded {
+            After::Gather(gather) => CopyState::Resharded {
                 gather,
                 is_started: false,
                 views: free(weights, release),
@@ -666,12 +657,12 @@ mod tests {
 
     fn after(policy: After<&'static str>) -> TestCopy {
         let copy = in_forward();
-        copy.leave(|_| policy, release);
+        copy.leave(policy, release);
         copy
     }
 
     fn regathered() -> TestCopy {
-        let copy = after(After::Again("again"));
+        let copy = after(After::Gather("again"));
         copy.refill(wait("again", false), fill);
         copy
     }
@@ -682,7 +673,7 @@ mod tests {
             StoredWeight::InSlot(in_slot) => in_slot.slot.clone(),
             StoredWeight::Own(_) => unreachable!(),
         });
-        copy.leave(|_| After::Again("again"), release);
+        copy.leave(After::Gather("again"), release);
         copy.end_pass(false);
         (copy, slot.expect("it is unsharded"))
     }
@@ -696,7 +687,7 @@ mod tests {
                 TestCopy::starting("first", GatherOrigin::Prefetch),
             ),
             ("Unsharded", in_forward()),
-            ("Resharded", after(After::Again("again"))),
+            ("Resharded", after(After::Gather("again"))),
             ("Regathered", regathered()),
             ("Detached", detached().0),
             ("Released", after(After::Release)),
@@ -710,7 +701,7 @@ mod tests {
     const POLICIES: [(Policy, &str); 6] = [
         (|| After::Keep { share: false }, "Unsharded"),
         (|| After::Keep { share: true }, "Unsharded"),
-        (|| After::Again("again"), "Resharded"),
+        (|| After::Gather("again"), "Resharded"),
         (|| After::Free, "Done"),
         (|| After::Release, "Released"),
         (|| After::Retain("retained"), "Gathering"),
@@ -789,7 +780,7 @@ mod tests {
             let expected: Vec<_> = all().iter().map(|(from, _)| (*from, to)).collect();
             let leave = |copy: &TestCopy, passes| {
                 set_passes(copy, passes, 1);
-                copy.leave(|_| policy(), release);
+                copy.leave(policy(), release);
             };
             check(&expected, |copy| leave(copy, 1));
             let is_freed = matches!(policy(), After::Free | After::Release);
@@ -823,13 +814,7 @@ mod tests {
         // A unit that forward left without gathering it: other ranks gather.
         let copy = TestCopy::new();
         copy.begin_pass();
-        copy.leave(
-            |weights| {
-                assert!(weights.is_empty());
-                After::Again("again")
-            },
-            release,
-        );
+        copy.leave(After::Gather("again"), release);
         assert_eq!(copy.again(1, false, wait("again", false), fill), Some(2));
     }
 
@@ -839,7 +824,7 @@ mod tests {
             (in_forward(), true, "Sharded"),
             (after(After::Keep { share: false }), false, "Done"),
             (after(After::Keep { share: true }), false, "Unsharded"),
-            (after(After::Again("again")), false, "Detached"),
+            (after(After::Gather("again")), false, "Detached"),
             (regathered(), false, "Done"),
             (after(After::Release), false, "Released"),
             (after(After::Free), false, "Done"),
@@ -857,7 +842,7 @@ mod tests {
         copy.begin_pass();
         // Not under a pass in forward.
         copy.reshard(|| panic!("a pass is in forward"), release);
-        copy.leave(|_| After::Free, release);
+        copy.leave(After::Free, release);
         copy.end_pass(false);
         assert_eq!((name(&copy), copy.is_idle()), ("Unsharded", false));
         copy.reshard(|| "by hand", release);
@@ -900,7 +885,7 @@ mod tests {
 
     #[test]
     fn the_all_gather_for_backward_is_started_and_waited_for_once() {
-        let copy = after(After::Again("again"));
+        let copy = after(After::Gather("again"));
         assert!(copy.is_to_start() && !copy.is_started(|_| true));
         assert!(copy.start(|_| ()) && !copy.start(|_| panic!("it has started")));
         assert!(!copy.is_to_start() && copy.is_started(|_| true) && !copy.is_started(|_| false));

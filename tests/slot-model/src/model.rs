@@ -189,7 +189,7 @@ impl Pass {
 
     /// The end of forward.
     fn leave(&self) {
-        self.leave_to(After::Again(self.source.issue()));
+        self.leave_to(After::Gather(self.source.issue()));
         assert!(self.forward.is_freed(), "taken back when forward has ended");
     }
 
@@ -197,7 +197,7 @@ impl Pass {
         self.in_forward.set(false);
         self.source
             .gathered
-            .leave(|_| after, EvictableStorage::evict);
+            .leave(after, EvictableStorage::evict);
     }
 
     fn waits(&self) -> usize {
@@ -445,7 +445,7 @@ fn passes_that_share_weights_end_on_two_threads(pass: Pass) {
     pass.source.gathered.begin_pass();
     pass.source
         .gathered
-        .leave(|_| After::Keep { share: true }, EvictableStorage::evict);
+        .leave(After::Keep { share: true }, EvictableStorage::evict);
     let source = pass.source.clone();
     let other = thread::spawn(move || {
         assert_eq!(

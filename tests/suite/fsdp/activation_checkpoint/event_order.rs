@@ -6,7 +6,7 @@ use burn_dtensor::fsdp::{Event, EventKind, FsdpModule, record_events};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use super::{AGAIN, BLOCKS, How, KEPT, Tower, WAYS, WIDTH, batch, config};
+use super::{BLOCKS, How, KEPT, RECOMPUTED, Tower, WAYS, WIDTH, batch, config};
 
 /// `U1` where block 1 is unsharded, `Uf1` its inner unit; `R` for resharded, `B` for its
 /// post-backward; `U` the root's.
@@ -138,7 +138,9 @@ fn a_unit_inside_is_not_freed_between_computing_again_and_its_gradients() {
     MeshTest::new([2], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let model = fully_shard(Tower::new(&device), mesh, config())?;
-        let loss = model.forward(batch(1, &device).require_grad(), AGAIN).sum();
+        let loss = model
+            .forward(batch(1, &device).require_grad(), RECOMPUTED)
+            .sum();
         let (_, events) = record_events(|| loss.backward());
         for unit in ["blocks.0", "blocks.0.feed", "blocks.2", "blocks.2.feed"] {
             let of = |kind| {

@@ -9,7 +9,7 @@ use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
-use super::{AGAIN, Block, Tower, batch, config};
+use super::{Block, RECOMPUTED, Tower, batch, config};
 
 /// The first rank's error, of a program that fails on all in the same way.
 fn error(program: impl Fn(&Tower, Tensor<2>) -> Tensor<2> + Sync) -> Error {
@@ -29,7 +29,7 @@ fn what_is_captured_and_tracked_is_an_error() {
     let captured = error(|tower, x| {
         let aside = x.clone();
         checkpoint_activations(&tower.blocks[0], x, move |block, x| {
-            block.compute(x, AGAIN) + aside.clone()
+            block.compute(x, RECOMPUTED) + aside.clone()
         })
     });
     let Error::Param(ParamError::CapturedTrackedTensor { block }) = &captured else {
@@ -43,7 +43,9 @@ fn what_is_captured_and_tracked_is_an_error() {
 
     let of_another = error(|tower, x| {
         let other: Block = tower.blocks[1].clone();
-        checkpoint_activations(&tower.blocks[0], x, move |_, x| other.compute(x, AGAIN))
+        checkpoint_activations(&tower.blocks[0], x, move |_, x| {
+            other.compute(x, RECOMPUTED)
+        })
     });
     assert!(
         matches!(
@@ -56,7 +58,7 @@ fn what_is_captured_and_tracked_is_an_error() {
     let by_itself = error(|tower, x| {
         let other: Linear = tower.head.clone();
         checkpoint_activations(&tower.blocks[0], x, move |block, x| {
-            block.compute(x, AGAIN) * other.bias.as_ref().unwrap().val().unsqueeze()
+            block.compute(x, RECOMPUTED) * other.bias.as_ref().unwrap().val().unsqueeze()
         })
     });
     assert!(
@@ -133,7 +135,7 @@ fn the_others_are_told_of_a_rank_that_fails_again() {
             let x = model.first.forward(x);
             checkpoint_activations(&model.blocks[0], x, move |block, x| {
                 assert!(rank == 0 || count.fetch_add(1, Relaxed) == 0, "planted");
-                block.compute(x, AGAIN)
+                block.compute(x, RECOMPUTED)
             })
         });
         x.sum().backward();

@@ -68,20 +68,20 @@ const KEPT: How = How {
     inner: false,
     drops: Drops::Nothing,
 };
-const AGAIN: How = How {
+const RECOMPUTED: How = How {
     checkpointed: true,
     ..KEPT
 };
 /// Every way in which something computes again.
 const WAYS: [How; 3] = [
-    AGAIN,
+    RECOMPUTED,
     How {
         inner: true,
         ..KEPT
     },
     How {
         inner: true,
-        ..AGAIN
+        ..RECOMPUTED
     },
 ];
 
