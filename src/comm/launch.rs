@@ -1,25 +1,22 @@
 //! [`launch`]: runs one program on every rank.
 
+use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use std::{env, thread};
 
 use burn::tensor::Device;
 
-use super::active_launch::ActiveLaunch;
-use super::backend::{Backend, ProcessOptions, RemoteOutcome};
-use super::flight::{LaunchStart, RankTrace};
+use super::backend::{Backend, ProcessOptions};
 use super::host_backend::HostBackend;
 #[cfg(feature = "mpi")]
 use super::host_backend::ProcessJob;
+use super::launched_ranks::{LaunchedRanks, RankSettings};
+#[cfg(not(feature = "mpi"))]
 use super::launcher;
-use super::rank_context::{self, RankContext};
-use super::rank_outcome::RankOutcome;
-use super::rank_worlds::{RankWorlds, last};
 use super::world::DEADLINE;
-use super::{LaunchError, RankReport, StartError, World};
-use crate::{Error, Result, memory};
+use super::{LaunchError, StartError, World};
+use crate::{Result, memory};
 
 /// Configuration of a [`launch`]: the ranks of a program, their devices and their deadline.
 #[derive(Debug, Clone)]
@@ -28,7 +25,7 @@ pub struct Launch {
     deadline: Duration,
     devices: Devices,
     stack_size: usize,
-    manner: ProcessOptions,
+    process_options: ProcessOptions,
     flight: Option<PathBuf>,
     checks_replicas: bool,
 }
@@ -36,9 +33,6 @@ pub struct Launch {
 /// Environment variable with the folder of flight files, used if [`Launch::with_flight_recorder`]
 /// does not set one.
 const FLIGHT: &str = "BURN_DTENSOR_FLIGHT";
-
-/// Number of operations of the rank at fault that the error of a failed launch names.
-const LAST: usize = 3;
 
 /// Devices of the ranks' tensors.
 #[derive(Debug, Clone)]
@@ -50,12 +44,12 @@ enum Devices {
 }
 
 impl Devices {
-    /// Returns the device of the rank at position `place` among the ranks of this process.
-    fn of(&self, place: usize) -> Device {
+    /// Returns the device of the rank at `index` among the ranks of this process.
+    fn of(&self, index: usize) -> Device {
         match self {
             Self::All(Some(device)) => device.clone(),
             Self::All(None) => memory::host(),
-            Self::Each(devices) => devices[place].clone(),
+            Self::Each(devices) => devices[index].clone(),
         }
     }
 }
@@ -139,7 +133,7 @@ impl Launch {
             deadline: DEADLINE,
             devices: Devices::All(None),
             stack_size: 8 << 20,
-            manner: ProcessOptions::default(),
+            process_options: ProcessOptions::default(),
             flight: None,
             checks_replicas: false,
         }
@@ -219,7 +213,7 @@ impl Launch {
     /// A backend passed to [`on_backend`](Self::on_backend) has its own
     /// [`ProcessOptions`](super::backend::ProcessOptions).
     pub fn with_multithreaded_ranks(mut self) -> Self {
-        self.manner.multithreaded = true;
+        self.process_options.multithreaded = true;
         self
     }
 
@@ -291,7 +285,7 @@ impl Launch {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     pub fn with_separate_memory(mut self) -> Self {
-        self.manner.separate_memory = true;
+        self.process_options.separate_memory = true;
         self
     }
 }
@@ -348,212 +342,34 @@ where
     T: Send,
     F: Fn(&World) -> Result<T> + Sync,
 {
-    let backend: Arc<dyn Backend> = match config.ranks {
-        RankBackend::Threads(size) => HostBackend::new(size, config.manner),
+    let backend: Arc<dyn Backend> = match &config.ranks {
+        RankBackend::Threads(size) => HostBackend::new(*size, config.process_options),
         #[cfg(feature = "mpi")]
         RankBackend::Processes(processes, each) => {
-            processes.backend_with_options(each, config.manner)
+            processes.backend_with_options(*each, config.process_options)
         }
-        RankBackend::On(backend) => backend,
+        RankBackend::On(backend) => backend.clone(),
     };
-    let here = backend.local_ranks();
-    let (cores, outer) = (cores(), RankContext::current());
-    let threads = (cores / here.len()).max(1);
-    let folder = config.flight.or_else(|| {
-        env::var_os(FLIGHT)
-            .filter(|folder| !folder.is_empty())
-            .map(PathBuf::from)
-    });
-    let start = LaunchStart::new(backend.size(), backend.launch_id());
-    let worlds = |rank: &usize| RankWorlds::new(backend.clone(), *rank, folder.clone());
-    let worlds: Vec<_> = here.iter().map(worlds).collect();
-    let _running = ActiveLaunch::new(backend.launch(), worlds.clone());
-    let ledgers: Vec<_> = worlds
-        .iter()
-        .map(|worlds| worlds.open(worlds.rank, &start))
-        .collect();
-    let run = |(place, rank): (usize, usize)| {
-        let home = Arc::new(RankContext {
-            launch: backend.launch(),
-            rank,
-            outer: outer.clone(),
-        });
-        // A panic is the outcome of the rank, even while its pool is created.
-        let end = RankOutcome::of(|| match &ledgers[place] {
-            Ok(ledger) => {
-                let (worlds, ledger, device) = (
-                    worlds[place].clone(),
-                    ledger.clone(),
-                    config.devices.of(place),
-                );
-                let world = World::new(
-                    worlds,
-                    ledger,
-                    device,
-                    config.deadline,
-                    config.checks_replicas,
-                );
-                in_own_pool(home, threads, config.stack_size, || {
-                    run_program(&program, &world)
-                })
-            }
-            Err(error) => RankOutcome::failed(error.clone().into()),
-        });
-        end.report(&worlds[place]);
-        end
+    let folder = config.flight.clone().or_else(flight_folder_from_env);
+    let ranks = LaunchedRanks::new(backend, folder);
+    let settings = RankSettings {
+        stack_size: config.stack_size,
+        deadline: config.deadline,
+        checks_replicas: config.checks_replicas,
     };
-    let ends = thread::scope(|scope| {
-        let spawn = |(place, rank)| {
-            let thread = thread::Builder::new().name(format!("launch {rank}"));
-            let (run, worlds) = (&run, &worlds);
-            thread
-                .spawn_scoped(scope, move || run((place, rank)))
-                .map_err(|error| {
-                    let end = RankOutcome::failed(Error::other(format!(
-                        "cannot start rank {rank}: {error}"
-                    )));
-                    end.report(&worlds[place]);
-                    end
-                })
-        };
-        let threads: Vec<_> = here.iter().copied().enumerate().map(spawn).collect();
-        let join =
-            |thread: Result<thread::ScopedJoinHandle<RankOutcome<T>>, RankOutcome<T>>| match thread
-            {
-                Ok(thread) => thread.join().unwrap_or_else(RankOutcome::from_panic),
-                Err(end) => end,
-            };
-        threads.into_iter().map(join).collect::<Vec<_>>()
-    });
-    // The result depends on the ranks that continued in the last world.
-    let last = last(backend.clone());
-    let left = worlds
-        .iter()
-        .zip(&ends)
-        .filter_map(|(worlds, end)| Some((worlds.rank_in(&last)?, end)));
-    let left: Vec<_> = left.collect();
-    let RemoteOutcome {
-        failure,
-        reports,
-        is_reported_by_other_process,
-    } = last.finish(config.deadline);
-    if failure.is_none() && left.iter().all(|(_, end)| end.is_done()) {
-        for (rank, error) in here
-            .iter()
-            .zip(&ends)
-            .filter_map(|(rank, end)| Some((rank, end.error(*rank)?)))
-        {
-            log::warn!("rank {rank} was lost, and the other ranks continued without it: {error}");
-        }
-        return Ok(here
-            .into_iter()
-            .zip(ends)
-            .filter_map(|(rank, end)| Some((rank, end.done()?)))
-            .collect());
-    }
-    let failure = failure
-        .or_else(|| last.failure())
-        .expect("a rank that does not succeed records a failure");
-    let report = |(rank, end): (usize, &RankOutcome<T>)| {
-        let at = end.unwound_at().map(ToString::to_string);
-        RankReport {
-            rank,
-            activity: last.activity(rank),
-            error: end.error(rank),
-            at,
-        }
-    };
-    let mut reports: Vec<_> = left.into_iter().map(report).chain(reports).collect();
-    reports.sort_by_key(|report| report.rank);
-    let error = LaunchError::new(failure, reports);
-    // `error.rank` is a rank of the last world. With several processes, all must report the same
-    // operations, so they read the files, which every process can read.
-    let at = worlds
-        .iter()
-        .position(|worlds| worlds.rank_in(&last) == Some(error.rank));
-    let flight = match at {
-        Some(at) if last.local_ranks().len() == last.size() => {
-            worlds[at].ledger().map(|ledger| ledger.flight())
-        }
-        _ => {
-            let read = |folder: &PathBuf| RankTrace::of_rank(folder, last.launch_id(), error.rank);
-            let own = worlds
-                .iter()
-                .filter_map(|worlds| Some(worlds.ledger()?.flight()));
-            let own = own.into_iter().find(|own| own.launch == last.launch_id());
-            // If the rank has not begun, its file is of an earlier run.
-            folder
-                .as_ref()
-                .and_then(read)
-                .filter(|read| own.is_none_or(|own| own.is_same_run(read)))
-        }
-    };
-    let last = flight.map(|flight| flight.last(LAST)).unwrap_or_default();
-    Err(LaunchError {
-        is_reported_by_other_process,
-        last,
-        flight: folder,
-        ..error
-    })
+    let outcomes = ranks.run(settings, |index| config.devices.of(index), program);
+    ranks.finish(outcomes, config.deadline)
 }
 
-/// Returns this process's share of the available cores, at least 1.
-///
-/// A process that its launcher has bound to some cores uses all of these; other processes divide
-/// the host's cores evenly.
-fn cores() -> usize {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let sharers = if launcher::is_bound() {
-        1
-    } else {
-        launcher::neighbours()
-    };
-    (cores / sharers).max(1)
-}
-
-fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> RankOutcome<T> {
-    rank_context::become_rank();
-    // The location of an unwind is stored per thread, so the outcome is determined here, on the
-    // rank's own thread.
-    RankOutcome::of(|| program(world).map_or_else(RankOutcome::failed, RankOutcome::Done))
-}
-
-/// Runs `body` in a new rayon pool of the rank, whose first thread is named after the rank. The
-/// threads of the pool are registered as threads of the rank, and share a memory pool, which is
-/// freed with the rank.
-fn in_own_pool<T: Send>(
-    home: Arc<RankContext>,
-    threads: usize,
-    stack_size: usize,
-    body: impl FnOnce() -> RankOutcome<T> + Send,
-) -> RankOutcome<T> {
-    let rank = home.rank;
-    let name = move |worker| {
-        if worker == 0 {
-            format!("rank {rank}")
-        } else {
-            format!("rank {rank}.{worker}")
-        }
-    };
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .thread_name(name)
-        .stack_size(stack_size);
-    let memory = Arc::<memory::HostMemoryPool>::default();
-    let settle = move |_| {
-        home.clone().settle();
-        memory.clone().settle();
-    };
-    match pool.start_handler(settle).build() {
-        Ok(pool) => pool.install(body),
-        Err(error) => RankOutcome::failed(Error::other(format!(
-            "cannot create the pool of rank {rank}: {error}"
-        ))),
-    }
+/// Returns the folder of flight files that the environment names.
+fn flight_folder_from_env() -> Option<PathBuf> {
+    let folder = env::var_os(FLIGHT)?;
+    (!folder.is_empty()).then(|| folder.into())
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::launched_ranks::cores;
     use super::*;
 
     #[test]

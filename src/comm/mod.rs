@@ -77,6 +77,7 @@ mod group;
 mod groups;
 mod host_backend;
 mod launch;
+mod launched_ranks;
 mod launcher;
 mod observe;
 mod panic;
