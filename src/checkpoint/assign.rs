@@ -17,7 +17,7 @@ const FRAGMENT: usize = 16 << 20;
 
 /// A tensor as the ranks of the group hold it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Held {
+pub(super) struct TensorDescription {
     pub key: String,
     pub shape: Vec<usize>,
     pub dtype: StoredDType,
@@ -45,8 +45,11 @@ pub(super) struct AssignedRegion {
 /// # Errors
 /// [`CheckpointError::Partial`], [`CheckpointError::DType`], [`CheckpointError::Disagree`],
 /// [`CheckpointError::Cover`] and [`CheckpointError::Overlap`], on all ranks.
-pub(super) fn held(state: &State, comm: &Communicator) -> Result<Vec<Held>> {
-    let own = describe(state);
+pub(super) fn describe_tensors(
+    state: &State,
+    comm: &Communicator,
+) -> Result<Vec<TensorDescription>> {
+    let own = describe_local(state);
     let everywhere = state
         .tensors
         .values()
@@ -61,7 +64,7 @@ pub(super) fn held(state: &State, comm: &Communicator) -> Result<Vec<Held>> {
         let specs = state.tensors.values().map(|tensor| tensor.spec());
         own?.into_iter()
             .zip(specs)
-            .map(|(held, spec)| Held {
+            .map(|(held, spec)| TensorDescription {
                 regions: regions(spec, comm),
                 ..held
             })
@@ -76,9 +79,9 @@ pub(super) fn held(state: &State, comm: &Communicator) -> Result<Vec<Held>> {
 
 /// Returns a rank for each part of each tensor. Of the ranks that hold it, the one with the fewest
 /// bytes so far writes it. Nothing is written of a tensor without elements.
-pub(super) fn assign(held: &[Held], ranks: usize) -> Vec<Vec<AssignedRegion>> {
+pub(super) fn assign(held: &[TensorDescription], ranks: usize) -> Vec<Vec<AssignedRegion>> {
     let mut bytes = vec![0usize; ranks];
-    let mut assign = |held: &Held| {
+    let mut assign = |held: &TensorDescription| {
         let size = held.dtype.bytes();
         let mut fragments = Vec::new();
         for (region, holders) in held.regions.iter().filter(|(region, _)| !region.is_empty()) {
@@ -107,7 +110,7 @@ pub(super) fn shard_region(spec: &DTensorSpec) -> Region {
 }
 
 /// Describes the tensors of this rank.
-fn describe(state: &State) -> Result<Vec<Held>, CheckpointError> {
+fn describe_local(state: &State) -> Result<Vec<TensorDescription>, CheckpointError> {
     let describe = |(key, tensor): (&String, &DynDTensor)| {
         let spec = tensor.spec();
         if spec.layout().has_partial() {
@@ -123,7 +126,7 @@ fn describe(state: &State) -> Result<Vec<Held>, CheckpointError> {
         })?;
         let regions = vec![(shard_region(spec), Vec::new())];
         let (shape, placements) = (spec.shape().to_vec(), spec.layout().to_string());
-        Ok(Held {
+        Ok(TensorDescription {
             key: key.clone(),
             shape,
             dtype,
@@ -186,8 +189,11 @@ fn regions(spec: &DTensorSpec, comm: &Communicator) -> Vec<(Region, Vec<usize>)>
 }
 
 /// Joins what the ranks hold.
-fn merge(of_ranks: Vec<Vec<Held>>, ranks: &[usize]) -> Result<Vec<Held>, CheckpointError> {
-    let mut merged: BTreeMap<String, (usize, Held)> = BTreeMap::new();
+fn merge(
+    of_ranks: Vec<Vec<TensorDescription>>,
+    ranks: &[usize],
+) -> Result<Vec<TensorDescription>, CheckpointError> {
+    let mut merged: BTreeMap<String, (usize, TensorDescription)> = BTreeMap::new();
     let mut holders: HashMap<(String, Region), Vec<usize>> = HashMap::new();
     for (rank, of_rank) in of_ranks.into_iter().enumerate() {
         for held in of_rank {
@@ -196,13 +202,14 @@ fn merge(of_ranks: Vec<Vec<Held>>, ranks: &[usize]) -> Result<Vec<Held>, Checkpo
             let (first, known) = merged.entry(held.key.clone()).or_insert_with(|| {
                 (
                     rank,
-                    Held {
+                    TensorDescription {
                         regions: Vec::new(),
                         ..held.clone()
                     },
                 )
             });
-            let text = |held: &Held| format!("shape {:?} in {}", held.shape, held.dtype);
+            let text =
+                |held: &TensorDescription| format!("shape {:?} in {}", held.shape, held.dtype);
             if (&known.shape, known.dtype) != (&held.shape, held.dtype) {
                 let (found, expected) = (text(&held), text(known));
                 return Err(CheckpointError::Disagree {
@@ -220,7 +227,7 @@ fn merge(of_ranks: Vec<Vec<Held>>, ranks: &[usize]) -> Result<Vec<Held>, Checkpo
             of_region.push(rank);
         }
     }
-    let complete = |(key, (_, mut held)): (String, (usize, Held))| {
+    let complete = |(key, (_, mut held)): (String, (usize, TensorDescription))| {
         held.regions.sort();
         for (region, of_region) in &mut held.regions {
             *of_region = holders
@@ -232,8 +239,8 @@ fn merge(of_ranks: Vec<Vec<Held>>, ranks: &[usize]) -> Result<Vec<Held>, Checkpo
     Ok(merged.into_iter().map(complete).collect())
 }
 
-fn check_cover(held: &[Held]) -> Result<(), CheckpointError> {
-    for Held {
+fn check_cover(held: &[TensorDescription]) -> Result<(), CheckpointError> {
+    for TensorDescription {
         key,
         shape,
         regions,

@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::agree::on_first;
+use super::fragments::{FragmentBytes, LiveFragments};
 use super::manager::InFlight;
+use super::open_save::{Committed, OpenSave};
 use super::region::Region;
-use super::save::{Committed, FragmentBytes, Live, OpenSave, SavePlan, WrittenFile};
+use super::save_plan::{SavePlan, WrittenFile};
 use super::{CheckpointError, CheckpointManager, SaveReport, State};
 use crate::Result;
 
@@ -158,7 +160,7 @@ impl AsyncCheckpointer {
         let save = Arc::new(OpenSave::begin(&*fs, &self.manager.folder(step), plan)?);
         let copying = Instant::now();
         let mut staging = std::mem::take(&mut self.staging);
-        staging.fill(save.plan(), &mut Live::new(state));
+        staging.fill(save.plan(), &mut LiveFragments::new(state));
         let (copied, bytes) = (copying.elapsed(), staging.bytes.len() as u64);
         let write = {
             let save = save.clone();
@@ -350,7 +352,7 @@ struct Staging {
 }
 
 impl Staging {
-    fn fill(&mut self, plan: &SavePlan, live: &mut Live<'_>) {
+    fn fill(&mut self, plan: &SavePlan, live: &mut LiveFragments<'_>) {
         self.bytes.clear();
         self.places.clear();
         let rank = plan.comm.group().rank();

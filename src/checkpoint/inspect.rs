@@ -11,7 +11,7 @@ use super::CheckpointError;
 use super::fs::{self, FileSystem};
 use super::load::read_manifest;
 use super::manifest::{Manifest, TensorEntry};
-use super::save::rank_of_file;
+use super::save_plan::rank_of_file;
 use super::state::decode;
 use crate::dtensor::{Grid, draw_grid};
 

@@ -14,7 +14,7 @@ use super::agree::{agree, together};
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::manifest::Manifest;
 use super::optimizer::StoredOptimizer;
-use super::save::LIMIT;
+use super::save_plan::LIMIT;
 use super::state::decode;
 use super::tensor_files::{TensorFiles, readable, saved_tensor};
 use super::weight_source::WeightSource;

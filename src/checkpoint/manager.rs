@@ -7,9 +7,12 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::agree::{agree, on_first};
+use super::fragments::LiveFragments;
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::load::read_manifest;
-use super::save::{Live, RunStep, SavePlan, rank_of_file, write};
+use super::open_save::RunStep;
+use super::save::write;
+use super::save_plan::{SavePlan, rank_of_file};
 use super::{Checkpoint, CheckpointError, SaveReport, State};
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -119,7 +122,7 @@ impl CheckpointManager {
             &*self.fs,
             &self.folder(step),
             plan,
-            &mut Live::new(state),
+            &mut LiveFragments::new(state),
             Some(&self.step(step)),
         )
     }

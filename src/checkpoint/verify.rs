@@ -14,7 +14,7 @@ use twox_hash::XxHash3_64;
 use super::fs::{self, FileSystem, Links, ReadFile};
 use super::load::read_manifest;
 use super::manifest::{BLOCK, ChunkEntry, Manifest};
-use super::save::stored_name;
+use super::save_plan::stored_name;
 use super::{CheckpointError, ReadOptions, safetensors_file};
 
 /// Blocks that are read together.

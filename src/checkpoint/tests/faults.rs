@@ -6,10 +6,13 @@ use std::path::Path;
 
 use super::states::{RUN, is_saved, manager, state};
 use crate::checkpoint::CheckpointError;
+use crate::checkpoint::fragments::{FragmentBytes, LiveFragments};
 use crate::checkpoint::fs::recorder::{Fault, Recorder};
 use crate::checkpoint::fs::{FileSystem, MANIFEST, remove_dir_all, write_atomically};
+use crate::checkpoint::open_save::OpenSave;
 use crate::checkpoint::region::Region;
-use crate::checkpoint::save::{FragmentBytes, Live, OpenSave, SavePlan, rank_of_file, write};
+use crate::checkpoint::save::write;
+use crate::checkpoint::save_plan::{SavePlan, rank_of_file};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
 
@@ -237,7 +240,7 @@ fn a_manifest_above_the_limit_is_an_error_of_every_rank_and_leaves_nothing() {
             &fs,
             Path::new("/run/step-1"),
             plan,
-            &mut Live::new(&state),
+            &mut LiveFragments::new(&state),
             None,
         ) {
             Err(crate::Error::Checkpoint(CheckpointError::ManifestSize { bytes, limit: 300 })) => {
@@ -261,7 +264,7 @@ fn a_manifest_above_the_limit_is_an_error_of_every_rank_and_leaves_nothing() {
 fn two_programs_that_save_under_one_name_do_not_mix_their_files() {
     let fs = Recorder::new();
     /// Runs another save before the first bytes.
-    struct Interrupted<'a>(Live<'a>, Option<Box<dyn FnOnce() + 'a>>);
+    struct Interrupted<'a>(LiveFragments<'a>, Option<Box<dyn FnOnce() + 'a>>);
     impl FragmentBytes for Interrupted<'_> {
         fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]> {
             self.1.take().into_iter().for_each(|other| other());
@@ -275,9 +278,9 @@ fn two_programs_that_save_under_one_name_do_not_mix_their_files() {
         let path = Path::new("/run/step-1");
         let other = || {
             let plan = SavePlan::new(&others).unwrap();
-            write(&fs, path, plan, &mut Live::new(&others), None).unwrap();
+            write(&fs, path, plan, &mut LiveFragments::new(&others), None).unwrap();
         };
-        let mut bytes = Interrupted(Live::new(&state), Some(Box::new(other)));
+        let mut bytes = Interrupted(LiveFragments::new(&state), Some(Box::new(other)));
         let error = write(&fs, path, SavePlan::new(&state)?, &mut bytes, None)
             .map(drop)
             .unwrap_err();
@@ -316,7 +319,7 @@ fn a_save_that_fails_late_leaves_what_another_has_saved_under_its_name() {
                 &fs,
                 path,
                 SavePlan::new(&others)?,
-                &mut Live::new(&others),
+                &mut LiveFragments::new(&others),
                 None,
             )?;
             let written = match fails_by {
@@ -326,7 +329,7 @@ fn a_save_that_fails_late_leaves_what_another_has_saved_under_its_name() {
                     path,
                     &ErrorKind::StorageFull.into(),
                 )),
-                _ => save.write_fragments(&fs, &mut Live::new(&state)),
+                _ => save.write_fragments(&fs, &mut LiveFragments::new(&state)),
             };
             assert!(save.gather(&fs, written).is_err(), "{fails_by}");
             Ok(())

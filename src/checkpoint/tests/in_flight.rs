@@ -20,8 +20,10 @@ use itertools::Itertools;
 use super::checker::{EXPORT, Expected, on_one_rank};
 use super::power_loss::{Call, record};
 use super::states::{RUN, is_saved, manager as new_manager, state};
+use crate::checkpoint::fragments::LiveFragments;
 use crate::checkpoint::fs::recorder::{Crash, Recorder, Schedule};
-use crate::checkpoint::save::{Live, SavePlan, write};
+use crate::checkpoint::save::write;
+use crate::checkpoint::save_plan::SavePlan;
 use crate::checkpoint::{AsyncCheckpointer, CheckpointError};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
@@ -232,7 +234,7 @@ impl Training<'_> {
             &self.fs,
             EXPORT.as_ref(),
             SavePlan::new(&export)?,
-            &mut Live::new(&export),
+            &mut LiveFragments::new(&export),
             None,
         )?;
         Ok(())

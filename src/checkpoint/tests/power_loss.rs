@@ -7,8 +7,10 @@ use itertools::Itertools;
 
 use super::checker::{Expected, folder, on_one_rank};
 use super::states::{manager, state};
+use crate::checkpoint::fragments::LiveFragments;
 use crate::checkpoint::fs::recorder::{Crash, Fault, Recorder, SyncCall};
-use crate::checkpoint::save::{Live, SavePlan, write};
+use crate::checkpoint::save::write;
+use crate::checkpoint::save_plan::SavePlan;
 use crate::checkpoint::{AsyncCheckpointer, CheckpointError, CheckpointManager};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
@@ -119,7 +121,7 @@ fn perform(
                 fs,
                 &folder(next),
                 SavePlan::new(&state)?,
-                &mut Live::new(&state),
+                &mut LiveFragments::new(&state),
                 None,
             )?;
         }

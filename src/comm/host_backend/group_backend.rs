@@ -7,8 +7,9 @@ use burn::tensor::{Device, Shape};
 use parking_lot::Mutex;
 
 use super::HostBackend;
+use super::recv_request::RecvRequest;
 use super::remote_group::{RecipientData, RemoteGroup};
-use super::request::{self, HostRequest, OpHandleGuard, OwnShards, PostedCollective, RecvRequest};
+use super::request::{self, HostRequest, OpHandleGuard, OwnShards, PostedCollective};
 use crate::comm::backend::{
     CallContext, Completed, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each,
 };

@@ -41,9 +41,11 @@
 //! rank from that rank's process. Every process therefore has the same report; process 0 prints it.
 //! Processes whose numbers of ranks differ cannot agree on anything, so each reports that.
 
+mod completion_thread;
 mod group_backend;
 mod incoming;
 mod process_job;
+mod recv_request;
 mod remote_group;
 mod request;
 #[cfg(test)]
@@ -79,7 +81,7 @@ use super::{CommError, Divergence, Op, RankReport, launcher};
 use crate::Error;
 use crate::memory::HostMemoryPool;
 
-use request::CompletionThread;
+use completion_thread::CompletionThread;
 
 pub use process_job::ProcessJob;
 #[cfg(feature = "mpi")]

@@ -1,5 +1,5 @@
 //! [`HostRequest`]: a collective that a rank has posted, until it has the result. The result is built by the first of two
-//! threads: the rank when it waits, or the [`CompletionThread`].
+//! threads: the rank when it waits, or the [`CompletionThread`](super::completion_thread::CompletionThread).
 //!
 //! Among processes, the contributions of other ranks arrive without action of the rank. But a
 //! thread is needed to build a result from them, or to send the contribution that this rank then
@@ -22,21 +22,19 @@
 //! - The thread completes one request at a time. A rank that waits completes its own request unless
 //!   the thread has taken it. Then it waits for the thread, at most until its deadline.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{SendError, Sender, channel};
 use std::time::{Duration, Instant};
-use std::{io, mem, slice, thread};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Device;
 use parking_lot::{Condvar, Mutex};
 
 use super::HostBackend;
-use crate::comm::backend::{Backend, Completed, Failure, GroupMember, ReceivedTensors, Request};
-use crate::comm::control::match_table::{GroupKey, OpHandle, RecvHandle, Wait};
+use super::completion_thread::CompletionTask;
+use crate::comm::backend::{Backend, Completed, Failure, Request};
+use crate::comm::control::match_table::OpHandle;
 use crate::comm::control::rendezvous::{LONGEST, Matched};
 use crate::comm::data::contribution::Contribution;
 use crate::comm::data::inputs::CollectiveInputs;
@@ -344,19 +342,6 @@ impl<T> Drop for HostRequest<T> {
     }
 }
 
-/// [`SharedRequest`] without its result type.
-trait CompletionTask: Send + Sync {
-    /// Returns true if no thread has taken the request.
-    fn is_open(&self) -> bool;
-
-    /// Returns true if other ranks wait for the completion.
-    fn is_owed(&self) -> bool;
-
-    /// Completes the request, unless another thread has taken it. All contributions must have
-    /// arrived.
-    fn complete(&self);
-}
-
 impl<T: Send> CompletionTask for SharedRequest<T> {
     fn is_open(&self) -> bool {
         matches!(*self.state.lock(), RequestState::Posted(_))
@@ -389,168 +374,12 @@ impl<T: Send> CompletionTask for SharedRequest<T> {
     }
 }
 
-/// Requests of local ranks, by the group and the sequence number of the collective that must be
-/// complete first.
-type ByCollective = HashMap<(GroupKey, u64), Vec<Arc<dyn CompletionTask>>>;
-
-type QueuedTask = Box<dyn FnOnce() + Send>;
-
-/// Starts a thread that runs the tasks that are sent to it.
-type StartThread = fn() -> io::Result<Sender<QueuedTask>>;
-
-/// Requests of local ranks, and the thread that completes them and reads data of devices for other
-/// processes. A separate thread is needed because the rank computes and the thread of the transport
-/// must keep communicating. It ends with the backend.
-pub(super) struct CompletionThread {
-    open: Mutex<ByCollective>,
-    thread: Mutex<Option<Sender<QueuedTask>>>,
-    start: StartThread,
-}
-
-impl Default for CompletionThread {
-    fn default() -> Self {
-        Self {
-            open: Mutex::default(),
-            thread: Mutex::default(),
-            start,
-        }
-    }
-}
-
-impl CompletionThread {
-    /// Completes the requests that no thread has taken, now that the collective of `op` is
-    /// complete. If the thread does not start, the requests are left to their ranks, except those
-    /// that other ranks wait for: the caller completes these.
-    pub fn complete(&self, op: OpHandle) {
-        let tasks = self
-            .open
-            .lock()
-            .remove(&(op.group, op.seq))
-            .unwrap_or_default();
-        for task in tasks.into_iter().filter(|task| task.is_open()) {
-            let is_owed = task.is_owed();
-            if let Err(refused) = self.run(Box::new(move || task.complete()))
-                && is_owed
-            {
-                refused();
-            }
-        }
-    }
-
-    /// Runs `task` after those before. Returns it if the thread does not start.
-    pub fn run(&self, task: QueuedTask) -> Result<(), QueuedTask> {
-        let mut thread = self.thread.lock();
-        if thread.is_none() {
-            let started = (self.start)().inspect_err(|error| {
-                log::warn!(
-                    "cannot start the completion thread: {error}. Each rank completes its results when it waits"
-                );
-            });
-            *thread = started.ok();
-        }
-        let Some(sender) = &*thread else {
-            return Err(task);
-        };
-        sender.send(task).map_err(|SendError(task)| task)
-    }
-
-    /// Drops the requests for the collective of `op` that a thread has taken, or a rank given up:
-    /// if all ranks give it up, nothing completes it.
-    fn discard(&self, op: OpHandle) {
-        let mut open = self.open.lock();
-        if let Entry::Occupied(mut tasks) = open.entry((op.group, op.seq)) {
-            tasks.get_mut().retain(|task| task.is_open());
-            if tasks.get().is_empty() {
-                tasks.remove();
-            }
-        }
-    }
-
-    /// Returns the number of collectives for whose completion requests wait.
-    #[cfg(test)]
-    pub fn open(&self) -> usize {
-        self.open.lock().len()
-    }
-
-    /// Drops the requests of collectives that will never be complete.
-    pub fn forget(&self) {
-        // Dropped outside the lock.
-        let forgotten = mem::take(&mut *self.open.lock());
-        drop(forgotten);
-    }
-}
-
-fn start() -> io::Result<Sender<QueuedTask>> {
-    let (sender, tasks) = channel::<QueuedTask>();
-    let run = move || tasks.into_iter().for_each(|task| task());
-    thread::Builder::new()
-        .name("completion".into())
-        .spawn(run)?;
-    Ok(sender)
-}
-
-/// A receive that this rank has posted. Dropping it releases the message.
-pub(super) struct RecvRequest {
-    pub backend: Arc<HostBackend>,
-    pub handle: Option<RecvHandle>,
-    pub member: GroupMember,
-}
-
-impl Request<ReceivedTensors> for RecvRequest {
-    fn is_complete(&self) -> bool {
-        self.handle.is_none_or(|handle| {
-            self.backend
-                .rendezvous
-                .read(|table| table.is_over(Wait::Message(handle)))
-        })
-    }
-
-    fn wait(
-        mut self: Box<Self>,
-        deadline: Duration,
-    ) -> Result<Completed<ReceivedTensors>, CommError> {
-        let handle = self
-            .handle
-            .take()
-            .expect("the receive handle is taken once");
-        let message = self.backend.rendezvous.wait_for_message(handle, deadline)?;
-        let part = slice::from_ref(&message.part);
-        let received = Completed::timed(|| {
-            // Like a broadcast whose root is the sender, in a group of the sender alone.
-            let op = OpHandle {
-                group: handle.group,
-                member: 0,
-                seq: 0,
-            };
-            let inputs = self.backend.inputs(part, op, &self.member.device);
-            let tensors = Contribution::read_in_order(part, None, || inputs.of_root(0));
-            ReceivedTensors {
-                from: message.from,
-                tensors,
-            }
-        });
-        // A receiver sends no message of its own.
-        let transfer = Contribution::timing(part, None);
-        Ok(Completed {
-            last: Some(self.member.group.ranks()[message.from]),
-            transfer,
-            ..received
-        })
-    }
-}
-
-impl Drop for RecvRequest {
-    fn drop(&mut self) {
-        if let Some(handle) = self.handle.take() {
-            self.backend.rendezvous.release_receive(handle);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::{io, thread};
 
+    use super::super::completion_thread::{CompletionThread, StartThread};
     use super::*;
     use crate::comm::Op;
     use crate::comm::backend::{CallSignature, ProcessOptions};
