@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::backend::TensorMetadata;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use itertools::Itertools;
 use smallvec::SmallVec;
 
@@ -15,7 +15,7 @@ use super::powers::PowerSum;
 use crate::Result;
 use crate::burn_compat::{ModulePath, TensorVisitor, visit_tensors};
 use crate::comm::{Call, Communicator, ReduceOp};
-use crate::param::{Unit, check_not_replaced, check_reduced, walk, warn};
+use crate::param::{Unit, UnitShard, check_not_replaced, check_reduced, walk, warn};
 
 /// Norm that [`clip_grad_norm`] computes.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -195,19 +195,17 @@ fn total_norm<M: Module>(model: &M, grads: &GradientsParams, norm: NormType) -> 
     let walk = walk(model);
     check_not_replaced(model, &walk)?;
     check_reduced(model, &walk, grads)?;
-    let units: Vec<_> = walk
-        .distributed
-        .iter()
-        .map(|visited| visited.param.unit.clone())
-        .collect();
-    let holders = walk.distributed.into_iter().map(|visited| {
-        let spec = visited.param.spec(visited.base.dtype());
-        let sharded =
-            (0..spec.mesh().ndim()).filter(|&dim| spec.placements()[dim].shard_dim().is_some());
-        let groups = sharded.map(|dim| Ok(spec.mesh().communicator(dim)?.clone()));
-        Ok((visited.id, groups.collect::<Result<NormGroups>>()?))
-    });
-    let holders = holders.collect::<Result<_>>()?;
+    let units = walk.unit_shards();
+    let mut holders = HashMap::new();
+    for UnitShard { id, spec, .. } in units.iter().flat_map(|unit| &unit.shards) {
+        let mut groups = NormGroups::new();
+        for dim in 0..spec.mesh().ndim() {
+            if spec.placements()[dim].shard_dim().is_some() {
+                groups.push(spec.mesh().communicator(dim)?.clone());
+            }
+        }
+        holders.insert(*id, groups);
+    }
     let mut measure = NormVisitor {
         norm,
         grads,
@@ -218,12 +216,11 @@ fn total_norm<M: Module>(model: &M, grads: &GradientsParams, norm: NormType) -> 
     };
     model.visit(&mut measure);
     let mut parts = measure.read(model);
-    let device = model
-        .devices()
-        .into_iter()
-        .next()
-        .unwrap_or_default()
-        .inner();
+    // Sums are reduced on the device of the shards. Without distributed parameters no group is left.
+    let device = match units.first() {
+        Some(unit) => Device::new(unit.shards[0].shard.device()).inner(),
+        None => Device::default(),
+    };
     while let Some(group) = parts.iter().find_map(|part| part.groups.first().cloned()) {
         // All sums that this group still has to reduce are sent together.
         let mut shared: Vec<_> = parts
@@ -245,7 +242,7 @@ fn total_norm<M: Module>(model: &M, grads: &GradientsParams, norm: NormType) -> 
             .collect();
         let numbers = Tensor::<1>::from_data(numbers.as_slice(), (&device, dtype)).into_dispatch();
         let call = Call {
-            model: Unit::model_over(&units, &group),
+            model: Unit::model_over(units.iter().map(|unit| &*unit.unit), &group),
             ..Call::new("clip_grad_norm")
         };
         let reduced = group.all_reduce(call, vec![numbers], op).wait()?;

@@ -84,7 +84,7 @@ fn norms(mut squares: Tensor<1>, route: Option<&Route>, units: &[Arc<Unit>]) -> 
     {
         let communicator = route.communicator(axis);
         let call = Call {
-            model: Unit::model_over(units, communicator),
+            model: Unit::model_over(units.iter().map(AsRef::as_ref), communicator),
             ..Call::new("clip")
         };
         squares = communicator

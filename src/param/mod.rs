@@ -154,5 +154,5 @@ pub(crate) use unit_spec::{
     BACKWARD_GATHER, DataParallelGroups, ModelNumbers, TpPlacement, UnitParam,
 };
 pub(crate) use visit::check_not_replaced;
-pub(crate) use visit::{Visited, walk, walk_with_paths};
+pub(crate) use visit::{UnitShard, Visited, walk, walk_with_paths};
 pub(crate) use warning::warn;

@@ -133,10 +133,11 @@ impl Unit {
 
     /// Returns the signature that ranks of `group` must agree on for a collective of the model of
     /// these units. Returns `None` if they are not the ranks that shard one of them.
-    pub(crate) fn model_over(units: &[Arc<Self>], group: &Communicator) -> Option<ShardedModel> {
-        units
-            .iter()
-            .find_map(|unit| unit.spec().data.as_ref()?.model_over(group))
+    pub(crate) fn model_over<'a>(
+        mut units: impl Iterator<Item = &'a Self>,
+        group: &Communicator,
+    ) -> Option<ShardedModel> {
+        units.find_map(|unit| unit.spec().data.as_ref()?.model_over(group))
     }
 
     /// Describes what decides the next all-gather of these shards. In debug builds it is part of

@@ -1,6 +1,8 @@
 //! Visitors of a module's distributed parameters: [`walk`] and [`check_not_replaced`].
 
-use burn::backend::DispatchTensor;
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::module::{Module, ModuleVisitor, Param, ParamId, Reparameterization};
 use burn::tensor::Tensor;
 use itertools::Itertools;
@@ -9,6 +11,8 @@ use super::ParamError;
 use super::distributed::{DistributedParameter, take_visited};
 use super::model_scan::{ModelScan, ScannedParam};
 use super::states::ParamStateHandle;
+use super::unit::Unit;
+use crate::dtensor::DTensorSpec;
 use crate::pattern::PathPattern;
 
 /// One distributed parameter of a visited module.
@@ -32,7 +36,53 @@ pub(crate) struct Walk {
     pub(super) others: usize,
 }
 
+/// The shards of one unit's parameters that a model holds.
+pub(crate) struct UnitShards {
+    pub(crate) unit: Arc<Unit>,
+    /// The shards, in the order of the unit.
+    pub(crate) shards: Vec<UnitShard>,
+}
+
+/// This rank's shard of one parameter, as the optimizer sees it.
+pub(crate) struct UnitShard {
+    pub(crate) id: ParamId,
+    pub(crate) shard: DispatchTensor,
+    /// Spec of the parameter over all mesh dimensions that place it, of which `shard` is the local
+    /// tensor.
+    pub(crate) spec: Arc<DTensorSpec>,
+}
+
+impl Walk {
+    /// Returns the shards by unit. Units are in the order in which the model first holds a
+    /// parameter of theirs, which is the same on all ranks.
+    pub(crate) fn unit_shards(&self) -> Vec<UnitShards> {
+        let mut units: Vec<(Arc<Unit>, Vec<&Visited>)> = Vec::new();
+        for visited in &self.distributed {
+            let unit = &visited.param.unit;
+            match units.iter_mut().find(|(known, _)| Arc::ptr_eq(known, unit)) {
+                Some((_, params)) => params.push(visited),
+                None => units.push((unit.clone(), vec![visited])),
+            }
+        }
+        let mut all = Vec::new();
+        for (unit, mut params) in units {
+            params.sort_by_key(|visited| visited.param.index);
+            let shards = params.into_iter().map(Visited::unit_shard).collect();
+            all.push(UnitShards { unit, shards });
+        }
+        all
+    }
+}
+
 impl Visited {
+    fn unit_shard(&self) -> UnitShard {
+        UnitShard {
+            id: self.id,
+            shard: self.base.clone(),
+            spec: self.param.spec(self.base.dtype()),
+        }
+    }
+
     /// Returns its index in its unit, its state, and its shard.
     pub(super) fn shard(self) -> (usize, ParamStateHandle, DispatchTensor) {
         (self.param.index, self.param.state, self.base)

@@ -263,7 +263,7 @@ impl<'a> MuonRound<'a> {
             .map(|parts| Some(together(parts)?.into_dispatch()))
             .collect();
         let communicator = self.route.communicator(axis);
-        let model = Unit::model_over(self.units, communicator);
+        let model = Unit::model_over(self.units.iter().map(AsRef::as_ref), communicator);
         let call = Call {
             model,
             ..Call::new("muon").with_names(names)
