@@ -30,7 +30,7 @@ where
 ///
 /// # Collective
 /// Every rank of `comm` must call it.
-pub(super) fn on_first<T>(
+pub(super) fn on_first_rank<T>(
     comm: &Communicator,
     label: &str,
     step: impl FnOnce() -> Result<T, CheckpointError>,
@@ -47,7 +47,7 @@ where
 ///
 /// # Collective
 /// Every rank of `comm` must call it, also after a failure of its own.
-pub(super) fn together<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
+pub(super) fn agreed<T>(comm: &Communicator, label: &str, own: Result<T>) -> Result<T> {
     if !comm.any(Call::new(label), own.is_err())? {
         return own;
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::agree::on_first;
+use super::agree::on_first_rank;
 use super::fragments::{FragmentBytes, LiveFragments};
 use super::manager::InFlight;
 use super::open_save::{Committed, OpenSave};
@@ -265,7 +265,7 @@ impl AsyncCheckpointer {
             });
             return Ok(None);
         }
-        let done = on_first(comm, "checkpoint_commit", || {
+        let done = on_first_rank(comm, "checkpoint_commit", || {
             manifest.expect("group rank 0 has it").join()
         })?;
         Ok(Some(save.report(done)))

@@ -10,7 +10,7 @@ use burn::tensor::Tensor;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
-use super::agree::{agree, together};
+use super::agree::{agree, agreed};
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::manifest::Manifest;
 use super::optimizer::StoredOptimizer;
@@ -215,7 +215,7 @@ impl Checkpoint {
                 report,
             ))
         };
-        together(&self.files.mesh.all()?, "checkpoint_load_optimizer", run())
+        agreed(&self.files.mesh.all()?, "checkpoint_load_optimizer", run())
     }
 
     /// Loads one tensor with the placements of `like`. Values of another dtype are cast.
@@ -252,7 +252,7 @@ impl Checkpoint {
             let mut values = self.files.read_values(vec![source], &targets)?;
             Ok(values.remove(key).expect("it is the one that was read"))
         };
-        let data = together(&self.files.mesh.all()?, "checkpoint_load_tensor", run())?;
+        let data = agreed(&self.files.mesh.all()?, "checkpoint_load_tensor", run())?;
         let (device, dtype) = (like.device(), data.dtype());
         Ok(DTensor::from_parts(
             Tensor::from_data(data, (&device, dtype)),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::agree::{agree, on_first};
+use super::agree::{agree, on_first_rank};
 use super::fragments::LiveFragments;
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::load::read_manifest;
@@ -245,7 +245,7 @@ impl CheckpointManager {
     /// [`CheckpointError::Io`] on all ranks.
     pub fn steps(&self) -> Result<Vec<u64>> {
         let comm = self.mesh.all()?;
-        on_first(&comm, "checkpoint_steps", || {
+        on_first_rank(&comm, "checkpoint_steps", || {
             complete(&*self.fs, &self.path).map_err(|error| self.io("read", &self.path, error))
         })
     }
@@ -264,7 +264,7 @@ impl CheckpointManager {
         let comm = self.mesh.all()?;
         let mut removed = None;
         loop {
-            let found = on_first(&comm, "checkpoint_latest", || {
+            let found = on_first_rank(&comm, "checkpoint_latest", || {
                 latest_step(&*self.fs, &self.path, self.mesh.rank())
             })?;
             let Some(step) = found else { return Ok(None) };

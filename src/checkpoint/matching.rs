@@ -9,7 +9,7 @@ use burn::module::Module;
 use burn::tensor::{DType, Shape, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::agree::together;
+use super::agree::agreed;
 use super::capture::targets;
 use super::weight_source::WeightSource;
 use super::{CheckpointError, LoadKind};
@@ -204,7 +204,7 @@ pub(super) fn load_model<M: Module>(
         let (pairs, report) = matching.pairs(&targets, saved)?;
         Ok((targets, pairs, report))
     };
-    let (targets, pairs, report) = together(&mesh.all()?, "checkpoint_match", run())?;
+    let (targets, pairs, report) = agreed(&mesh.all()?, "checkpoint_match", run())?;
     // The old shards and the new ones are not in memory at once.
     let paths: BTreeSet<_> = pairs.iter().map(|(path, _)| path.as_str()).collect();
     let model = release_shards(model, |path| paths.contains(path));

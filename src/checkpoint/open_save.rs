@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
-use super::agree::{agree, on_first};
+use super::agree::{agree, on_first_rank};
 use super::fragments::{FragmentBytes, write_fragments};
 use super::fs::{self, FileSystem, Links, MANIFEST, parent};
 use super::save_plan::{SavePlan, WrittenFile, rank_of_file};
@@ -14,7 +14,7 @@ use super::save_report::SaveReport;
 use crate::Result;
 use crate::comm::Communicator;
 
-const PROBE: &str = "probe-";
+const MARKER: &str = "probe-";
 
 /// Run to which a checkpoint belongs.
 pub(super) trait RunStep: Send + Sync {
@@ -31,7 +31,7 @@ pub(super) struct OpenSave {
     path: PathBuf,
     plan: SavePlan,
     /// File by which all ranks recognize the folder.
-    probe: String,
+    marker: String,
 }
 
 impl OpenSave {
@@ -42,8 +42,8 @@ impl OpenSave {
     pub fn begin(fs: &dyn FileSystem, path: &Path, plan: SavePlan) -> Result<Self> {
         let (comm, ranks) = (&plan.comm, plan.comm.group().ranks());
         let rank = ranks[comm.group().rank()];
-        let probe = on_first(comm, "checkpoint_folder", || create(fs, path, rank))?;
-        let seen = match fs.open(&path.join(&probe), Links::Refuse) {
+        let marker = on_first_rank(comm, "checkpoint_folder", || create(fs, path, rank))?;
+        let seen = match fs.open(&path.join(&marker), Links::Refuse) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(match rank == ranks[0] {
                 true => CheckpointError::Replaced { path: path.into() },
                 false => CheckpointError::NotShared {
@@ -54,13 +54,13 @@ impl OpenSave {
             }),
             seen => seen
                 .map(drop)
-                .map_err(|error| CheckpointError::io(rank, "open", &path.join(&probe), &error)),
+                .map_err(|error| CheckpointError::io(rank, "open", &path.join(&marker), &error)),
         };
-        agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, &probe, comm))?;
+        agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, &marker, comm))?;
         Ok(Self {
             path: path.into(),
             plan,
-            probe,
+            marker,
         })
     }
 
@@ -95,7 +95,7 @@ impl OpenSave {
         fs: &dyn FileSystem,
         own: Result<WrittenFile, CheckpointError>,
     ) -> Result<Vec<WrittenFile>> {
-        agree(self.comm(), "checkpoint_write", own).inspect_err(|_| self.discard(fs, &self.probe))
+        agree(self.comm(), "checkpoint_write", own).inspect_err(|_| self.discard(fs, &self.marker))
     }
 
     /// Writes the manifest, on group rank 0. Local: no communication.
@@ -113,15 +113,15 @@ impl OpenSave {
         let bytes = written.iter().map(|written| written.len).collect();
         let manifest = self
             .manifest_bytes(fs, written, run)
-            .inspect_err(|_| self.discard(fs, &self.probe))?;
+            .inspect_err(|_| self.discard(fs, &self.marker))?;
         // Another save under this name would have removed the probe, with the files of this one.
         // Under its new name it is there until the manifest is: without either, the folder would be
         // taken for the rest of a removal.
-        let (probe, claim) = (path.join(&self.probe), probe_name());
-        fs.rename(&probe, &path.join(&claim))
+        let (marker, own_marker) = (path.join(&self.marker), marker_name());
+        fs.rename(&marker, &path.join(&own_marker))
             .map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.clone() },
-                _ => io("rename", &probe)(error),
+                _ => io("rename", &marker)(error),
             })?;
         let file = path.join(MANIFEST);
         let synced = fs.sync_dir(path).map_err(io("sync", path));
@@ -133,13 +133,13 @@ impl OpenSave {
                 .open(&file, Links::Refuse)
                 .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
             {
-                self.discard(fs, &claim);
+                self.discard(fs, &own_marker);
             }
         })?;
         let parent = parent(path);
         fs.sync_dir(parent).map_err(io("sync", parent))?;
         // If it stays, it does no harm.
-        let _ = fs.remove_file(&path.join(&claim));
+        let _ = fs.remove_file(&path.join(&own_marker));
         let not_removed = run
             .map(|run| run.commit(fs))
             .transpose()?
@@ -168,8 +168,8 @@ impl OpenSave {
         }
     }
 
-    fn discard(&self, fs: &dyn FileSystem, probe: &str) {
-        discard(fs, &self.path, probe, self.comm());
+    fn discard(&self, fs: &dyn FileSystem, marker: &str) {
+        discard(fs, &self.path, marker, self.comm());
     }
 
     pub fn report(&self, Committed { bytes, not_removed }: Committed) -> SaveReport {
@@ -192,15 +192,15 @@ pub(super) struct Committed {
 
 /// Removes the folder of a save that failed, unless another save has taken its place since: then it
 /// has another probe. If that fails, too, it is debris, which the next save removes.
-fn discard(fs: &dyn FileSystem, path: &Path, probe: &str, comm: &Communicator) {
-    if comm.group().rank() == 0 && fs.remove_file(&path.join(probe)).is_ok() {
+fn discard(fs: &dyn FileSystem, path: &Path, marker: &str, comm: &Communicator) {
+    if comm.group().rank() == 0 && fs.remove_file(&path.join(marker)).is_ok() {
         let _ = fs::remove_dir_all(fs, path);
     }
 }
 
 /// Returns a name that no other save gives to its probe.
-fn probe_name() -> String {
-    format!("{PROBE}{:016x}", nonce())
+fn marker_name() -> String {
+    format!("{MARKER}{:016x}", nonce())
 }
 
 /// Creates the folder, and a file in it by which other ranks recognize it.
@@ -213,12 +213,12 @@ fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, Check
             if entries.iter().any(|entry| entry.name == MANIFEST) {
                 return Err(CheckpointError::Exists { path: path.into() });
             }
-            let is_probe = |name: &str| {
-                name.strip_prefix(PROBE)
+            let is_marker = |name: &str| {
+                name.strip_prefix(MARKER)
                     .is_some_and(|nonce| nonce.len() == 16)
             };
             let is_ours = |name: &str| {
-                rank_of_file(name).is_some() || is_probe(name) || name == "manifest.json.tmp"
+                rank_of_file(name).is_some() || is_marker(name) || name == "manifest.json.tmp"
             };
             if let Some(other) = entries
                 .iter()
@@ -239,10 +239,10 @@ fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, Check
         .map_err(|error| io("create", parent, error))?;
     fs.create_dir(path)
         .map_err(|error| io("create", path, error))?;
-    let probe = probe_name();
-    fs.create(&path.join(&probe))
+    let marker = marker_name();
+    fs.create(&path.join(&marker))
         .map_err(|error| io("create", path, error))?;
-    Ok(probe)
+    Ok(marker)
 }
 
 /// Returns a number that no other save has, with all likelihood.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::agree::together;
+use super::agree::agreed;
 use super::assign::shard_region;
 use super::reader::Want;
 use super::tensor_files::readable;
@@ -108,7 +108,7 @@ impl Checkpoint {
     /// [`CheckpointError::StoredDType`] and [`CheckpointError::Dims`] for tensors that burn does
     /// not have; those of [`save`] and of [`load_model`](Self::load_model).
     pub fn reshard(&self, path: impl AsRef<Path>, options: &ReshardOptions) -> Result<SaveReport> {
-        let state = together(
+        let state = agreed(
             &self.files.mesh.all()?,
             "checkpoint_reshard",
             self.even_state(options),

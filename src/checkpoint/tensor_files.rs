@@ -9,7 +9,7 @@ use burn::module::Module;
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 use parking_lot::Mutex;
 
-use super::agree::together;
+use super::agree::agreed;
 use super::assign::shard_region;
 use super::fs::{FileSystem, Links};
 use super::manifest::{Manifest, TensorEntry};
@@ -91,7 +91,7 @@ impl TensorFiles {
                 )
             };
             let read = self.read_values(pairs.iter().map(stored).collect(), targets);
-            let values = together(
+            let values = agreed(
                 &self.mesh.all()?,
                 "checkpoint_read",
                 read.map_err(Into::into),

@@ -31,7 +31,7 @@ macro_rules! ensure {
 }
 
 /// Checks that all tensors are on the rank's own device, or all on the host.
-pub(super) fn at_home<'a>(
+pub(super) fn on_own_device<'a>(
     tensors: impl IntoIterator<Item = &'a DispatchTensor>,
     own: &Device,
 ) -> Checked<()> {

@@ -181,14 +181,14 @@ impl Communicator {
 
     /// Returns `checked`, or a problem if a tensor is neither on the rank's device nor on the host.
     /// A group of one rank is not checked.
-    pub(super) fn at_home<'a, T>(
+    pub(super) fn on_own_device<'a, T>(
         &self,
         checked: Result<T, Problem>,
         tensors: impl IntoIterator<Item = &'a DispatchTensor>,
     ) -> Result<T, Problem> {
         let checked = checked?;
         if !self.is_alone() {
-            arguments::at_home(tensors, &self.rank.device)?;
+            arguments::on_own_device(tensors, &self.rank.device)?;
         }
         Ok(checked)
     }

@@ -241,12 +241,12 @@ fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> RankO
 /// threads of the pool are registered as threads of the rank, and share a memory pool, which is
 /// freed with the rank.
 fn in_own_pool<T: Send>(
-    home: Arc<RankContext>,
+    context: Arc<RankContext>,
     threads: usize,
     stack_size: usize,
     body: impl FnOnce() -> RankOutcome<T> + Send,
 ) -> RankOutcome<T> {
-    let rank = home.rank;
+    let rank = context.rank;
     let name = move |worker| {
         if worker == 0 {
             format!("rank {rank}")
@@ -259,11 +259,11 @@ fn in_own_pool<T: Send>(
         .thread_name(name)
         .stack_size(stack_size);
     let memory = Arc::<memory::HostMemoryPool>::default();
-    let settle = move |_| {
-        home.clone().settle();
-        memory.clone().settle();
+    let install = move |_| {
+        context.clone().install();
+        memory.clone().install();
     };
-    match pool.start_handler(settle).build() {
+    match pool.start_handler(install).build() {
         Ok(pool) => pool.install(body),
         Err(error) => RankOutcome::failed(Error::other(format!(
             "cannot create the pool of rank {rank}: {error}"

@@ -28,7 +28,7 @@ thread_local! {
 
 impl RankContext {
     /// Makes this the identity of the calling thread, until the thread ends.
-    pub fn settle(self: Arc<Self>) {
+    pub fn install(self: Arc<Self>) {
         LAUNCH_AND_RANK.set(Some((self.launch, self.rank)));
         HOME.set(Some(self));
     }

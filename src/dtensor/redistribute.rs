@@ -84,8 +84,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     fn redistributed_to(self, layout: &Layout, operator: &'static str) -> Result<Self> {
         let spec = self.spec.with_layout(layout.clone())?;
-        let route = RedistributePlan::between(self.layout(), layout)?;
-        let local = route.walk(self.local, &self.spec, &[], Weak::new(), operator)?;
+        let plan = RedistributePlan::between(self.layout(), layout)?;
+        let local = plan.walk(self.local, &self.spec, &[], Weak::new(), operator)?;
         Ok(Self::from_parts(local, spec.shared()))
     }
 
@@ -113,13 +113,13 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             self.handles.get().map(|handles| &**handles),
         );
         let there = Self::from_parts(to.redistribute(local, &self.spec, handles)?, to.spec);
-        let Some(gathering) = to.route.gathering().filter(|_| is_tracked(&self.local)) else {
+        let Some(gathering) = to.plan.gathering().filter(|_| is_tracked(&self.local)) else {
             return Ok(there);
         };
         let mesh_dims = gathering.mesh_dims;
-        let (from, route, full) = (
+        let (from, plan, full) = (
             self.spec.clone(),
-            to.route.clone(),
+            to.plan.clone(),
             as_float(there.local.clone()),
         );
         // The node of the plain redistribution may never run, because all gradients may arrive
@@ -137,7 +137,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             if let Some((_, tensor)) = known.iter().find(|(dims, _)| **dims == *varying) {
                 return tensor.clone();
             }
-            let gathering = route
+            let gathering = plan
                 .gathering()
                 .expect("the plan was a gather when it was executed");
             let tensor = gathering.varying(
@@ -169,7 +169,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         };
         Ok(RedistributeTarget {
             spec,
-            route: RedistributePlan::between(self.layout(), layout)?,
+            plan: RedistributePlan::between(self.layout(), layout)?,
             varying: varying.into(),
             operator,
         })

@@ -18,7 +18,7 @@ use crate::Result;
 pub(super) struct RedistributeTarget {
     pub(super) spec: Arc<DTensorSpec>,
     /// Plan of the steps to `spec`.
-    pub(super) route: Arc<RedistributePlan>,
+    pub(super) plan: Arc<RedistributePlan>,
     /// Mesh dimensions on which ranks compute different things with one replicated value.
     pub(super) varying: MeshDims,
     /// Operator that needs the redistribution, for traces.
@@ -28,7 +28,7 @@ pub(super) struct RedistributeTarget {
 impl RedistributeTarget {
     /// Returns true if nothing has to be done: the layout stays and the result does not vary.
     pub(super) fn is_here(&self) -> bool {
-        self.varying.is_empty() && self.route.steps().is_empty()
+        self.varying.is_empty() && self.plan.steps().is_empty()
     }
 
     /// Redistributes a `local` tensor laid out as `from`, and returns the local tensor of the
@@ -48,13 +48,13 @@ impl RedistributeTarget {
         } else {
             &self.varying[..]
         };
-        let stays = self.route.steps().is_empty();
+        let stays = self.plan.steps().is_empty();
         if varying.is_empty() && stays {
             return Ok(local);
         }
         let Some(handles) = handles else {
             return self
-                .route
+                .plan
                 .walk(local, from, &self.varying, Weak::new(), self.operator);
         };
         // If the owner's recipe applies, its result is the input of the remaining steps, which run
@@ -62,7 +62,7 @@ impl RedistributeTarget {
         let given = handles
             .given
             .as_ref()
-            .filter(|given| given.takes(varying, &self.route));
+            .filter(|given| given.takes(varying, &self.plan));
         let made = given.map(|given| Tensor::from_dispatch((given.make)(varying).into_dispatch()));
         if let Some(made) = made.as_ref().filter(|_| stays) {
             return Ok(made.clone());
@@ -74,7 +74,7 @@ impl RedistributeTarget {
         let kept = Arc::new(SavedForBackward::default());
         let (local, summed) = made.map_or((local, &self.varying[..]), |made| (made, &[][..]));
         let tensor = self
-            .route
+            .plan
             .walk(local, from, summed, Arc::downgrade(&kept), self.operator)?;
         // Only floats vary or are cached. Other kinds are small index tensors.
         if tensor.dtype().is_float() {
@@ -154,15 +154,10 @@ pub(super) struct VaryingRecipe<const D: usize> {
 pub(crate) type MakeVarying<const D: usize> = dyn Fn(&[usize]) -> Tensor<D> + Send + Sync;
 
 impl<const D: usize> VaryingRecipe<D> {
-    /// Returns true if the recipe can be applied before `route`. That requires that the owner knows
-    /// the `varying` dimensions and that no step of `route` is along one of them.
-    fn takes(&self, varying: &[usize], route: &RedistributePlan) -> bool {
-        let stays = |dim: &usize| {
-            route
-                .steps()
-                .iter()
-                .all(|(step, _)| step.mesh_dim() != *dim)
-        };
+    /// Returns true if the recipe can be applied before `plan`. That requires that the owner knows
+    /// the `varying` dimensions and that no step of `plan` is along one of them.
+    fn takes(&self, varying: &[usize], plan: &RedistributePlan) -> bool {
+        let stays = |dim: &usize| plan.steps().iter().all(|(step, _)| step.mesh_dim() != *dim);
         !varying.is_empty()
             && varying
                 .iter()

@@ -136,9 +136,9 @@ impl RedistributeOptions {
             .spec
             .with_layout(layout)?
             .with_dtype(forward.unwrap_or(x.dtype()));
-        let route = RedistributePlan::between(x.layout(), spec.layout())?;
+        let plan = RedistributePlan::between(x.layout(), spec.layout())?;
         let casts = Some(self.casts).filter(|casts| *casts != Casts::default());
-        let walk = route.start(
+        let walk = plan.start(
             x.local,
             &x.spec,
             &[],

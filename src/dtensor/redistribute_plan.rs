@@ -34,7 +34,7 @@ const CAPACITY: usize = 1 << 10;
 thread_local! {
     /// Cache of plans. A rank executes the same few plans in every training step, and planning is a
     /// search.
-    static ROUTES: RefCell<HashMap<Layout, HashMap<Layout, Arc<RedistributePlan>>>> = RefCell::default();
+    static PLANS: RefCell<HashMap<Layout, HashMap<Layout, Arc<RedistributePlan>>>> = RefCell::default();
 }
 
 impl RedistributePlan {
@@ -45,23 +45,23 @@ impl RedistributePlan {
 
     /// Returns the plan from one layout to another, from this thread's cache if possible.
     pub(super) fn between(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
-        let known = ROUTES.with_borrow(|routes| routes.get(from)?.get(to).cloned());
-        if let Some(route) = known {
-            return Ok(route);
+        let known = PLANS.with_borrow(|plans| plans.get(from)?.get(to).cloned());
+        if let Some(plan) = known {
+            return Ok(plan);
         }
         let steps = plan(from, to)?;
-        let route = Arc::new(Self {
+        let plan = Arc::new(Self {
             steps,
             label: label(from, to),
         });
-        ROUTES.with_borrow_mut(|routes| {
-            if routes.values().map(HashMap::len).sum::<usize>() >= CAPACITY {
-                routes.clear();
+        PLANS.with_borrow_mut(|plans| {
+            if plans.values().map(HashMap::len).sum::<usize>() >= CAPACITY {
+                plans.clear();
             }
-            let from = routes.entry(from.clone()).or_default();
-            from.insert(to.clone(), route.clone());
+            let from = plans.entry(from.clone()).or_default();
+            from.insert(to.clone(), plan.clone());
         });
-        Ok(route)
+        Ok(plan)
     }
 
     /// Returns the plan for an operator's input. Unlike [`between`](Self::between), it can reach a
@@ -77,8 +77,13 @@ impl RedistributePlan {
 
     /// Returns the fused steps with their groups on `from`'s mesh. Each step gets the index of its
     /// backward collective as `tracking` says.
-    fn legs(&self, from: &DTensorSpec, varying: &[usize], tracking: Tracking) -> Result<Legs> {
-        let mut legs = Legs::new();
+    fn planned_steps(
+        &self,
+        from: &DTensorSpec,
+        varying: &[usize],
+        tracking: Tracking,
+    ) -> Result<PlannedSteps> {
+        let mut steps = PlannedSteps::new();
         let mut before = None;
         for FusedStep {
             step,
@@ -92,7 +97,7 @@ impl RedistributePlan {
             from.mesh().joins_dims(),
         ) {
             let after = from.with_layout(after.clone())?;
-            legs.push(PlannedStep::new(
+            steps.push(PlannedStep::new(
                 step,
                 mesh_dims,
                 (before.as_ref().unwrap_or(from), &after),
@@ -100,7 +105,7 @@ impl RedistributePlan {
             )?);
             before = Some(after);
         }
-        Ok(legs)
+        Ok(steps)
     }
 
     /// Executes the plan with a `local` tensor laid out as `from`. The result may then vary over
@@ -144,7 +149,7 @@ impl RedistributePlan {
         let tracked = is_tracked(&local);
         let is_walked = |dim: &usize| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim);
         let (walked, stayed): (MeshDims, MeshDims) = varying.iter().copied().partition(is_walked);
-        let legs = self.legs(
+        let steps = self.planned_steps(
             from,
             varying,
             Tracking {
@@ -170,7 +175,7 @@ impl RedistributePlan {
         let call = from.call_as(Call::new(self.label.clone()), tensor.dtype());
         let node = RedistributeNode {
             output: Mutex::new(None),
-            route: self.clone(),
+            plan: self.clone(),
             from: from.clone(),
             pullbacks: Vec::new(),
             varying: walked,
@@ -183,11 +188,11 @@ impl RedistributePlan {
         let walk = Redistribution {
             local,
             at: At::There(tensor),
-            legs: legs.into_iter(),
+            steps: steps.into_iter(),
             node,
         };
         let issued = walk
-            .legs
+            .steps
             .as_slice()
             .iter()
             .rposition(PlannedStep::is_collective)
@@ -203,7 +208,7 @@ impl RedistributePlan {
     }
 }
 
-type Legs = SmallVec<[PlannedStep; 2]>;
+type PlannedSteps = SmallVec<[PlannedStep; 2]>;
 
 /// A redistribution in execution. All collectives are issued; only the last may be incomplete.
 #[derive(Debug)]
@@ -211,7 +216,7 @@ pub(super) struct Redistribution<const D: usize, K: Kind> {
     /// The original local tensor, in its graph.
     local: Tensor<D, K>,
     at: At<D, K>,
-    legs: smallvec::IntoIter<[PlannedStep; 2]>,
+    steps: smallvec::IntoIter<[PlannedStep; 2]>,
     node: RedistributeNode<D>,
 }
 
@@ -227,12 +232,12 @@ enum At<const D: usize, K: Kind> {
 }
 
 impl<const D: usize, K: Kind> Redistribution<D, K> {
-    /// Executes the next `legs` steps; the last of them is started but not waited for.
-    fn take(mut self, legs: usize, call: &Call) -> Result<Self> {
-        for _ in 0..legs {
-            let Some(leg) = self.legs.next() else { break };
+    /// Executes the next `steps` steps; the last of them is started but not waited for.
+    fn take(mut self, steps: usize, call: &Call) -> Result<Self> {
+        for _ in 0..steps {
+            let Some(step) = self.steps.next() else { break };
             let tensor = self.node.arrive(self.at)?;
-            self.at = At::Between(leg.start(tensor, call.clone()));
+            self.at = At::Between(step.start(tensor, call.clone()));
         }
         Ok(self)
     }
@@ -252,7 +257,7 @@ impl<const D: usize, K: Kind> Redistribution<D, K> {
             is_tracked(&self.local),
             self.local.gradient_checkpointing_strategy(),
         );
-        let (rest, call) = (self.legs.len(), self.node.call.clone());
+        let (rest, call) = (self.steps.len(), self.node.call.clone());
         let Self {
             local,
             at,
@@ -293,7 +298,7 @@ impl Casts {
 
 /// A plan that consists of all-gathers only.
 pub(super) struct Gathering<'a> {
-    route: &'a Arc<RedistributePlan>,
+    plan: &'a Arc<RedistributePlan>,
     /// Mesh dimensions over which it gathers, ascending.
     pub(super) mesh_dims: MeshDims,
 }
@@ -308,7 +313,7 @@ impl RedistributePlan {
         let mut mesh_dims: MeshDims = self.steps.iter().map(|(step, _)| step.mesh_dim()).collect();
         mesh_dims.sort_unstable();
         Some(Gathering {
-            route: self,
+            plan: self,
             mesh_dims,
         })
     }
@@ -327,7 +332,7 @@ impl Gathering<'_> {
         kept: Weak<SavedForBackward<D>>,
         origin: CallSite,
     ) -> Result<Tensor<D>> {
-        let legs = self.route.legs(
+        let steps = self.plan.planned_steps(
             from,
             varying,
             Tracking {
@@ -337,16 +342,16 @@ impl Gathering<'_> {
         )?;
         let op = RedistributeNode {
             output: Mutex::new(Some(full.inner().into_dispatch())),
-            route: self.route.clone(),
+            plan: self.plan.clone(),
             from: from.clone(),
-            pullbacks: legs
+            pullbacks: steps
                 .into_iter()
                 .filter_map(PlannedStep::gather_pullback::<D>)
                 .collect(),
             varying: varying.into(),
             sum: None,
             call: from
-                .call_as(Call::new(self.route.label.clone()), from.dtype())
+                .call_as(Call::new(self.plan.label.clone()), from.dtype())
                 .with_phase(Phase::Backward),
             casts: None,
             origin,
@@ -373,7 +378,7 @@ struct RedistributeNode<const D: usize> {
     /// Result of forward. It is computed before the node is created, so that a failing collective
     /// returns an error and does not panic.
     output: Mutex<Option<DispatchTensor>>,
-    route: Arc<RedistributePlan>,
+    plan: Arc<RedistributePlan>,
     from: Arc<DTensorSpec>,
     pullbacks: Vec<StepVjp<D>>,
     /// Mesh dimensions of steps after which the result varies: the VJP of the step also sums the
@@ -467,7 +472,7 @@ impl<const D: usize> RedistributeNode<D> {
 
     /// Returns a description of this change, for [`watch`].
     fn change(&self, phase: Phase) -> LayoutChange {
-        let (from, to) = (self.from.layout(), self.route.end(self.from.layout()));
+        let (from, to) = (self.from.layout(), self.plan.end(self.from.layout()));
         let backward = phase == Phase::Backward;
         let (from, to) = if backward { (to, from) } else { (from, to) };
         let names = self.from.mesh().names();

@@ -69,25 +69,25 @@ pub(super) fn plan<M: Module>(
     dims: &mut FsdpMeshDims<'_>,
 ) -> Result<ShardingPlan> {
     let ignored = PathPattern::parse_all(&config.ignored)?;
-    let mut inventory = ModelScan::of(model);
-    let layers = mem::take(&mut inventory.layers);
+    let mut scan = ModelScan::of(model);
+    let layers = mem::take(&mut scan.layers);
     // Modules of a sharded model may be combined with parameters of another model, which this call
     // shards. But a parameter that was replaced has lost its tensor-parallel placements, and cannot
     // be placed.
-    let full = inventory.check_not_replaced();
+    let full = scan.check_not_replaced();
     let is_parallel = |found: &ScannedParam| {
         found
             .distributed
             .as_ref()
             .is_some_and(|param| !param.is_data_parallel())
     };
-    if inventory.params.iter().any(is_parallel) {
+    if scan.params.iter().any(is_parallel) {
         full.clone()?;
     }
-    let units = UnitsOf::new(config, &inventory)?;
-    check_patterns(&ignored, "parameter", &inventory.paths())?;
+    let units = UnitsOf::new(config, &scan)?;
+    check_patterns(&ignored, "parameter", &scan.paths())?;
     let is_ignored = |path: &str| ignored.iter().any(|pattern| pattern.matches(path));
-    inventory.check(is_ignored)?;
+    scan.check(is_ignored)?;
     let offloads = PerUnit::new(&config.offload, &config.offload_for, |&offload| {
         if offload == OffloadPolicy::Cpu {
             check_host(memory::HAS_HOST)?;
@@ -95,17 +95,17 @@ pub(super) fn plan<M: Module>(
         Ok(offload)
     })?;
     let unit_of = |found: &ScannedParam| found.unit(|module| units.of(module));
-    inventory.check_devices(mesh, is_ignored, |found| {
+    scan.check_devices(mesh, is_ignored, |found| {
         *offloads.of(&unit_of(found).0) == OffloadPolicy::Cpu
     })?;
-    let adapted = inventory.adapted(is_ignored)?;
-    let policy = |policy: &MixedPrecisionPolicy| Policy::new(policy, &inventory, mesh.device());
+    let adapted = scan.adapted(is_ignored)?;
+    let policy = |policy: &MixedPrecisionPolicy| Policy::new(policy, &scan, mesh.device());
     let precisions = PerUnit::new(&config.precision, &config.precision_for, policy)?;
 
     let mut planned = Vec::new();
     let mut lazy = false;
     let mut adopted = Adopted::default();
-    for found in inventory.params {
+    for found in scan.params {
         let path = found.path();
         let sharded = found
             .distributed
@@ -232,9 +232,9 @@ impl UnitsOf {
     /// # Errors
     /// [`ParamError::Pattern`](crate::param::ParamError::Pattern),
     /// [`ParamError::NoMatch`](crate::param::ParamError::NoMatch), [`FsdpError::ModuleInTwoUnits`].
-    fn new(config: &FullyShard, inventory: &ModelScan) -> Result<Self> {
+    fn new(config: &FullyShard, scan: &ModelScan) -> Result<Self> {
         let single = PathPattern::parse_all(&config.units)?;
-        let modules = inventory.modules();
+        let modules = scan.modules();
         check_patterns(&single, "module", &modules)?;
         let mut groups: Vec<UnitName> = Vec::new();
         for patterns in &config.groups {

@@ -159,12 +159,12 @@ impl Policy {
     /// parameter.
     pub(super) fn new(
         policy: &MixedPrecisionPolicy,
-        inventory: &ModelScan,
+        scan: &ModelScan,
         device: &Device,
     ) -> Result<Self> {
         policy.check(device)?;
         let keep = PathPattern::parse_all(&policy.keep)?;
-        check_patterns(&keep, "parameter", &inventory.paths())?;
+        check_patterns(&keep, "parameter", &scan.paths())?;
         Ok(Self {
             policy: policy.clone(),
             keep,

@@ -61,9 +61,9 @@ pub fn remesh<M: Module>(model: M, mesh: &DeviceMesh) -> Result<M> {
         }
         .into());
     }
-    let inventory = ModelScan::of(&model);
-    inventory.check_not_replaced()?;
-    let sharded = inventory.params.into_iter().filter_map(RemeshedParam::of);
+    let scan = ModelScan::of(&model);
+    scan.check_not_replaced()?;
+    let sharded = scan.params.into_iter().filter_map(RemeshedParam::of);
     // Grouped by the unit and not by its module, because several calls may have made several units
     // of one module.
     let units = sharded

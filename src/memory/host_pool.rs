@@ -136,7 +136,7 @@ impl HostMemoryPool {
     }
 
     /// Makes this the calling thread's pool, for the rest of the thread's life.
-    pub(crate) fn settle(self: Arc<Self>) {
+    pub(crate) fn install(self: Arc<Self>) {
         POOL.set(self);
     }
 

@@ -84,9 +84,9 @@ use crate::placement::Layout;
 /// mesh or plan, before any value is moved; [`Error::Comm`](crate::Error::Comm) if another rank
 /// fails.
 pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result<M> {
-    let inventory = ModelScan::of(&model);
-    let lazy = inventory.params.iter().any(|found| found.lazy);
-    let planned = resolve(&plan, inventory, mesh)?;
+    let scan = ModelScan::of(&model);
+    let lazy = scan.params.iter().any(|found| found.lazy);
+    let planned = resolve(&plan, scan, mesh)?;
     let (mut sharded, mut is_sharded) = (Vec::new(), HashSet::new());
     let params = planned.into_iter().map(|param| {
         let ParallelizedParam {

@@ -43,17 +43,17 @@ pub(super) struct ParallelizedParam {
 /// Checks the plan, and decides the style and placement of every parameter.
 pub(super) fn resolve(
     plan: &Plan,
-    inventory: ModelScan,
+    scan: ModelScan,
     mesh: &DeviceMesh,
 ) -> Result<Vec<ParallelizedParam>> {
     let styles = Entries::parse(&plan.styles, mesh)?;
     let modules = Entries::parse(&plan.modules, mesh)?;
     let units = PathPattern::parse_all(&plan.units)?;
-    inventory.check_not_replaced()?;
+    scan.check_not_replaced()?;
     // A pattern that matches the empty path selects the model.
     let is_of_part = |pattern: &&PathPattern| !pattern.matches("");
-    let present = inventory.modules();
-    let all = [present.clone(), inventory.paths()].concat();
+    let present = scan.modules();
+    let all = [present.clone(), scan.paths()].concat();
     check_patterns(
         styles.patterns().filter(is_of_part),
         "module or parameter",
@@ -61,9 +61,9 @@ pub(super) fn resolve(
     )?;
     check_patterns(modules.patterns().filter(is_of_part), "module", &present)?;
     check_patterns(&units, "module", &present)?;
-    inventory.check(|_| false)?;
-    inventory.check_not_adapted()?;
-    inventory.check_devices(mesh, |_| false, |_| false)?;
+    scan.check(|_| false)?;
+    scan.check_not_adapted()?;
+    scan.check_devices(mesh, |_| false, |_| false)?;
     let resolver = Resolver {
         styles,
         modules,
@@ -72,7 +72,7 @@ pub(super) fn resolve(
     };
     let mut prepared = HashMap::new();
     let planned = |found| Ok(resolver.planned(found, &mut prepared)?);
-    inventory.params.into_iter().map(planned).collect()
+    scan.params.into_iter().map(planned).collect()
 }
 
 /// Entries of a plan, grouped by mesh dimension.

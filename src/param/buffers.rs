@@ -48,7 +48,7 @@ pub(super) struct BufferOwner {
 ///   stem.conv.weight            head.counts                 belongs to head.weight
 ///   head.weight                 steps                       belongs to stem.norm.gamma
 /// ```
-pub(super) fn homes<M: Module>(model: &M) -> Vec<BufferOwner> {
+pub(super) fn owners<M: Module>(model: &M) -> Vec<BufferOwner> {
     let ModelScan {
         params, buffers, ..
     } = ModelScan::of(model);
@@ -64,7 +64,7 @@ pub(super) fn homes<M: Module>(model: &M) -> Vec<BufferOwner> {
             *first = first.or(distributed.as_ref());
         }
     }
-    let home = |Buffer { path, running }: Buffer| {
+    let owner = |Buffer { path, running }: Buffer| {
         let param = (0..path.len())
             .rev()
             .find_map(|depth| first.get(&path[..depth]))
@@ -77,7 +77,7 @@ pub(super) fn homes<M: Module>(model: &M) -> Vec<BufferOwner> {
             param,
         })
     };
-    buffers.into_iter().filter_map(home).collect()
+    buffers.into_iter().filter_map(owner).collect()
 }
 
 /// Makes a sharded model's running statistics equal on all ranks over which it was sharded,
@@ -120,7 +120,7 @@ pub(super) fn homes<M: Module>(model: &M) -> Vec<BufferOwner> {
 /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
 pub fn sync_buffers<M: Module>(model: &M) -> Result<()> {
     let settled = settled(model);
-    for Together { data, paths } in together(homes(&settled)) {
+    for SyncedBuffers { data, paths } in by_groups(owners(&settled)) {
         let values = read(&settled, &paths, true);
         let call = Call {
             model: Some(data.model_of_all()),
@@ -145,24 +145,24 @@ pub fn sync_buffers<M: Module>(model: &M) -> Result<()> {
 }
 
 /// Running statistics that were sharded over the same ranks and have the same policy.
-struct Together {
+struct SyncedBuffers {
     data: DataParallelGroups,
     paths: Vec<String>,
 }
 
 /// Groups the buffers, in the order of the model, which is the same on every rank.
-fn together(homes: Vec<BufferOwner>) -> Vec<Together> {
-    let mut all: Vec<Together> = Vec::new();
-    for BufferOwner { path, param, .. } in homes.into_iter().filter(|home| home.running) {
+fn by_groups(owners: Vec<BufferOwner>) -> Vec<SyncedBuffers> {
+    let mut all: Vec<SyncedBuffers> = Vec::new();
+    for BufferOwner { path, param, .. } in owners.into_iter().filter(|owner| owner.running) {
         let Some(data) = &param.unit.spec().data else {
             continue;
         };
         let same = |other: &DataParallelGroups| {
             other.all.group() == data.all.group() && other.buffer_sync == data.buffer_sync
         };
-        match all.iter_mut().find(|together| same(&together.data)) {
-            Some(together) => together.paths.push(path),
-            None => all.push(Together {
+        match all.iter_mut().find(|synced| same(&synced.data)) {
+            Some(synced) => synced.paths.push(path),
+            None => all.push(SyncedBuffers {
                 data: data.clone(),
                 paths: vec![path],
             }),
@@ -190,12 +190,12 @@ pub(crate) fn own_buffers<M: Module>(
     label: &'static str,
 ) -> Result<M> {
     let units: HashSet<_> = units.iter().map(Arc::as_ptr).collect();
-    let of_units = |home: &BufferOwner| units.contains(&Arc::as_ptr(&home.param.unit));
+    let of_units = |owner: &BufferOwner| units.contains(&Arc::as_ptr(&owner.param.unit));
     let model = unshared(model)?;
-    let paths: Vec<_> = homes(&model)
+    let paths: Vec<_> = owners(&model)
         .into_iter()
         .filter(of_units)
-        .map(|home| home.path)
+        .map(|owner| owner.path)
         .collect();
     if paths.is_empty() {
         return Ok(model);

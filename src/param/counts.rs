@@ -11,46 +11,46 @@ use std::sync::atomic::Ordering::Relaxed;
 /// each rank, so no count that `Drop` changes is among them.
 #[derive(Debug, Default)]
 pub(crate) struct ProgramCounts {
-    left: AtomicU64,
-    ended: AtomicU64,
-    swept: AtomicU64,
+    forwards: AtomicU64,
+    backwards: AtomicU64,
+    sweeps: AtomicU64,
 }
 
 impl ProgramCounts {
     /// Counts a forward that has left the unit, and that a backward may follow. Returns its number,
     /// from 1.
-    pub(super) fn leave(&self) -> u64 {
-        self.left.fetch_add(1, Relaxed) + 1
+    pub(super) fn count_forward(&self) -> u64 {
+        self.forwards.fetch_add(1, Relaxed) + 1
     }
 
     /// Counts the backward of such a forward.
-    pub(super) fn end(&self) {
-        self.ended.fetch_add(1, Relaxed);
+    pub(super) fn count_backward(&self) {
+        self.backwards.fetch_add(1, Relaxed);
     }
 
     /// Counts a [sweep](super::sweep::sweep).
-    pub(super) fn sweep(&self) {
-        self.swept.fetch_add(1, Relaxed);
+    pub(super) fn count_sweep(&self) {
+        self.sweeps.fetch_add(1, Relaxed);
     }
 
     /// Counts the forwards that wait for their backward as abandoned.
     pub(crate) fn abandon(&self) {
-        self.ended.store(self.left(), Relaxed);
+        self.backwards.store(self.forwards(), Relaxed);
     }
 
     /// Returns the number of forwards that have left the unit, and that a backward may have
     /// followed.
-    pub(super) fn left(&self) -> u64 {
-        self.left.load(Relaxed)
+    pub(super) fn forwards(&self) -> u64 {
+        self.forwards.load(Relaxed)
     }
 
     /// Returns the number of these forwards whose backward has not run. It may never run.
     pub(super) fn waiting(&self) -> u64 {
-        self.left().saturating_sub(self.ended.load(Relaxed))
+        self.forwards().saturating_sub(self.backwards.load(Relaxed))
     }
 
     /// Returns the number of sweeps.
-    pub(super) fn swept(&self) -> u64 {
-        self.swept.load(Relaxed)
+    pub(super) fn sweeps(&self) -> u64 {
+        self.sweeps.load(Relaxed)
     }
 }

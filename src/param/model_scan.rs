@@ -74,12 +74,12 @@ pub(crate) struct ScannedParam {
 impl ModelScan {
     /// Lists the parameters and buffers of `model`.
     pub(crate) fn of<M: Module>(model: &M) -> Self {
-        let mut inventory = Self::default();
+        let mut scan = Self::default();
         take_visited();
-        visit_tensors(&copying(|| marked(model)), &mut inventory);
-        inventory.replace_last(None);
+        visit_tensors(&copying(|| marked(model)), &mut scan);
+        scan.replace_last(None);
         // A parallelized batch norm computes with DTensors.
-        let Self { layers, params, .. } = &mut inventory;
+        let Self { layers, params, .. } = &mut scan;
         layers.retain(|layer| {
             let of_layer = params
                 .iter()
@@ -87,7 +87,7 @@ impl ModelScan {
             let mut distributed = of_layer.filter_map(|param| param.distributed.as_ref());
             distributed.all(|param| param.info().parallel.is_none())
         });
-        inventory
+        scan
     }
 
     /// Returns true if the model has a `RunningState`.

@@ -47,7 +47,7 @@ pub(super) enum ComparedRanks {
 #[derive(Debug, Default)]
 pub(crate) struct PendingDigests {
     /// Number of the pass if its reduced gradients are compared next; `None` otherwise.
-    pub(super) due: Option<u64>,
+    pub(super) checked_step: Option<u64>,
     /// Digests to compare over the ranks that shard.
     pub(super) shard: Vec<Digests>,
     /// Digests to compare over the replicas.

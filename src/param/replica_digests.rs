@@ -43,7 +43,7 @@ impl UnitSpec {
     /// if this pass is checked, those of its weights. `shards` are this rank's shards of `members`.
     pub(super) fn pending_digests(
         &self,
-        due: Option<&CheckedPass>,
+        checked: Option<&CheckedPass>,
         members: &[usize],
         shards: &[DispatchTensor],
     ) -> PendingDigests {
@@ -52,15 +52,22 @@ impl UnitSpec {
         };
         // Gradients first, because a gradient that differs makes weights differ.
         let mut pending = mem::take(&mut *data.verify.gradients.lock());
-        if let Some(due) = due {
-            pending.due = Some(due.step);
+        if let Some(checked) = checked {
+            pending.checked_step = Some(checked.step);
             if data.verify.stored {
-                let stored =
-                    |ranks| self.same_on(ranks, ReplicatedValue::Weight, due.step, members, shards);
+                let stored = |ranks| {
+                    self.same_on(
+                        ranks,
+                        ReplicatedValue::Weight,
+                        checked.step,
+                        members,
+                        shards,
+                    )
+                };
                 pending.replicate.extend(stored(ComparedRanks::Replicate));
                 pending.shard.extend(stored(ComparedRanks::Shard));
             }
-            pending.shard.extend(self.gathered(due, members));
+            pending.shard.extend(self.gathered(checked, members));
         }
         pending
     }
@@ -113,18 +120,23 @@ impl UnitSpec {
 
     /// Returns the digests of the gathered weights. They are unknown if forward has not left the
     /// unit on this rank.
-    fn gathered(&self, due: &CheckedPass, members: &[usize]) -> Option<Digests> {
+    fn gathered(&self, checked: &CheckedPass, members: &[usize]) -> Option<Digests> {
         sharding(self.data.as_ref()?)?;
         let sharded = members
             .iter()
             .map(|&member| &self.params[member])
             .filter(|param| param.is_sharded());
-        let values = due
+        let values = checked
             .gathered
             .get()
             .cloned()
             .unwrap_or_else(|| vec![None; sharded.clone().count()]);
-        digests(ReplicatedValue::GatheredWeight, due.step, sharded, values)
+        digests(
+            ReplicatedValue::GatheredWeight,
+            checked.step,
+            sharded,
+            values,
+        )
     }
 }
 

@@ -271,7 +271,9 @@ impl ForwardScope {
             .unsharded
             .record_event(EventKind::PostForward, TrainingState::Forward);
         if backward {
-            self.pass.passes.left(&self.pass, self.own_leaf.clone());
+            self.pass
+                .passes
+                .forward_ended(&self.pass, self.own_leaf.clone());
         }
     }
 }

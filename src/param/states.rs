@@ -41,7 +41,7 @@ pub(super) struct NamedState {
     /// The state from which this one was derived, and its number there. Cleared once this state has
     /// a name; `None` for a parameter as `fully_shard` made it.
     from: Mutex<Option<(ParamStateHandle, u64)>>,
-    made: Mutex<DerivedStates>,
+    derived: Mutex<DerivedStates>,
 }
 
 /// A derived state: its number, the state itself, and its place once it is assigned.
@@ -64,15 +64,15 @@ impl ParamStateHandle {
             return self;
         }
         self.name();
-        let mut made = self.0.made.lock();
-        made.count += 1;
-        let (number, from) = (made.count, self.clone());
+        let mut derived = self.0.derived.lock();
+        derived.count += 1;
+        let (number, from) = (derived.count, self.clone());
         let next = Arc::new(NamedState {
             from: Mutex::new(Some((from, number))),
             ..NamedState::default()
         });
-        made.settle();
-        made.others.push((number, Arc::downgrade(&next), None));
+        derived.prune();
+        derived.others.push((number, Arc::downgrade(&next), None));
         Self(next)
     }
 
@@ -81,7 +81,7 @@ impl ParamStateHandle {
             None => 0,
             Some((from, number)) => {
                 let mut name = DefaultHasher::new();
-                (from.name(), from.0.made.lock().place_of(number)).hash(&mut name);
+                (from.name(), from.0.derived.lock().place_of(number)).hash(&mut name);
                 name.finish()
             }
         })
@@ -121,12 +121,12 @@ impl DerivedStates {
                 None => place += u32::from(state.strong_count() > 0),
             }
         }
-        self.settle();
+        self.prune();
         place
     }
 
     /// Removes the states on which no place depends any more.
-    fn settle(&mut self) {
+    fn prune(&mut self) {
         self.others
             .retain(|(_, state, given)| given.is_some() || state.strong_count() > 0);
         let given = self
@@ -223,7 +223,7 @@ mod tests {
         for _ in 0..100 {
             model.clone().mapped().name();
         }
-        assert!(model.0.made.lock().others.len() <= 1);
+        assert!(model.0.derived.lock().others.len() <= 1);
     }
 
     #[test]

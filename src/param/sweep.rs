@@ -61,7 +61,7 @@ pub(super) fn sweep<'a>(units: impl Iterator<Item = &'a Arc<Unit>>) {
     }
     let mut is_due = false;
     for unit in units.filter(|unit| unit.counts.waiting() >= FEW_PASSES) {
-        unit.counts.sweep();
+        unit.counts.count_sweep();
         is_due = true;
     }
     if !is_due {

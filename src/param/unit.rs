@@ -145,7 +145,7 @@ impl Unit {
     pub(crate) fn decision(&self, shards: &LocalShards) -> Option<Arc<str>> {
         cfg!(debug_assertions).then(|| {
             let waiting = self.counts.waiting();
-            let swept = self.counts.swept();
+            let swept = self.counts.sweeps();
             let copies = self.copies.describe(shards);
             format!("{copies}; {waiting} forwards wait for a backward, swept {swept} times").into()
         })

@@ -42,7 +42,7 @@ pub(super) struct UnitPass {
     /// True if backward has reached an output.
     is_started: AtomicBool,
     /// True if forward has left the unit, and a backward may follow that has not run.
-    is_left: AtomicBool,
+    awaits_backward: AtomicBool,
     /// True if the pass's backward has run.
     is_ended: AtomicBool,
     /// The pass's token in the graph.
@@ -72,7 +72,7 @@ impl UnitPass {
             place,
             around,
             is_started: AtomicBool::default(),
-            is_left: AtomicBool::default(),
+            awaits_backward: AtomicBool::default(),
             is_ended: AtomicBool::default(),
             token: OnceLock::new(),
             progress: Progress::default(),
@@ -161,8 +161,8 @@ impl UnitPass {
     pub(super) fn finish(self: &Arc<Self>) -> Vec<Weak<Self>> {
         self.gone(true);
         self.is_ended.store(true, Relaxed);
-        if self.is_left.swap(false, Relaxed) {
-            self.unsharded.unit().counts.end();
+        if self.awaits_backward.swap(false, Relaxed) {
+            self.unsharded.unit().counts.count_backward();
         }
         self.unsharded.end_backward();
         let Some(place) = self.place else {
@@ -288,11 +288,15 @@ impl BackwardScheduler {
 
     /// Records that forward has left the pass, and that a backward may follow. `leaf` is the pass's
     /// own leaf in the graph, if it has one already.
-    pub(super) fn left(&self, pass: &Arc<UnitPass>, leaf: Option<DispatchTensor>) {
+    pub(super) fn forward_ended(&self, pass: &Arc<UnitPass>, leaf: Option<DispatchTensor>) {
         let counts = pass.unsharded.unit().counts.clone();
         // A backward inside the unit's own forward has run already, and none follows.
         let waits = !pass.is_ended.load(Relaxed);
-        let number = if waits { counts.leave() } else { counts.left() };
+        let number = if waits {
+            counts.count_forward()
+        } else {
+            counts.forwards()
+        };
         let mut left = self.left.lock();
         left.retain(|left| left.pass.strong_count() > 0);
         left.push(FinishedForward {
@@ -302,7 +306,7 @@ impl BackwardScheduler {
             number,
             sweep_at: number + 1,
         });
-        pass.is_left.store(waits, Relaxed);
+        pass.awaits_backward.store(waits, Relaxed);
     }
 
     /// Sets the own leaf of a pass that forward has left.
@@ -325,7 +329,7 @@ impl BackwardScheduler {
     pub(super) fn due_for_sweep(&self) -> Vec<(Weak<UnitPass>, DispatchTensor)> {
         let mut due = Vec::new();
         for left in self.left.lock().iter_mut() {
-            let now = left.counts.left();
+            let now = left.counts.forwards();
             if now < left.sweep_at {
                 continue;
             }

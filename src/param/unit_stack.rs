@@ -228,7 +228,7 @@ impl InBlock {
 
     /// Begins the recomputation of a block, in backward, where none of the units around it is open.
     /// The block reads them through `scopes`.
-    pub(super) fn again(scopes: Vec<Rc<ForwardScope>>) -> Self {
+    pub(super) fn recomputation(scopes: Vec<Rc<ForwardScope>>) -> Self {
         let around_block = Some(AroundBlock { depth: 0, scopes });
         let inside = UnitStack {
             around_block,

@@ -347,7 +347,7 @@ impl UnshardedParams {
     pub(super) fn view_in_backward(&self, position: usize, has_two_nodes: bool) -> DispatchTensor {
         let stays = self.options.stays && !self.copy.state.was_shared();
         let shared = stays || has_two_nodes || self.recomputed.load(Relaxed);
-        if let Some(weight) = self.copy.again(position, shared) {
+        if let Some(weight) = self.copy.backward_weight(position, shared) {
             return weight;
         }
         self.copy.check_gathered();

@@ -107,7 +107,7 @@ fn perform(
         expected.last(),
         behind.manager().clone(),
     );
-    let on_first = |run: CheckpointManager, step| match mesh.rank() {
+    let on_first_rank = |run: CheckpointManager, step| match mesh.rank() {
         0 => run
             .commit(fs, step)
             .map(|not_removed| assert_eq!(not_removed, [])),
@@ -134,8 +134,8 @@ fn perform(
             assert!(matches!(taken, crate::Error::Checkpoint(error) if error == exists));
         }
         Call::SaveAndPrune => drop(run.with_keep(1).save(&state(mesh, next, 0)?)?),
-        Call::Prune => on_first(run.with_keep(1), last)?,
-        Call::MoveLatest => on_first(run, expected.saved[0])?,
+        Call::Prune => on_first_rank(run.with_keep(1), last)?,
+        Call::MoveLatest => on_first_rank(run, expected.saved[0])?,
     }
     Ok(())
 }

@@ -88,7 +88,7 @@ impl Communicator {
     ) -> Work<Vec<Option<DispatchTensor>>> {
         let checked = arguments::listed(&parts, metas.clone(), self.group());
         let pairs: PairwiseSignature = accepted!(
-            self.at_home(checked, parts.iter().flatten()),
+            self.on_own_device(checked, parts.iter().flatten()),
             self,
             op,
             call

@@ -33,7 +33,7 @@ impl Communicator {
     pub fn send(&self, call: Call, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Work<()> {
         let checked =
             arguments::member("to", to, self.group()).and_then(|()| arguments::sent(&tensors));
-        let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Send, call);
+        let signatures = accepted!(self.on_own_device(checked, &tensors), self, Op::Send, call);
         let signature = CallSignature::new(Op::Send, &call, signatures);
         let peer = Peer {
             rank: Some(self.group().ranks()[to]),

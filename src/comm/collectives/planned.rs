@@ -94,7 +94,7 @@ impl Communicator {
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         accepted!(
-            self.at_home(
+            self.on_own_device(
                 arguments::as_planned(plan, &tensors, self.group()),
                 &tensors
             ),

@@ -23,7 +23,12 @@ impl Communicator {
         let tensors = tensors
             .filter(|_| self.group().rank() == root)
             .unwrap_or_default();
-        let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Broadcast, call);
+        let signatures = accepted!(
+            self.on_own_device(checked, &tensors),
+            self,
+            Op::Broadcast,
+            call
+        );
         if self.is_alone() {
             return Work::done(tensors);
         }
@@ -52,7 +57,12 @@ impl Communicator {
         let tensors = tensors
             .filter(|_| self.group().rank() == root)
             .unwrap_or_default();
-        let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Scatter, call);
+        let signatures = accepted!(
+            self.on_own_device(checked, &tensors),
+            self,
+            Op::Scatter,
+            call
+        );
         if self.is_alone() {
             return Work::done(tensors);
         }
@@ -76,7 +86,12 @@ impl Communicator {
     ) -> Work<Option<Vec<DispatchTensor>>> {
         let checked = arguments::member("root", root, self.group())
             .and_then(|()| arguments::reduced(&tensors, op));
-        let signatures = accepted!(self.at_home(checked, &tensors), self, Op::Reduce, call);
+        let signatures = accepted!(
+            self.on_own_device(checked, &tensors),
+            self,
+            Op::Reduce,
+            call
+        );
         if self.is_alone() {
             return Work::done(Some(self.of_one(tensors, op)));
         }

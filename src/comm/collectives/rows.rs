@@ -40,7 +40,7 @@ impl Communicator {
     ) -> Work<DispatchTensor> {
         let checked = arguments::split(&tensor, send_counts, recv_counts, self.group());
         let full = accepted!(
-            self.at_home(checked, [&tensor]),
+            self.on_own_device(checked, [&tensor]),
             self,
             Op::AllToAllList,
             call

@@ -15,7 +15,12 @@ impl Communicator {
     pub fn all_gather(&self, call: Call, shards: Vec<ShardedTensor>) -> Work<Vec<DispatchTensor>> {
         let (parts, shardings) = unpacked(shards);
         let checked = arguments::check_shards(&parts, &shardings, self.group());
-        let signatures = accepted!(self.at_home(checked, &parts), self, Op::AllGather, call);
+        let signatures = accepted!(
+            self.on_own_device(checked, &parts),
+            self,
+            Op::AllGather,
+            call
+        );
         let plan = CollectivePlan::new(
             Op::AllGather,
             None,
@@ -67,7 +72,7 @@ impl Communicator {
         let checked = arguments::reduced(&full_tensors, op)
             .and_then(|signatures| arguments::sharded(signatures, &shardings, self.group()));
         let signatures = accepted!(
-            self.at_home(checked, &full_tensors),
+            self.on_own_device(checked, &full_tensors),
             self,
             Op::ReduceScatter,
             call
@@ -89,7 +94,7 @@ impl Communicator {
         tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> Work<Vec<DispatchTensor>> {
-        let checked = self.at_home(arguments::reduced(&tensors, op), &tensors);
+        let checked = self.on_own_device(arguments::reduced(&tensors, op), &tensors);
         let signatures = accepted!(checked, self, Op::AllReduce, call);
         let plan = CollectivePlan::new(
             Op::AllReduce,
@@ -115,7 +120,7 @@ impl Communicator {
     ) -> Work<DispatchTensor> {
         let checked = arguments::recut(&shard, to_dim, &to_sizes, self.group());
         let full = accepted!(
-            self.at_home(checked, [&shard.tensor]),
+            self.on_own_device(checked, [&shard.tensor]),
             self,
             Op::AllToAll,
             call

@@ -141,7 +141,7 @@ pub(crate) struct MatchTable<F, P> {
     keys: HashMap<Cow<'static, str>, HashMap<Arc<[usize]>, GroupKey>>,
     pub(super) arbiter: FailureArbiter,
     /// Activity of every rank at the time of the first failure.
-    scene: Vec<String>,
+    waits_at_failure: Vec<String>,
     /// True if a rank may post and wait on several threads at once.
     multithreaded: bool,
     /// Number of waits that have begun in collectives that are not complete.
@@ -178,14 +178,14 @@ struct GroupState<F, P> {
 impl<F: Signature, P> MatchTable<F, P> {
     pub fn new(ranks: usize, multithreaded: bool) -> Self {
         let (groups, keys, arbiter) = (Vec::new(), HashMap::new(), FailureArbiter::default());
-        let (scene, freed, declined) = (Vec::new(), Vec::new(), Vec::new());
+        let (waits_at_failure, freed, declined) = (Vec::new(), Vec::new(), Vec::new());
         let ranks = (0..ranks).map(|_| RankState::default()).collect();
         Self {
             ranks,
             groups,
             keys,
             arbiter,
-            scene,
+            waits_at_failure,
             multithreaded,
             waits: 0,
             freed,
@@ -239,7 +239,7 @@ impl<F: Signature, P> MatchTable<F, P> {
 
     /// Describes the activity of `rank` at the first failure, or now if there was none.
     pub fn activity(&self, rank: usize) -> String {
-        self.scene
+        self.waits_at_failure
             .get(rank)
             .cloned()
             .unwrap_or_else(|| self.describe(rank))
@@ -445,7 +445,7 @@ impl<F: Signature, P> MatchTable<F, P> {
         if self.failure().is_some() {
             return;
         }
-        self.scene = (0..self.ranks.len())
+        self.waits_at_failure = (0..self.ranks.len())
             .map(|rank| self.describe(rank))
             .collect();
         self.arbiter.decide(failure);

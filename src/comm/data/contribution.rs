@@ -71,7 +71,7 @@ impl Contribution {
     /// read in place.
     pub fn new(tensors: Vec<DispatchTensor>) -> Self {
         #[cfg(feature = "flex")]
-        let tensors: Vec<_> = tensors.into_iter().map(host::settle).collect();
+        let tensors: Vec<_> = tensors.into_iter().map(host::contiguous).collect();
         #[cfg(feature = "cube")]
         let tensors = tensors
             .into_iter()

@@ -161,7 +161,7 @@ pub(super) fn resolve_sharding<R: ShardingRule>(
         .zip(targets)
         .zip(varying)
         .map(|((input, target), varying)| {
-            let (spec, route) = (
+            let (spec, plan) = (
                 input.spec,
                 RedistributePlan::of_input(input.spec.layout(), &target)?,
             );
@@ -178,7 +178,7 @@ pub(super) fn resolve_sharding<R: ShardingRule>(
             };
             Ok(RedistributeTarget {
                 spec,
-                route,
+                plan,
                 varying,
                 operator: rule.name(),
             })
@@ -274,7 +274,7 @@ fn implicit<R: ShardingRule>(
         .enumerate()
         .filter(|(_, (input, _))| input.pin.is_none());
     moved.find_map(|(at, (input, to))| {
-        let (_, to) = to.route.steps().iter().rfind(|(step, _)| !is_term(step))?;
+        let (_, to) = to.plan.steps().iter().rfind(|(step, _)| !is_term(step))?;
         Some(DTensorError::implicit(
             rule.name(),
             at,

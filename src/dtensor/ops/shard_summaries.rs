@@ -179,16 +179,15 @@ impl<'a> ShardSummaries<'a> {
         from: &Arc<DTensorSpec>,
         varying: &[usize],
     ) -> Result<Tensor<D, K>> {
-        let route = RedistributePlan::between(from.layout(), &self.unsharded(from.layout())?)?;
-        route
-            .start(
-                local,
-                from,
-                varying,
-                None,
-                CallSite::called(self.name, self.at),
-            )?
-            .finish(Weak::new())
+        let plan = RedistributePlan::between(from.layout(), &self.unsharded(from.layout())?)?;
+        plan.start(
+            local,
+            from,
+            varying,
+            None,
+            CallSite::called(self.name, self.at),
+        )?
+        .finish(Weak::new())
     }
 
     /// Returns `layout` without the sharding of the dimension.

@@ -259,15 +259,15 @@ fn move_cost(
     if operand.layout == target && varying.is_empty() {
         return Some(StrategyCost::default());
     }
-    let route = RedistributePlan::of_input(operand.layout, target).ok()?;
+    let plan = RedistributePlan::of_input(operand.layout, target).ok()?;
     let pairs = operand.layout.placements().iter().zip(target.placements());
     let changed = pairs.filter(|(from, to)| from != to).count();
     let own = StrategyCost {
-        steps: route.steps().len(),
+        steps: plan.steps().len(),
         changed,
         ..StrategyCost::default()
     };
-    let moved = Traffic::along(operand.layout, &route, varying, operand);
+    let moved = Traffic::along(operand.layout, &plan, varying, operand);
     Some(own + moved.cost(scale))
 }
 
@@ -306,15 +306,15 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// Returns the collectives along `route` on the mesh of `operand`, which then varies over
+    /// Returns the collectives along `plan` on the mesh of `operand`, which then varies over
     /// `varying`.
     fn along(
         from: &Layout,
-        route: &RedistributePlan,
+        plan: &RedistributePlan,
         varying: &[usize],
         operand: &OperandInfo<'_>,
     ) -> Self {
-        let (steps, joins) = (route.steps(), operand.joins);
+        let (steps, joins) = (plan.steps(), operand.joins);
         // Only floats have gradients.
         let varying = if operand.differentiable { varying } else { &[] };
         let back = operand
@@ -366,13 +366,13 @@ fn slots(operand: &OperandInfo<'_>, layout: &Layout, rows: &[&Strategy]) -> Opti
             }
         })
         .ok()?;
-    let route = RedistributePlan::between(&in_chunks, &full).ok()?;
+    let plan = RedistributePlan::between(&in_chunks, &full).ok()?;
     // A result that is the same on all ranks is gathered by one collective outside the graph.
     let back = operand.differentiable && row.outputs[0].shard_dim().is_some();
     let joins = operand.joins || row.outputs[0].shard_dim().is_none();
     let moved = Traffic::along(
         &in_chunks,
-        &route,
+        &plan,
         sharding_dims,
         &OperandInfo {
             differentiable: back,
@@ -413,11 +413,11 @@ pub(super) fn sends(
     first: Option<&[&Strategy]>,
 ) -> OperandTraffic {
     let mut sends = OperandTraffic::default();
-    let Ok(route) = RedistributePlan::of_input(operand.layout, layout) else {
+    let Ok(plan) = RedistributePlan::of_input(operand.layout, layout) else {
         return sends;
     };
     sends.add(
-        Traffic::along(operand.layout, &route, varying, operand),
+        Traffic::along(operand.layout, &plan, varying, operand),
         operand.bytes,
     );
     if let Some(Slots { moved, bytes, .. }) = first.and_then(|rows| slots(operand, layout, rows)) {

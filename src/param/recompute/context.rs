@@ -33,7 +33,7 @@ struct RecomputeContext {
     /// The passes that were recorded in the first run, or that the recomputation reuses.
     passes: RefCell<Vec<Arc<UnitPass>>>,
     /// State of the recomputation; `None` in the first run.
-    again: Option<RecomputePass>,
+    recomputation: Option<RecomputePass>,
     around: Option<Rc<RecomputeContext>>,
 }
 
@@ -60,12 +60,22 @@ pub(crate) fn is_any() -> bool {
 
 /// Returns true if the innermost block is in its first run.
 pub(crate) fn is_first() -> bool {
-    BLOCK.with_borrow(|block| block.as_ref().is_some_and(|block| block.again.is_none()))
+    BLOCK.with_borrow(|block| {
+        block
+            .as_ref()
+            .is_some_and(|block| block.recomputation.is_none())
+    })
 }
 
 /// Returns a leaf of the private graph if the innermost block is being recomputed.
 pub(crate) fn anchor() -> Option<DispatchTensor> {
-    current(|block| block.again.as_ref().map(|again| again.anchor.clone())).flatten()
+    current(|block| {
+        block
+            .recomputation
+            .as_ref()
+            .map(|recomputation| recomputation.anchor.clone())
+    })
+    .flatten()
 }
 
 /// Pass of the unit that is entered next.
@@ -91,18 +101,26 @@ pub(crate) fn record(pass: &Arc<UnitPass>) {
 /// Returns the backward that the program called: that of the running recomputation, or `own` if no
 /// block is being recomputed. `own` is the backward to which the calling step belongs.
 pub(crate) fn backward(own: BackwardId) -> BackwardId {
-    current(|block| block.again.as_ref().map(|again| again.backward))
-        .flatten()
-        .unwrap_or(own)
+    current(|block| {
+        block
+            .recomputation
+            .as_ref()
+            .map(|recomputation| recomputation.backward)
+    })
+    .flatten()
+    .unwrap_or(own)
 }
 
 /// Keeps gradients for the enclosing graph if the innermost block is being recomputed. Otherwise
 /// returns them.
 pub(crate) fn keep(reduced: Reduced) -> Option<Reduced> {
     let block = BLOCK.with_borrow(Clone::clone);
-    match block.as_ref().and_then(|block| block.again.as_ref()) {
-        Some(again) => {
-            again.reduced.borrow_mut().extend(reduced);
+    match block
+        .as_ref()
+        .and_then(|block| block.recomputation.as_ref())
+    {
+        Some(recomputation) => {
+            recomputation.reduced.borrow_mut().extend(reduced);
             None
         }
         None => Some(reduced),
@@ -118,14 +136,16 @@ pub(crate) fn is_outside(pass: &Arc<UnitPass>) -> bool {
             .iter()
             .any(|inside| Arc::ptr_eq(inside, pass))
     };
-    current(|block| block.again.is_some() && !is_inside(block)).unwrap_or(false)
+    current(|block| block.recomputation.is_some() && !is_inside(block)).unwrap_or(false)
 }
 
 impl RecomputeContext {
     fn next(&self) -> Next {
-        let next = match (&self.again, &self.around) {
-            (Some(again), _) => {
-                let at = again.entered.replace(again.entered.get() + 1);
+        let next = match (&self.recomputation, &self.around) {
+            (Some(recomputation), _) => {
+                let at = recomputation
+                    .entered
+                    .replace(recomputation.entered.get() + 1);
                 return self
                     .passes
                     .borrow()
@@ -156,27 +176,31 @@ impl RecomputeGuard {
     }
 
     /// Starts the recomputation with these passes, on the graph of `anchor`, in `backward`.
-    pub(super) fn again(
+    pub(super) fn recomputation(
         passes: Vec<Arc<UnitPass>>,
         anchor: DispatchTensor,
         backward: BackwardId,
         leaves: Leaves,
     ) -> Self {
-        let again = RecomputePass {
+        let recomputation = RecomputePass {
             entered: Cell::new(0),
             anchor,
             backward,
             reduced: RefCell::default(),
         };
-        Self::new(passes, Some(again), leaves)
+        Self::new(passes, Some(recomputation), leaves)
     }
 
-    fn new(passes: Vec<Arc<UnitPass>>, again: Option<RecomputePass>, leaves: Leaves) -> Self {
+    fn new(
+        passes: Vec<Arc<UnitPass>>,
+        recomputation: Option<RecomputePass>,
+        leaves: Leaves,
+    ) -> Self {
         let block = BLOCK.with(|block| {
             let mut block = block.borrow_mut();
             let inside = RecomputeContext {
                 passes: RefCell::new(passes),
-                again,
+                recomputation,
                 around: block.take(),
             };
             block.insert(Rc::new(inside)).clone()
@@ -196,18 +220,18 @@ impl RecomputeGuard {
     pub(super) fn has_entered_all(&self) -> bool {
         let entered = self
             .block
-            .again
+            .recomputation
             .as_ref()
-            .map_or(0, |again| again.entered.get());
+            .map_or(0, |recomputation| recomputation.entered.get());
         entered == self.block.passes.borrow().len()
     }
 
     /// Takes the gradients for leaves outside the block.
     pub(super) fn take_reduced(&self) -> Reduced {
         self.block
-            .again
+            .recomputation
             .as_ref()
-            .map(|again| mem::take(&mut *again.reduced.borrow_mut()))
+            .map(|recomputation| mem::take(&mut *recomputation.reduced.borrow_mut()))
             .unwrap_or_default()
     }
 }

@@ -302,7 +302,7 @@ where
         .expect("at least one input or parameter is tracked")
         .clone();
     let trains = passes.iter().any(|pass| pass.is_reduced());
-    let again = RecomputeInputs {
+    let inputs = RecomputeInputs {
         block,
         module,
         copies: copies.forget_leaves(),
@@ -316,7 +316,7 @@ where
         digests: digests(values.iter()),
     };
     let scheduler = thread::scheduler();
-    let block = RecomputeRegion::new(Box::new(again), &tracked, values.len(), passes, scheduler);
+    let block = RecomputeRegion::new(Box::new(inputs), &tracked, values.len(), passes, scheduler);
     let gate = block.gate(leaf, tracked, unit_stack::enclosing().last, !is_inside);
     if trains {
         unit_stack::set_last_token(gate.clone());
@@ -409,13 +409,13 @@ where
         } = *self;
         let _random = random.map(SavedRngState::replay);
         let anchor = leaf(like);
-        let computing = RecomputeGuard::again(
+        let computing = RecomputeGuard::recomputation(
             passes,
             anchor.clone(),
             context::backward(backward),
             copies.leaves.clone(),
         );
-        let _in_block = InBlock::again(scopes(&around, Some(&anchor)));
+        let _in_block = InBlock::recomputation(scopes(&around, Some(&anchor)));
         let (module, grown) = copies.with_leaves(module).or_unwind();
         let mut inputs = Vec::new();
         let mut is_tracked = is_tracked.into_iter();

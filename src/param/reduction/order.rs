@@ -50,7 +50,7 @@ enum Tied<P> {
     Held(P),
     /// It was dropped. The moment of the drop differs between ranks, so the pass still holds those
     /// entered before it.
-    Gone,
+    Dropped,
 }
 
 /// Position of a pass in the order of entry, and its kind.
@@ -74,51 +74,51 @@ impl<P> Default for ReductionOrder<P> {
 impl<P> ReductionOrder<P> {
     /// Returns the next order key, for a pass that is entered now.
     pub(crate) fn next_key(&self, tied: bool) -> OrderKey {
-        let mut places = self.0.lock();
+        let mut queue = self.0.lock();
         // It is left over from a backward that was abandoned.
-        places.last = None;
-        let place = places.next;
-        places.next += 1;
+        queue.last = None;
+        let place = queue.next;
+        queue.next += 1;
         if !tied {
             return OrderKey::Loose(place);
         }
-        places.tied.insert(place, Tied::Open);
+        queue.tied.insert(place, Tied::Open);
         OrderKey::Tied(place)
     }
 
     /// Records that the gradients of `pass` are complete. Returns the passes that may be reduced
     /// now, in order.
     pub(crate) fn ready(&self, place: OrderKey, pass: P) -> Vec<P> {
-        let mut places = self.0.lock();
+        let mut queue = self.0.lock();
         match place {
             OrderKey::Tied(place) => {
-                let before = places.tied.insert(place, Tied::Held(pass));
+                let before = queue.tied.insert(place, Tied::Held(pass));
                 debug_assert!(
                     matches!(before, Some(Tied::Open)),
                     "rule 5: pass {place} is ready twice"
                 );
             }
             OrderKey::Loose(place) => {
-                places.loose.insert(place, pass);
+                queue.loose.insert(place, pass);
             }
         }
         let mut due = Vec::new();
-        while let Some(last) = places
+        while let Some(last) = queue
             .tied
             .last_entry()
             .filter(|last| matches!(last.get(), Tied::Held(_)))
         {
             let (place, tied) = last.remove_entry();
             due.extend(tied.into_pass());
-            places.reduced(OrderKey::Tied(place));
+            queue.reduced(OrderKey::Tied(place));
         }
         due
     }
 
     /// Ends the backward. Returns the passes that are still held, in order.
     pub(crate) fn flush(&self) -> Vec<P> {
-        let mut places = self.0.lock();
-        let held = places
+        let mut queue = self.0.lock();
+        let held = queue
             .tied
             .iter()
             .rev()
@@ -126,32 +126,32 @@ impl<P> ReductionOrder<P> {
         let held: Vec<_> = held.map(|(&place, _)| place).collect();
         let mut due = Vec::new();
         for place in held {
-            due.extend(places.tied.remove(&place).and_then(Tied::into_pass));
-            places.reduced(OrderKey::Tied(place));
+            due.extend(queue.tied.remove(&place).and_then(Tied::into_pass));
+            queue.reduced(OrderKey::Tied(place));
         }
-        for (place, pass) in std::mem::take(&mut places.loose) {
+        for (place, pass) in std::mem::take(&mut queue.loose) {
             due.push(pass);
-            places.reduced(OrderKey::Loose(place));
+            queue.reduced(OrderKey::Loose(place));
         }
-        places.last = None;
+        queue.last = None;
         due
     }
 
     /// Removes a pass that was dropped, reduced or not.
     pub(crate) fn leave(&self, place: OrderKey) {
-        let mut places = self.0.lock();
+        let mut queue = self.0.lock();
         match place {
-            OrderKey::Tied(place) => places
+            OrderKey::Tied(place) => queue
                 .tied
                 .entry(place)
-                .and_modify(|tied| *tied = Tied::Gone),
-            OrderKey::Loose(place) => return drop(places.loose.remove(&place)),
+                .and_modify(|tied| *tied = Tied::Dropped),
+            OrderKey::Loose(place) => return drop(queue.loose.remove(&place)),
         };
         // A dropped pass without an earlier one holds nothing.
-        while let Some(first) = places
+        while let Some(first) = queue
             .tied
             .first_entry()
-            .filter(|first| matches!(first.get(), Tied::Gone))
+            .filter(|first| matches!(first.get(), Tied::Dropped))
         {
             first.remove();
         }
@@ -192,7 +192,7 @@ impl<P> Tied<P> {
     fn into_pass(self) -> Option<P> {
         match self {
             Self::Held(pass) => Some(pass),
-            Self::Open | Self::Gone => None,
+            Self::Open | Self::Dropped => None,
         }
     }
 }
@@ -209,12 +209,12 @@ mod tests {
     #[test]
     fn a_chain_is_reduced_as_it_comes_up() {
         let order = ReductionOrder::default();
-        let places = entered(&order, [false, true, true, true]);
+        let queue = entered(&order, [false, true, true, true]);
         for pass in [3, 2, 1] {
-            assert_eq!(order.ready(places[pass], pass), [pass], "no pass is held");
+            assert_eq!(order.ready(queue[pass], pass), [pass], "no pass is held");
         }
         assert_eq!(
-            order.ready(places[0], 0),
+            order.ready(queue[0], 0),
             [0; 0],
             "the root is reduced at the end"
         );
@@ -228,12 +228,12 @@ mod tests {
     fn whatever_comes_up_first_the_order_is_that_of_entry() {
         for mut code in 0..120 {
             let order = ReductionOrder::default();
-            let places = entered(&order, [false, true, true, false, true]);
+            let queue = entered(&order, [false, true, true, false, true]);
             let (mut left, mut reduced) = (vec![0, 1, 2, 3, 4], Vec::new());
             while !left.is_empty() {
                 let pass = left.remove(code % left.len());
                 code /= left.len() + 1;
-                reduced.extend(order.ready(places[pass], pass));
+                reduced.extend(order.ready(queue[pass], pass));
             }
             reduced.extend(order.flush());
             assert_eq!(reduced, [4, 2, 1, 0, 3]);
@@ -243,14 +243,14 @@ mod tests {
     #[test]
     fn a_pass_that_never_comes_up_holds_the_others_until_the_end() {
         let order = ReductionOrder::default();
-        let places = entered(&order, [true, true, true]);
-        assert_eq!(order.ready(places[0], 0), [0; 0]);
-        assert_eq!(order.ready(places[1], 1), [0; 0]);
+        let queue = entered(&order, [true, true, true]);
+        assert_eq!(order.ready(queue[0], 0), [0; 0]);
+        assert_eq!(order.ready(queue[1], 1), [0; 0]);
         // Whether a rank has dropped the pass must not matter.
-        order.leave(places[2]);
+        order.leave(queue[2]);
         assert_eq!(order.flush(), [1, 0]);
-        order.leave(places[0]);
-        order.leave(places[1]);
+        order.leave(queue[0]);
+        order.leave(queue[1]);
         assert!(
             order.0.lock().tied.is_empty(),
             "dropped passes that hold nothing are removed"
@@ -260,13 +260,13 @@ mod tests {
     #[test]
     fn what_a_backward_held_when_it_was_given_up_is_never_reduced() {
         let order = ReductionOrder::default();
-        let places = entered(&order, [false, true, true]);
+        let queue = entered(&order, [false, true, true]);
         assert_eq!(
-            [order.ready(places[1], 1), order.ready(places[0], 0)],
+            [order.ready(queue[1], 1), order.ready(queue[0], 0)],
             [[0; 0]; 2]
         );
         // The graph is dropped, and all passes with it.
-        places.into_iter().for_each(|place| order.leave(place));
+        queue.into_iter().for_each(|place| order.leave(place));
         assert_eq!(order.flush(), [0; 0]);
     }
 

@@ -82,7 +82,7 @@ pub(super) struct GradReduction {
     /// Per parameter: true if this rank used it.
     used: Vec<bool>,
     /// Number of the pass if the replica check compares its reduced gradients; `None` otherwise.
-    due: Option<u64>,
+    checked_step: Option<u64>,
     /// Digests that the replicas compare in the all-reduce.
     replicate: Vec<Digests>,
     stage: ReduceStage,
@@ -118,7 +118,7 @@ impl GradReduction {
             all_reduce,
             hook,
             used: Vec::new(),
-            due: None,
+            checked_step: None,
             replicate: Vec::new(),
             stage: ReduceStage::Local(Vec::new()),
             unit,
@@ -149,12 +149,12 @@ impl GradReduction {
     /// digests of the replica check.
     fn scatter(unit: Arc<Unit>, trained: Trained, grads: Vec<Option<DispatchTensor>>) -> Self {
         let PendingDigests {
-            due,
+            checked_step,
             shard,
             replicate,
         } = trained.source.pending_digests();
         let mut reduction = Self::new(unit.clone(), trained);
-        reduction.due = due;
+        reduction.checked_step = checked_step;
         reduction.replicate = replicate;
         let flagged = |grads| FlaggedGrads::new(grads, |at| reduction.trained.zeros(at));
         let data = unit.spec().data.as_ref();
@@ -268,7 +268,7 @@ impl GradReduction {
                 let (mut reduced, timing) = work.wait_with_timing()?;
                 self.note(EventKind::Done(Op::AllReduce), timing);
                 let flags = reduced.pop().expect("the flags are the last tensor");
-                if let Some(step) = self.due {
+                if let Some(step) = self.checked_step {
                     self.unit.spec().compare_gradients(
                         ComparedRanks::Replicate,
                         step,
@@ -311,7 +311,7 @@ impl GradReduction {
             .unit
             .spec()
             .merge(&self.trained.members, sharded, replicated);
-        if let Some(step) = self.due {
+        if let Some(step) = self.checked_step {
             self.unit.spec().compare_gradients(
                 ComparedRanks::Shard,
                 step,

@@ -97,11 +97,12 @@ impl UnshardedCopy {
         );
     }
 
-    /// Returns the weight at `position` for backward: see [`UnshardState::again`].
-    pub(crate) fn again(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
+    /// Returns the weight at `position` for backward: see [`UnshardState::backward_weight`].
+    pub(crate) fn backward_weight(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
         let gatherer = self.gatherer.lock().clone()?;
         let wait = |gathering, is_started| gatherer.wait_for_backward(gathering, is_started);
-        self.state.again(position, shared, wait, Storage::fill)
+        self.state
+            .backward_weight(position, shared, wait, Storage::fill)
     }
 
     /// Checks that backward may read the weights.

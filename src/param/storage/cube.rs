@@ -27,7 +27,7 @@ enum StorageState {
     /// Holds the memory that forward gathered.
     Full,
     Empty,
-    Again,
+    Restored,
 }
 
 /// Evictable allocations of one unit. Weights in the same allocation share one storage.
@@ -95,7 +95,7 @@ impl Storage for CubeStorage {
             AllocationOffset::of(&cube)
         );
         self.memory.give(cube);
-        *state = StorageState::Again;
+        *state = StorageState::Restored;
     }
 
     #[cfg(feature = "testing")]

@@ -102,7 +102,7 @@ impl From<StorageReadError> for AccessError {
     fn from(unread: StorageReadError) -> Self {
         match unread {
             StorageReadError::WouldCopy => Self::WouldCopy,
-            StorageReadError::Gone => Self::Read(GONE.into()),
+            StorageReadError::NotRestored => Self::Read(GONE.into()),
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct EvictableStorage<M, L> {
     /// Memory that forward gathered, until it is evicted.
     pub(super) forward: RwLock<Option<M>>,
     /// Memory that was gathered for backward. It is never evicted, and is freed with the last view.
-    again: OnceLock<M>,
+    restored: OnceLock<M>,
     pub(super) layout: L,
     source: Arc<dyn Refill>,
     /// The thread that gathered for forward, and the only one that can evict that memory.
@@ -30,10 +30,10 @@ pub struct EvictableStorage<M, L> {
 impl<M, L> EvictableStorage<M, L> {
     /// Stores memory that forward gathered on the calling thread.
     pub fn new(memory: M, layout: L, source: Arc<dyn Refill>) -> Arc<Self> {
-        let (forward, again) = (RwLock::new(Some(memory)), OnceLock::new());
+        let (forward, restored) = (RwLock::new(Some(memory)), OnceLock::new());
         Arc::new(Self {
             forward,
-            again,
+            restored,
             layout,
             source,
             thread: thread::current().id(),
@@ -52,11 +52,11 @@ impl<M, L> EvictableStorage<M, L> {
 
     /// Restores the memory, with the same values. Does nothing if it was restored before.
     pub fn restore(&self, memory: M) {
-        let _ = self.again.set(memory);
+        let _ = self.restored.set(memory);
     }
 
     pub(super) fn is_full(&self) -> bool {
-        self.forward.read().is_some() || self.again.get().is_some()
+        self.forward.read().is_some() || self.restored.get().is_some()
     }
 }
 
@@ -107,7 +107,7 @@ pub enum StorageReadError {
     /// Only a copy could be read on this thread, and the caller did not allow one.
     WouldCopy,
     /// The storage is empty, and its source cannot restore it.
-    Gone,
+    NotRestored,
 }
 
 impl<M: StorageMemory, L> StorageView<M, L> {
@@ -139,7 +139,7 @@ impl<M: StorageMemory, L> StorageView<M, L> {
     pub fn read(&self, copy_allowed: bool) -> Result<StorageRef<'_, M>, StorageReadError> {
         let here = thread::current().id() == self.slot.thread;
         for gathered in [true, false] {
-            if let Some(memory) = self.own.get().or_else(|| self.slot.again.get()) {
+            if let Some(memory) = self.own.get().or_else(|| self.slot.restored.get()) {
                 return Ok(StorageRef::Held(memory));
             }
             if here && let Some(place) = self.in_place() {
@@ -157,7 +157,7 @@ impl<M: StorageMemory, L> StorageView<M, L> {
                 self.slot.source.refill();
             }
         }
-        Err(StorageReadError::Gone)
+        Err(StorageReadError::NotRestored)
     }
 
     /// Returns the view's private memory for writing. The first call copies, because other views

@@ -421,7 +421,7 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
     /// Returns the weight at `position` in backward, and restores it first. A weight outside
     /// evictable storage is moved out unless it is `shared`, or passes share the copy. Returns
     /// `None` once it was moved out.
-    pub fn again(
+    pub fn backward_weight(
         &self,
         position: usize,
         shared: bool,
@@ -815,7 +815,10 @@ mod tests {
         let copy = TestCopy::new();
         copy.begin_pass();
         copy.leave(After::Gather("again"), release);
-        assert_eq!(copy.again(1, false, wait("again", false), fill), Some(2));
+        assert_eq!(
+            copy.backward_weight(1, false, wait("again", false), fill),
+            Some(2)
+        );
     }
 
     #[test]
@@ -851,17 +854,17 @@ mod tests {
             ("Resharded", false, true)
         );
         copy.begin_pass();
-        let again = |shared| copy.again(1, shared, wait("by hand", false), fill);
+        let read = |shared| copy.backward_weight(1, shared, wait("by hand", false), fill);
         assert_eq!(
-            [again(false), again(false)],
+            [read(false), read(false)],
             [Some(2); 2],
             "two passes read it"
         );
         copy.end_pass(true);
         assert_eq!(
             [
-                copy.again(1, false, never, fill),
-                copy.again(1, false, never, fill)
+                copy.backward_weight(1, false, never, fill),
+                copy.backward_weight(1, false, never, fill)
             ],
             [Some(2), None],
             "given away"
@@ -889,15 +892,18 @@ mod tests {
         assert!(copy.is_to_start() && !copy.is_started(|_| true));
         assert!(copy.start(|_| ()) && !copy.start(|_| panic!("it has started")));
         assert!(!copy.is_to_start() && copy.is_started(|_| true) && !copy.is_started(|_| false));
-        assert_eq!(copy.again(0, false, wait("again", true), fill), Some(1));
+        assert_eq!(
+            copy.backward_weight(0, false, wait("again", true), fill),
+            Some(1)
+        );
         copy.refill(never, fill);
         assert_eq!(
-            copy.again(0, false, never, fill),
+            copy.backward_weight(0, false, never, fill),
             Some(1),
             "a view is given out as often as it is asked for"
         );
         assert_eq!(
-            [true, false, false].map(|shared| copy.again(1, shared, never, fill)),
+            [true, false, false].map(|shared| copy.backward_weight(1, shared, never, fill)),
             [Some(2), Some(2), None]
         );
         assert!(copy.is_unsharded());

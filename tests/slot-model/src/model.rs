@@ -136,9 +136,9 @@ impl Source {
     }
 
     /// What backward computes with.
-    fn again(&self, position: usize, shared: bool) -> Option<Tensor> {
+    fn backward_weight(&self, position: usize, shared: bool) -> Option<Tensor> {
         self.gathered
-            .again(position, shared, Gathering::wait, EvictableStorage::fill)
+            .backward_weight(position, shared, Gathering::wait, EvictableStorage::fill)
     }
 }
 
@@ -323,7 +323,7 @@ fn backward_gathers_while_another_thread_reads(pass: Pass) {
     assert!(
         [true, false].iter().all(|&shared| pass
             .source
-            .again(0, shared)
+            .backward_weight(0, shared)
             .expect("a view")
             .slice()
             .read()
@@ -332,13 +332,13 @@ fn backward_gathers_while_another_thread_reads(pass: Pass) {
     assert!(
         [true, false].iter().all(|&shared| pass
             .source
-            .again(1, shared)
+            .backward_weight(1, shared)
             .expect("whole")
             .slice()
             .read()
             == OTHER)
     );
-    assert!(pass.source.again(1, false).is_none(), "given out once");
+    assert!(pass.source.backward_weight(1, false).is_none(), "given out once");
     join([elsewhere]);
     assert_eq!(pass.waits(), 1);
 }
@@ -449,7 +449,7 @@ fn passes_that_share_weights_end_on_two_threads(pass: Pass) {
     let source = pass.source.clone();
     let other = thread::spawn(move || {
         assert_eq!(
-            source.again(0, false).expect("a view").slice().read(),
+            source.backward_weight(0, false).expect("a view").slice().read(),
             WEIGHT
         );
         source.gathered.end_pass(false);
@@ -460,7 +460,7 @@ fn passes_that_share_weights_end_on_two_threads(pass: Pass) {
     read(&view);
     assert_eq!(
         pass.source
-            .again(1, true)
+            .backward_weight(1, true)
             .expect("the first pass has not ended")
             .slice()
             .read(),
@@ -474,9 +474,9 @@ fn a_forward_that_failed_is_told(pass: Pass) {
     let (here, elsewhere) = (pass.view(), pass.view());
     let other = thread::spawn(move || match elsewhere.read(true) {
         Ok(place) => assert_eq!(place.slice().read(), WEIGHT),
-        Err(unread) => assert!(matches!(unread, StorageReadError::Gone)),
+        Err(unread) => assert!(matches!(unread, StorageReadError::NotRestored)),
     });
     pass.leave_to(After::Free);
-    assert!(matches!(here.read(true), Err(StorageReadError::Gone)));
+    assert!(matches!(here.read(true), Err(StorageReadError::NotRestored)));
     join([other]);
 }

@@ -50,11 +50,12 @@ impl CoalescedCopies {
         plan: &CollectivePlan,
         member: &GroupMember,
     ) -> (Option<Self>, Contribution) {
-        let fused = Self::new(&contribution.tensors, plan, member);
-        let now = fused.as_ref().filter(|_| !deferred);
-        contribution.flat = now
-            .and_then(|fused| fused.pack(CopySide::PackParts(fused.member), &contribution.tensors));
-        (fused, contribution)
+        let coalesced = Self::new(&contribution.tensors, plan, member);
+        let now = coalesced.as_ref().filter(|_| !deferred);
+        contribution.flat = now.and_then(|coalesced| {
+            coalesced.pack(CopySide::PackParts(coalesced.member), &contribution.tensors)
+        });
+        (coalesced, contribution)
     }
 
     /// Prepares a reduce-scatter: adds rows for all ranks to this rank's contribution, if the
@@ -64,14 +65,18 @@ impl CoalescedCopies {
         plan: &CollectivePlan,
         member: &GroupMember,
     ) -> (Option<Self>, Contribution) {
-        let fused = Self::new(&contribution.tensors, plan, member);
-        let fused = fused.filter(|fused| {
-            reduce::is_possible(&fused.device.client(), member.group.size(), fused.dtype)
+        let coalesced = Self::new(&contribution.tensors, plan, member);
+        let coalesced = coalesced.filter(|coalesced| {
+            reduce::is_possible(
+                &coalesced.device.client(),
+                member.group.size(),
+                coalesced.dtype,
+            )
         });
-        contribution.flat = fused
+        contribution.flat = coalesced
             .as_ref()
-            .and_then(|fused| fused.pack(CopySide::PackFull, &contribution.tensors));
-        (fused, contribution)
+            .and_then(|coalesced| coalesced.pack(CopySide::PackFull, &contribution.tensors));
+        (coalesced, contribution)
     }
 
     /// Returns the copies for at least two float tensors of one dtype on one Cube device; `None`

@@ -17,11 +17,11 @@ use crate::memory::{HostMemoryPool, HostTuning};
 
 /// Copies of an all-gather, one for all tensors of a dtype. Kept with its [`CollectivePlan`].
 #[derive(Debug)]
-pub(in crate::comm) struct GatherCopyPlan(Box<[Joint]>);
+pub(in crate::comm) struct GatherCopyPlan(Box<[DTypeCopies]>);
 
 /// The tensors of one dtype in an all-gather.
 #[derive(Debug)]
-struct Joint {
+struct DTypeCopies {
     dtype: DType,
     /// Indices of these tensors.
     indices: Box<[usize]>,
@@ -34,7 +34,7 @@ impl GatherCopyPlan {
     /// Creates the copies of a planned all-gather over `ranks` ranks. The order does not depend on
     /// the rank that creates them.
     pub fn new(plan: &CollectivePlan, ranks: usize) -> Self {
-        let joint = |dtype: DType| {
+        let copies_of = |dtype: DType| {
             let tensors = plan
                 .sharded_tensors()
                 .enumerate()
@@ -42,27 +42,27 @@ impl GatherCopyPlan {
             let (indices, tensors): (Vec<_>, _) =
                 tensors.map(|(index, (_, tensor))| (index, tensor)).unzip();
             let copies = FlatLayout::new(ranks, tensors, 1).join_parts();
-            Joint {
+            DTypeCopies {
                 dtype,
                 indices: indices.into(),
                 bytes: copies.copied() * dtype.size(),
                 copies,
             }
         };
-        Self(plan.dtypes().unique().map(joint).collect())
+        Self(plan.dtypes().unique().map(copies_of).collect())
     }
 
     /// Returns the sources of the copies: `parts` are the shards by rank and tensor.
     pub fn sources(&self, parts: &[Vec<&FlexTensor>]) -> GatherSources {
-        let of_joint = |joint: &Joint| {
+        let of_dtype_copies = |copies_of: &DTypeCopies| {
             let of_dtype = parts
                 .iter()
-                .flat_map(|parts| joint.indices.iter().map(|index| parts[*index]));
+                .flat_map(|parts| copies_of.indices.iter().map(|index| parts[*index]));
             (Sources::of(of_dtype), CooperativeResult::default())
         };
         GatherSources {
             ranks: parts.len(),
-            joints: self.0.iter().map(of_joint).collect(),
+            copies: self.0.iter().map(of_dtype_copies).collect(),
         }
     }
 
@@ -74,26 +74,26 @@ impl GatherCopyPlan {
         owner: Option<Owner>,
     ) -> Vec<DispatchTensor> {
         let mut full_tensors =
-            Vec::with_capacity(self.0.iter().map(|joint| joint.indices.len()).sum());
-        for (joint, (sources, together)) in self.0.iter().zip(&gathered.joints) {
+            Vec::with_capacity(self.0.iter().map(|copies_of| copies_of.indices.len()).sum());
+        for (copies_of, (sources, together)) in self.0.iter().zip(&gathered.copies) {
             let ranks = gathered.ranks;
-            let of_joint =
-                match owner.filter(|_| joint.bytes * ranks >= HostTuning::get().shared_bytes) {
+            let of_dtype_copies =
+                match owner.filter(|_| copies_of.bytes * ranks >= HostTuning::get().shared_bytes) {
                     // SAFETY: all ranks have the shards of the same collective, and the copies of
                     // the same plan.
                     Some(owner) => unsafe {
                         together.get(
-                            &Join {
-                                joint,
+                            &JoinShards {
+                                copies_of,
                                 sources,
                                 ranks,
                             },
                             owner,
                         )
                     },
-                    None => run(&joint.copies, sources),
+                    None => run(&copies_of.copies, sources),
                 };
-            full_tensors.extend(joint.indices.iter().zip(of_joint));
+            full_tensors.extend(copies_of.indices.iter().zip(of_dtype_copies));
         }
         full_tensors.sort_unstable_by_key(|(index, _)| **index);
         full_tensors
@@ -107,22 +107,22 @@ impl GatherCopyPlan {
 #[derive(Debug)]
 pub(in crate::comm) struct GatherSources {
     ranks: usize,
-    joints: Box<[(Sources, CooperativeResult<CopyTasks>)]>,
+    copies: Box<[(Sources, CooperativeResult<CopyTasks>)]>,
 }
 
 /// Job that joins the shards of all ranks to full tensors.
-struct Join<'a> {
-    joint: &'a Joint,
+struct JoinShards<'a> {
+    copies_of: &'a DTypeCopies,
     sources: &'a Sources,
     ranks: usize,
 }
 
 // SAFETY: the tasks are from one copy, which writes every element of its targets once.
-unsafe impl PartitionedJob for Join<'_> {
+unsafe impl PartitionedJob for JoinShards<'_> {
     type Partition = CopyTasks;
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, CopyTasks, usize) {
-        let (copies, size) = (&self.joint.copies, self.joint.dtype.size());
+        let (copies, size) = (&self.copies_of.copies, self.copies_of.dtype.size());
         let blocks = CopyTasks::new(
             copies,
             self.sources,
@@ -135,14 +135,14 @@ unsafe impl PartitionedJob for Join<'_> {
 
     unsafe fn make(&self, blocks: &CopyTasks, index: usize, to: &OutputPtrs) {
         // SAFETY: the caller guarantees it.
-        unsafe { blocks.copy(index, &self.joint.copies, self.sources, to) }
+        unsafe { blocks.copy(index, &self.copies_of.copies, self.sources, to) }
     }
 
     unsafe fn finish(&self, targets: OutputBuffers) -> Vec<FlexTensor> {
         // SAFETY: the caller guarantees it.
         unsafe {
             targets
-                .finish(self.joint.copies.targets(), self.joint.dtype)
+                .finish(self.copies_of.copies.targets(), self.copies_of.dtype)
                 .collect()
         }
     }

@@ -68,10 +68,10 @@ impl CollectiveCache {
     /// Flex tensors.
     pub fn gathered<'a>(
         &self,
-        joints: &GatherCopyPlan,
+        copies: &GatherCopyPlan,
         parts: impl FnOnce() -> Option<Vec<Vec<&'a FlexTensor>>>,
     ) -> Option<&GatherSources> {
-        offered(&self.parts, || Some(joints.sources(&parts()?))).as_ref()
+        offered(&self.parts, || Some(copies.sources(&parts()?))).as_ref()
     }
 
     /// Returns the operands of the reduction of tensor `index` of `count`; `None` if they are not
@@ -90,7 +90,7 @@ impl CollectiveCache {
 
 /// Returns a tensor with the same values, whose elements are adjacent and whose memory lives as
 /// long as a handle, so that peers can read it as a slice.
-pub(super) fn settle(tensor: DispatchTensor) -> DispatchTensor {
+pub(super) fn contiguous(tensor: DispatchTensor) -> DispatchTensor {
     match primitive(&tensor) {
         Some(flex) if !flex.is_contiguous() || !memory::is_lasting(flex) => {
             wrap(memory::copied(flex))

@@ -184,20 +184,20 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     };
     let (signatures, shardings) = dtypes.into_iter().enumerate().map(signature).unzip();
     let plan = CollectivePlan::new(Op::AllGather, None, signatures, shardings, 3);
-    let (shared, joints, mut looked) = (
+    let (shared, copies, mut looked) = (
         host::CollectiveCache::default(),
         host::GatherCopyPlan::new(&plan, 3),
         0,
     );
     for _ in 0..3 {
-        let gathered = shared.gathered(&joints, || {
+        let gathered = shared.gathered(&copies, || {
             looked += 1;
             parts
                 .iter()
                 .map(|parts| parts.iter().map(host::primitive).collect())
                 .collect()
         });
-        for (index, complete) in joints
+        for (index, complete) in copies
             .full_tensors(gathered.expect("all are Flex"), None)
             .into_iter()
             .enumerate()
@@ -283,7 +283,7 @@ fn shared_results_are_like_the_kernels() {
         })
         .collect();
     let plan = CollectivePlan::new(Op::AllGather, None, signatures, shardings.clone(), ranks);
-    let (shared, cache, joints) = (
+    let (shared, cache, copies) = (
         host::CollectiveCache::default(),
         host::SharedResultCache::new(SpinPolicy::Spinning(1000), None),
         host::GatherCopyPlan::new(&plan, ranks),
@@ -295,7 +295,7 @@ fn shared_results_are_like_the_kernels() {
             .map(|parts| parts.iter().map(host::primitive).collect())
             .collect()
     };
-    let gathered = shared.gathered(&joints, sources).expect("all are Flex");
+    let gathered = shared.gathered(&copies, sources).expect("all are Flex");
     let generic: Vec<_> = (shardings.iter().enumerate())
         .map(|(index, (dim, _))| {
             let tensors = parts.iter().map(|parts| &parts[index]);
@@ -310,7 +310,7 @@ fn shared_results_are_like_the_kernels() {
         .collect();
     let get = || {
         let waited = Cell::default();
-        joints.full_tensors(
+        copies.full_tensors(
             gathered,
             Some(shared.owner(&cache, ticket, host::ResultRetention::Latest, &waited)),
         )
