@@ -296,7 +296,8 @@ pub(crate) fn record_remedy(text: &str) -> Option<&'static str> {
             .map(|length| length.trim().parse::<usize>());
         lengths.collect::<std::result::Result<Vec<_>, _>>().ok()
     });
-    let (model, record) = (shapes.next()?, shapes.next()?);
+    let model = shapes.next()?;
+    let record = shapes.next()?;
     let is_within = |inner: &[usize], outer: &[usize]| {
         inner.iter().zip(outer).all(|(inner, outer)| inner <= outer)
     };

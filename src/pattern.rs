@@ -60,8 +60,8 @@ impl PathPattern {
     /// Returns the number of letters by which `path` differs from the pattern, or `None` if the
     /// number of components differs or a component with wildcards does not match.
     fn letters_from(&self, path: &str) -> Option<usize> {
-        let (own, parts): (Vec<_>, Vec<_>) =
-            (self.text.split('.').collect(), path.split('.').collect());
+        let own: Vec<_> = self.text.split('.').collect();
+        let parts: Vec<_> = path.split('.').collect();
         let letters = |(own, part): (&&str, &&str)| match own.contains(['*', '?', '[']) {
             true => Pattern::new(own).ok()?.matches(part).then_some(0),
             false => Some(edits(own, part)),

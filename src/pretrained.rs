@@ -286,10 +286,9 @@ impl TensorMapper for FloatDTypes {
         param: Param<Tensor<D>>,
     ) -> Param<Tensor<D>> {
         let dtype = self.0.get(&path.join());
-        let is_other = |dtype: &&DType| {
+        let Some(&dtype) = dtype.filter(|dtype| {
             dtype.is_float() && param.is_initialized() && param.base().dtype() != **dtype
-        };
-        let Some(&dtype) = dtype.filter(is_other) else {
+        }) else {
             return param;
         };
         let require_grad = param.is_require_grad();
@@ -330,7 +329,8 @@ impl WriteDiscrete {
 
 impl ModuleMapper for WriteDiscrete {
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        let (id, value) = (param.id, self.next());
+        let id = param.id;
+        let value = self.next();
         let value = Tensor::from_data(value.clone(), (&param.lazy_device(), value.dtype()));
         param.transform_for_load(value, id)
     }
@@ -339,7 +339,8 @@ impl ModuleMapper for WriteDiscrete {
         &mut self,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        let (id, value) = (param.id, self.next());
+        let id = param.id;
+        let value = self.next();
         let value = Tensor::from_data(value.clone(), (&param.lazy_device(), value.dtype()));
         param.transform_for_load(value, id)
     }

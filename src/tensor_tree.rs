@@ -130,12 +130,11 @@ impl<const D: usize, K: Kind> TensorTree for DTensor<D, K> {
             let spec = spec.in_dtype(local.dtype());
             return DTensor::from_parts(local, spec);
         }
-        let scaled = |dim: usize| {
+        let shape: [usize; D] = std::array::from_fn(|dim| {
             (spec.shape()[dim] * after[dim])
                 .checked_div(before[dim])
                 .unwrap_or(after[dim])
-        };
-        let shape: [usize; D] = std::array::from_fn(scaled);
+        });
         DTensor::from_local_with_layout(local, spec.mesh(), spec.layout().clone(), shape)
             .or_unwind()
     }

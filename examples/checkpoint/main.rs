@@ -99,15 +99,14 @@ fn reshard(command: &Reshard) -> Result<bool> {
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         })
     };
-    let dim = move |key: &str, _: &[usize]| {
-        shard
-            .iter()
-            .find(|(pattern, _)| pattern.matches(key))
-            .map_or(0, |(_, dim)| *dim)
-    };
     let options = ReshardOptions::new()
         .with_keep(move |key| !is_left_out(key))
-        .with_shard_dim(dim);
+        .with_shard_dim(move |key, _| {
+            shard
+                .iter()
+                .find(|(pattern, _)| pattern.matches(key))
+                .map_or(0, |(_, dim)| *dim)
+        });
     let reports = launch(Launch::threads(ranks), |world| {
         let mesh = DeviceMesh::new(world, [ranks], ["shard"])?;
         Checkpoint::open(&checkpoint, &mesh)?.reshard(&out, &options)

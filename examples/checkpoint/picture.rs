@@ -28,10 +28,8 @@ pub fn picture(summary: &CheckpointSummary) -> String {
         .collect();
     rows.push(("all", all));
     let margin = LETTER * rows.iter().map(|(key, _)| key.len()).max().unwrap_or(0) as f64 + 12.0;
-    let (width, height) = (
-        margin + CELL[0] * rows[0].1.len() as f64 + 4.0,
-        CELL[1] * (rows.len() + 1) as f64 + 4.0,
-    );
+    let width = margin + CELL[0] * rows[0].1.len() as f64 + 4.0;
+    let height = CELL[1] * (rows.len() + 1) as f64 + 4.0;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" font-family=\"monospace\" \
          font-size=\"11\">\n"
@@ -49,7 +47,8 @@ pub fn picture(summary: &CheckpointSummary) -> String {
         let _ = writeln!(text, "<text x=\"4\" y=\"{:.1}\">{key}</text>", y + 12.0);
         let most = bytes.iter().max().copied().unwrap_or(0).max(1);
         for (rank, bytes) in bytes.iter().enumerate() {
-            let (x, shade) = (margin + CELL[0] * rank as f64, *bytes as f64 / most as f64);
+            let x = margin + CELL[0] * rank as f64;
+            let shade = *bytes as f64 / most as f64;
             let _ = writeln!(
                 text,
                 "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{}\" height=\"{}\" fill=\"#1f5fa8\" fill-opacity=\"{shade:.3}\" \

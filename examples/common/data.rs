@@ -29,22 +29,23 @@ impl Text {
     /// # Errors
     /// A message with the path that could not be read.
     pub fn load(file: Option<&Path>) -> Result<Self, String> {
-        let read = |file: &Path| {
+        Ok(Self::new(&file.map_or(Ok(STORIES.into()), |file| {
             fs::read_to_string(file)
                 .map_err(|e| format!("cannot read the text {}: {e}", file.display()))
-        };
-        Ok(Self::new(&file.map_or(Ok(STORIES.into()), read)?))
+        })?))
     }
 
     fn new(text: &str) -> Self {
         let alphabet: Vec<char> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
-        let token = |c| {
-            alphabet
-                .binary_search(&c)
-                .expect("the alphabet holds every character") as u32
-        };
         Self {
-            tokens: text.chars().map(token).collect(),
+            tokens: text
+                .chars()
+                .map(|c| {
+                    alphabet
+                        .binary_search(&c)
+                        .expect("the alphabet holds every character") as u32
+                })
+                .collect(),
             alphabet,
         }
     }
@@ -78,7 +79,8 @@ impl Text {
     /// # Errors
     /// A message with the required and the actual length.
     pub fn check_batch(&self, rows: usize, seq: usize) -> Result<(), String> {
-        let (has, needed) = (self.len(), rows.saturating_mul(seq.saturating_add(1)));
+        let has = self.len();
+        let needed = rows.saturating_mul(seq.saturating_add(1));
         if has >= needed {
             return Ok(());
         }

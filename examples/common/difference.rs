@@ -37,10 +37,9 @@ impl Difference {
         let parts = found
             .into_iter()
             .map(|(path, values)| (largest(&values, &expected[&path]), path));
-        let worse = |worst: (f64, String), part: (f64, String)| {
+        let (weight, path) = parts.fold((0.0, String::new()), |worst, part| {
             if beyond(part.0, worst.0) { part } else { worst }
-        };
-        let (weight, path) = parts.fold((0.0, String::new()), worse);
+        });
         let bounds = if format!("{device:?}").contains("Cuda") {
             TF32_BOUNDS
         } else {

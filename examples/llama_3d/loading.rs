@@ -39,10 +39,8 @@ impl fmt::Display for Report<'_> {
         let mb = |bytes: u64| bytes as f64 / 1e6;
         let sum =
             |part: fn(&ReadStats) -> u64| ranks.iter().map(|load| part(&load.stats)).sum::<u64>();
-        let (read, reads) = (
-            mb(sum(|stats| stats.read + stats.block_rounding)),
-            sum(|stats| stats.reads),
-        );
+        let read = mb(sum(|stats| stats.read + stats.block_rounding));
+        let reads = sum(|stats| stats.reads);
         let seconds = ranks.iter().map(|load| load.seconds).fold(0.0, f64::max);
         writeln!(
             f,

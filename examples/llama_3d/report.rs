@@ -31,9 +31,12 @@ impl Collectives {
             at.map_or(1, |at| settings.mesh[at])
         };
         let used = |name| u64::from(size(name) > 1);
-        let (tp, shard, replicate) = (used("tp"), used("shard"), used("replicate"));
+        let tp = used("tp");
+        let shard = used("shard");
+        let replicate = used("replicate");
         let blocks = settings.model.layers as u64;
-        let (units, pairs) = (blocks + 1, 2 * blocks + 1);
+        let units = blocks + 1;
+        let pairs = 2 * blocks + 1;
         let row = |op, phase, a_step: u64, formula| Row {
             op,
             phase,

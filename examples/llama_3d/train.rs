@@ -40,7 +40,8 @@ pub struct Outcome {
 /// Every rank calls it.
 pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outcome> {
     let mesh = DeviceMesh::new(world, &settings.mesh, settings.names().to_vec())?;
-    let (tp, device) = (mesh.slice("tp")?, world.device().clone().autodiff());
+    let tp = mesh.slice("tp")?;
+    let device = world.device().clone().autodiff();
     let (mut model, loads) = match &settings.weights {
         Some(_) => load(settings, &mesh).map(|(model, loads)| (model, Some(loads)))?,
         None => (parallel(initial.clone(), &settings.model, &mesh)?, None),
@@ -80,7 +81,8 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
     }
     let tokens_per_s = progress.finish();
     let ledger = world.ledger().snapshot();
-    let (mut sampled, mut full) = (Vec::new(), None);
+    let mut sampled = Vec::new();
+    let mut full = None;
     if settings.generate > 0 {
         sampled = generate(settings, &model.valid(), &tp)?;
         full = full_model_on(&model, 0)?.map(|model| model.valid());
@@ -101,13 +103,11 @@ pub fn train(settings: &Settings, initial: &Llama, world: &World) -> Result<Outc
 /// # Collective
 /// Every rank calls it.
 fn load(settings: &Settings, mesh: &DeviceMesh) -> Result<(Llama, Vec<Load>)> {
-    let (world, weights) = (
-        mesh.world(),
-        settings
-            .weights
-            .as_ref()
-            .expect("there are weights to load"),
-    );
+    let world = mesh.world();
+    let weights = settings
+        .weights
+        .as_ref()
+        .expect("there are weights to load");
     let lazy = settings.model.init(&world.device().clone().autodiff());
     let lazy = parallel(lazy, &settings.model, mesh)?;
     world.barrier("distributed")?;

@@ -246,7 +246,8 @@ impl ModuleMapper for Interleave {
             return param;
         }
         param.map(|weight| {
-            let (is_trained, shape) = (weight.is_require_grad(), weight.shape());
+            let is_trained = weight.is_require_grad();
+            let shape = weight.shape();
             let halves = [shape[0], shape[1] / self.width, 2, self.width / 2];
             let turned = weight
                 .detach()

@@ -113,16 +113,16 @@ fn train(world: &World, Settings { cli, mesh }: &Settings) -> Result<()> {
     if resumed.is_none() {
         std::fs::remove_dir_all(rank_directory(&mesh, &cli.dir)).ok();
         // A run on more ranks has left theirs, from which this one could not resume.
-        let of_rank = |rank| cli.dir.join(format!("rank-{rank}"));
         let remove = || {
             (world.size()..)
-                .map(of_rank)
+                .map(|rank| cli.dir.join(format!("rank-{rank}")))
                 .take_while(|folder| std::fs::remove_dir_all(folder).is_ok())
                 .count()
         };
         world.run_on(0, remove);
     }
-    let (train, valid) = (ShapeDataset::train(), ShapeDataset::test());
+    let train = ShapeDataset::train();
+    let valid = ShapeDataset::test();
     let (train, valid) = loaders(&mesh, ShapeBatcher, cli.batch, cli.seed, train, valid)?;
     let config = ModelConfig::new(shapes::CLASSES.len(), 32);
     let model = world.run_seeded(cli.seed, || config.init(&device))?;

@@ -78,7 +78,8 @@ impl Dataset<ShapeItem> for ShapeDataset {
 }
 
 fn is_drawn(label: usize, row: usize, column: usize) -> bool {
-    let (middle, last) = (SHAPE / 2, SHAPE - 1);
+    let middle = SHAPE / 2;
+    let last = SHAPE - 1;
     match CLASSES[label] {
         "bar" => row == middle,
         "cross" => row == middle || column == middle,
@@ -92,11 +93,21 @@ pub struct ShapeBatcher;
 
 impl Batcher<ShapeItem, ShapeBatch> for ShapeBatcher {
     fn batch(&self, items: Vec<ShapeItem>, device: &Device) -> ShapeBatch {
-        let image = |item: &ShapeItem| Tensor::<2>::from_data(item.image, device).unsqueeze::<3>();
-        let target = |item: &ShapeItem| Tensor::<1, Int>::from_data([item.label as i64], device);
         ShapeBatch {
-            images: Tensor::cat(items.iter().map(image).collect(), 0),
-            targets: Tensor::cat(items.iter().map(target).collect(), 0),
+            images: Tensor::cat(
+                items
+                    .iter()
+                    .map(|item| Tensor::<2>::from_data(item.image, device).unsqueeze::<3>())
+                    .collect(),
+                0,
+            ),
+            targets: Tensor::cat(
+                items
+                    .iter()
+                    .map(|item| Tensor::<1, Int>::from_data([item.label as i64], device))
+                    .collect(),
+                0,
+            ),
         }
     }
 }

@@ -23,8 +23,10 @@ pub fn reference(settings: &Settings, initial: Gpt) -> Result<(Vec<f32>, Gpt)> {
             .rows(0..settings.validation_rows(), settings.model.seq, &device);
     let device = device.autodiff();
     let mut model = initial.fork(&device);
-    let (mut optim, mut schedule) = (AdamWConfig::new().init(), schedule(settings)?);
-    let (mut losses, mut validations) = (Vec::new(), Vec::new());
+    let mut optim = AdamWConfig::new().init();
+    let mut schedule = schedule(settings)?;
+    let mut losses = Vec::new();
+    let mut validations = Vec::new();
     let rows = 0..settings.ranks() * settings.args.batch;
     for step in 0..settings.args.steps {
         let batches = batches(settings, step, rows.clone(), &device);

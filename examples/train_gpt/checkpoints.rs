@@ -125,14 +125,16 @@ impl<'a> Checkpoints<'a> {
             losses,
             validations: checkpoint.value("validations")?,
         };
-        let (steps, path) = (training.losses.len(), checkpoint.path().display());
+        let steps = training.losses.len();
+        let path = checkpoint.path().display();
         if steps >= self.settings.args.steps {
             let wanted = self.settings.args.steps;
             return Err(Error::other(format!(
                 "{path} has {steps} steps, and --steps is {wanted}: none is left to make"
             )));
         }
-        let (saved, now) = (checkpoint.value::<String>("settings")?, self.described());
+        let saved = checkpoint.value::<String>("settings")?;
+        let now = self.described();
         let other = if saved == now {
             String::new()
         } else {
@@ -142,7 +144,8 @@ impl<'a> Checkpoints<'a> {
             let reason = "--check compares with a run that was not interrupted, which needs the settings of the checkpoint";
             return Err(Error::other(format!("{reason}{other}")));
         }
-        let (bytes, seconds) = (checkpoint.read_stats().read, start.elapsed().as_secs_f64());
+        let bytes = checkpoint.read_stats().read;
+        let seconds = start.elapsed().as_secs_f64();
         Ok((
             training,
             steps,

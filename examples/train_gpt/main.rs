@@ -55,8 +55,10 @@ fn run(settings: &Settings) -> Result<bool> {
         Launch::from_env(settings.ranks())?.with_device(args.device.device()),
         |world| {
             world.run_on(0, || {
-            let (params, mesh) = (initial.num_params(), report::by(&settings.mesh));
-            let (text, validation) = (settings.text.len(), settings.validation.len());
+            let params = initial.num_params();
+let mesh = report::by(&settings.mesh);
+            let text = settings.text.len();
+let validation = settings.validation.len();
             println!("{params} parameters, {text} characters of text, {validation} for validation, mesh {mesh}");
         });
             train::train(settings, &initial, world)

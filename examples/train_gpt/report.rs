@@ -84,7 +84,8 @@ impl Collectives {
         };
         let [weight, gradient] =
             [args.param_dtype, args.reduce_dtype].map(|dtype| dtype.size() as u64);
-        let (steps, losses) = (outcome.steps as u64, outcome.validated as u64);
+        let steps = outcome.steps as u64;
+        let losses = outcome.validated as u64;
         // Weights are gathered for every batch. Gradients are reduced with the last batch of a
         // step.
         let trained = steps * batches;

@@ -107,7 +107,9 @@ pub fn train(settings: &Settings, initial: &Gpt, world: &World) -> Result<Outcom
     let tokens = settings.ranks() * args.accumulate * args.batch * settings.model.seq;
     let mut progress = Progress::new(world.rank() == 0, first..args.steps, (tokens, "tokens"));
     let rows = world.rank() * args.batch..(world.rank() + 1) * args.batch;
-    let (mut made, mut last_step, mut waiting) = (0, Vec::new(), Duration::ZERO);
+    let mut made = 0;
+    let mut last_step = Vec::new();
+    let mut waiting = Duration::ZERO;
     for step in first..args.steps {
         let batches = batches(settings, step, rows.clone(), &device);
         let waited_before = world.ledger().spent().waiting;
@@ -240,15 +242,16 @@ pub fn batches(
 ) -> Vec<Batch> {
     let accumulate = settings.args.accumulate;
     let numbers = step * accumulate..(step + 1) * accumulate;
-    let batch = |number| {
-        settings.text.batch(
-            (settings.args.seed, number),
-            rows.clone(),
-            settings.model.seq,
-            device,
-        )
-    };
-    numbers.map(batch).collect()
+    numbers
+        .map(|number| {
+            settings.text.batch(
+                (settings.args.seed, number),
+                rows.clone(),
+                settings.model.seq,
+                device,
+            )
+        })
+        .collect()
 }
 
 /// Makes one step with `optim_step`. Returns the model, the mean loss `[1]` of `batches` before the
@@ -265,7 +268,8 @@ pub fn train_step(
 ) -> Result<(Gpt, Tensor<1>, bool)> {
     let count = batches.len();
     let units = FsdpModule::of(&model).ok();
-    let (mut sum, mut total) = (GradientsAccumulator::new(), None);
+    let mut sum = GradientsAccumulator::new();
+    let mut total = None;
     for (at, (tokens, targets)) in batches.into_iter().enumerate() {
         // Accumulated gradients are reduced with those of the last batch.
         units

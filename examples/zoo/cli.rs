@@ -102,7 +102,8 @@ impl Cli {
             mesh.len() <= most
         };
         if !fits {
-            let (model, dims) = (self.model.to_possible_value(), mesh.len());
+            let model = self.model.to_possible_value();
+            let dims = mesh.len();
             let model = model.expect("no model is hidden");
             return Err(format!(
                 "--mesh has {dims} dimensions, but {} takes {most}",

@@ -24,7 +24,8 @@ impl Images {
         rows: Range<usize>,
         device: &Device,
     ) -> (Tensor<4>, Tensor<1, Int>) {
-        let (mut pixels, mut classes) = (Vec::new(), Vec::new());
+        let mut pixels = Vec::new();
+        let mut classes = Vec::new();
         for row in rows.clone() {
             // The golden-ratio constant spreads neighbouring steps and rows over the generator's
             // seeds.
@@ -33,7 +34,8 @@ impl Images {
             let class = rng.random_range(0..self.classes);
             classes.push(class as i32);
             // Each class has waves of a different direction and length.
-            let (along, across) = ((class % 7) as f32 * 0.3, (class / 7) as f32 * 0.2 + 0.1);
+            let along = (class % 7) as f32 * 0.3;
+            let across = (class / 7) as f32 * 0.2 + 0.1;
             for channel in 0..3 {
                 for (y, x) in (0..self.side).flat_map(|y| (0..self.side).map(move |x| (y, x))) {
                     let wave = (along * x as f32 + across * y as f32 + channel as f32).sin();

@@ -47,7 +47,8 @@ fn main() -> ExitCode {
 
 /// Creates and runs the model that the command line names.
 fn start(settings: &Settings) -> Result<bool> {
-    let (device, characters) = (Device::flex(), settings.text.vocab());
+    let device = Device::flex();
+    let characters = settings.text.vocab();
     device.seed(settings.seed);
     match (settings.model, settings.size) {
         (Kind::Bert, size) => {
@@ -97,7 +98,8 @@ fn run<T: Task>(settings: &Settings, data: &T::Data, initial: &T) -> Result<bool
     let Some((0, outcome)) = outcomes.first() else {
         return Ok(true);
     };
-    let (first, last) = (outcome.losses[0], outcome.losses[settings.steps - 1]);
+    let first = outcome.losses[0];
+    let last = outcome.losses[settings.steps - 1];
     println!(
         "loss {first:.4} -> {last:.4} in {} steps; rank 0 steps {} parameters",
         settings.steps, outcome.held

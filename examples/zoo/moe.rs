@@ -189,16 +189,12 @@ impl Experts {
     /// Like [`forward`](Self::forward), for experts sharded over several ranks. Tokens are sent to
     /// the ranks along `ep` that hold their experts, and back.
     fn on_mesh(&self, x: Tensor<3>) -> Result<Tensor<3>> {
-        let (up, gate, down) = (
-            self.up.dtensor()?,
-            self.gate.dtensor()?,
-            self.down.dtensor()?,
-        );
+        let up = self.up.dtensor()?;
+        let gate = self.gate.dtensor()?;
+        let down = self.down.dtensor()?;
         let mesh = up.mesh().clone();
-        let (by_token, by_expert) = (
-            [Placement::Shard(1), Placement::Replicate],
-            [Placement::Shard(0), Placement::Replicate],
-        );
+        let by_token = [Placement::Shard(1), Placement::Replicate];
+        let by_expert = [Placement::Shard(0), Placement::Replicate];
         let x = DTensor::from_local(x, &mesh, &by_token)?.redistribute(&by_expert)?;
         let hidden = activation::silu(x.clone().matmul(gate)) * x.matmul(up);
         Ok(hidden.matmul(down).redistribute(&by_token)?.to_local())

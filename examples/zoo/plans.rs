@@ -80,10 +80,8 @@ pub fn momentum() -> (ShardedOptimizer, ModuleOptimizer) {
 
 /// Returns Muon for the matrices of attention, and AdamW for all other parameters.
 pub fn muon() -> (ShardedOptimizer, ModuleOptimizer) {
-    let (matrices, config) = (
-        ParamGroup::from_predicates(vec!["attention.", "weight"]),
-        MuonConfig::new(),
-    );
+    let matrices = ParamGroup::from_predicates(vec!["attention.", "weight"]);
+    let config = MuonConfig::new();
     let (shards, full) = adamw();
     (
         shards.with_muon(matrices.clone(), config.clone()),

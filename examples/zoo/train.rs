@@ -43,8 +43,10 @@ pub fn train<T: Task>(
     let mesh = DeviceMesh::new(world, &settings.mesh, dims)?;
     let device = world.device().clone().autodiff();
     let mut model = initial.clone().parallel(&mesh)?;
-    let (held, mut average) = (model.num_params(), model.clone().freeze());
-    let (mut optim, mut schedule) = (T::optimizers().0, schedule(settings)?);
+    let held = model.num_params();
+    let mut average = model.clone().freeze();
+    let mut optim = T::optimizers().0;
+    let mut schedule = schedule(settings)?;
     let mut losses = Vec::with_capacity(settings.steps);
     world.ledger().reset();
 
@@ -56,7 +58,8 @@ pub fn train<T: Task>(
         (ranks * settings.batch * settings.accumulate, "rows"),
     );
     for step in 0..settings.steps {
-        let (mut sum, mut total) = (GradientsAccumulator::new(), 0.0);
+        let mut sum = GradientsAccumulator::new();
+        let mut total = 0.0;
         for batch in 0..settings.accumulate {
             // Each rank accumulates gradients, and reduces them with those of the last batch.
             FsdpModule::of(&model)?.set_requires_gradient_sync(batch + 1 == settings.accumulate);
@@ -94,17 +97,17 @@ pub fn unsharded<T: Task>(
     let device = Device::flex().autodiff();
     let mut model = initial.clone().fork(&device);
     let mut average = model.clone().freeze();
-    let (mut optim, mut schedule) = (T::optimizers().1, schedule(settings)?);
+    let mut optim = T::optimizers().1;
+    let mut schedule = schedule(settings)?;
     let mut losses = Vec::with_capacity(settings.steps);
     let (_, ranks) = data_rank::<T>(settings, 0);
     for step in 0..settings.steps {
-        let (mut sum, mut total) = (GradientsAccumulator::new(), 0.0);
+        let mut sum = GradientsAccumulator::new();
+        let mut total = 0.0;
         for batch in 0..settings.accumulate {
             for rank in 0..ranks {
-                let (number, rows) = (
-                    step * settings.accumulate + batch,
-                    rank * settings.batch..(rank + 1) * settings.batch,
-                );
+                let number = step * settings.accumulate + batch;
+                let rows = rank * settings.batch..(rank + 1) * settings.batch;
                 let loss = model.loss(data, (settings.seed, number), rows, &device)
                     / (settings.accumulate * ranks) as f64;
                 total += loss.clone().into_scalar::<f32>();

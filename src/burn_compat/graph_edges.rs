@@ -37,7 +37,8 @@ pub(crate) fn edges_of(step: &BackwardStep<'_>) -> GraphEdges {
 }
 
 fn parse(text: &str) -> GraphEdges {
-    let (mut edges, mut child) = (GraphEdges::new(), None);
+    let mut edges = GraphEdges::new();
+    let mut child = None;
     for node in text.split("NodeId { value: ").skip(1) {
         let Some((value, rest)) = node.split_once(" }") else {
             continue;
@@ -124,7 +125,9 @@ mod tests {
                 autodiff::node_id(tensor.clone().into_dispatch()).expect("it is tracked")
             };
             let record = Arc::new(Record::default());
-            let (a, b, other) = (leaf(), leaf(), leaf());
+            let a = leaf();
+            let b = leaf();
+            let other = leaf();
             let product = a.clone() * b.clone();
             let recorded = Tensor::from_dispatch(autodiff::unary(
                 product.clone().into_dispatch(),

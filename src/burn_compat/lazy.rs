@@ -22,7 +22,9 @@ pub(crate) fn undrawn<const D: usize, K: Kind>(param: Param<Tensor<D, K>>) -> Pa
 where
     Tensor<D, K>: Parameter,
 {
-    let (shape, device, id) = (param.lazy_shape(), param.lazy_device(), param.id);
+    let shape = param.lazy_shape();
+    let device = param.lazy_device();
+    let id = param.id;
     let zeros = match shape.num_elements() {
         0 => Tensor::zeros(shape, &device),
         _ => Tensor::<D, K>::zeros([1; D], &device).expand(shape),

@@ -143,7 +143,8 @@ impl TensorMapper for RestoreAdapters {
                 .remove(&format!("{path}.{ADAPTER}.{name}"))
                 .expect("an adapter has two factors")
         };
-        let (a, b) = (factor("a"), factor("b"));
+        let a = factor("a");
+        let b = factor("b");
         let scale = param
             .base()
             .into_data()

@@ -204,7 +204,8 @@ mod tests {
         visit_tensors(&marked(&norm), &mut marks);
         assert_eq!(marks.0, ["gamma.parameter", "beta.parameter"]);
 
-        let (shared, own) = (norm.clone(), renewed(norm.clone()).unwrap());
+        let shared = norm.clone();
+        let own = renewed(norm.clone()).unwrap();
         norm.forward(Tensor::<2>::from_data([[0.0], [2.0]], &device));
         let mean = |norm: &BatchNorm| norm.valid().running_mean.value().into_scalar::<f32>();
         assert_eq!([mean(&norm), mean(&shared), mean(&own)], [0.1, 0.1, 0.0]);

@@ -125,7 +125,8 @@ fn describe_local(state: &State) -> Result<Vec<TensorDescription>, CheckpointErr
             dtype: spec.dtype().name().into(),
         })?;
         let regions = vec![(shard_region(spec), Vec::new())];
-        let (shape, placements) = (spec.shape().to_vec(), spec.layout().to_string());
+        let shape = spec.shape().to_vec();
+        let placements = spec.layout().to_string();
         Ok(TensorDescription {
             key: key.clone(),
             shape,
@@ -150,7 +151,8 @@ fn digest(state: &State) -> u64 {
     let mut hasher = DefaultHasher::new();
     for (key, tensor) in &state.tensors {
         let spec = tensor.spec();
-        let (mesh, layout) = (spec.mesh(), spec.layout());
+        let mesh = spec.mesh();
+        let layout = spec.layout();
         (
             key,
             spec.shape().as_slice(),
@@ -211,7 +213,8 @@ fn merge(
             let text =
                 |held: &TensorDescription| format!("shape {:?} in {}", held.shape, held.dtype);
             if (&known.shape, known.dtype) != (&held.shape, held.dtype) {
-                let (found, expected) = (text(&held), text(known));
+                let found = text(&held);
+                let expected = text(known);
                 return Err(CheckpointError::Disagree {
                     key: held.key,
                     rank: ranks[rank],
@@ -247,13 +250,11 @@ fn check_cover(held: &[TensorDescription]) -> Result<(), CheckpointError> {
         ..
     } in held
     {
-        let (found, expected) = (
-            regions
-                .iter()
-                .map(|(region, _)| region.num_elements())
-                .sum(),
-            shape.iter().product(),
-        );
+        let found = regions
+            .iter()
+            .map(|(region, _)| region.num_elements())
+            .sum();
+        let expected = shape.iter().product();
         if found != expected {
             return Err(CheckpointError::Cover {
                 key: key.clone(),

@@ -161,7 +161,8 @@ impl AsyncCheckpointer {
         let copying = Instant::now();
         let mut staging = std::mem::take(&mut self.staging);
         staging.fill(save.plan(), &mut LiveFragments::new(state));
-        let (copied, bytes) = (copying.elapsed(), staging.bytes.len() as u64);
+        let copied = copying.elapsed();
+        let bytes = staging.bytes.len() as u64;
         let write = {
             let save = save.clone();
             move || {
@@ -169,10 +170,8 @@ impl AsyncCheckpointer {
                 (staging, written)
             }
         };
-        let (stage, in_flight) = (
-            Stage::Files(Background::spawn(step, write)),
-            self.manager.start(step),
-        );
+        let stage = Stage::Files(Background::spawn(step, write));
+        let in_flight = self.manager.start(step);
         self.writing = Some(Writing {
             save,
             step,
@@ -228,7 +227,8 @@ impl AsyncCheckpointer {
         else {
             return Ok(None);
         };
-        let (comm, fs) = (save.comm(), self.manager.fs().clone());
+        let comm = save.comm();
+        let fs = self.manager.fs().clone();
         let manifest = match stage {
             Stage::Files(thread) => {
                 let is_ready =
@@ -246,7 +246,8 @@ impl AsyncCheckpointer {
                 self.staging = staging;
                 let written = save.gather(&*fs, own)?;
                 let commit = {
-                    let (save, run) = (save.clone(), self.manager.step(step));
+                    let save = save.clone();
+                    let run = self.manager.step(step);
                     move || save.commit(&*fs, written, Some(&run))
                 };
                 (comm.group().rank() == 0).then(|| Background::spawn(step, commit))

@@ -53,7 +53,8 @@ fn spec(stored: &StoredTensor, mesh: &DeviceMesh) -> Result<Arc<DTensorSpec>> {
     if let Some(spec) = &stored.spec {
         return Ok(spec.clone());
     }
-    let (shape, dtype) = (stored.value.shape(), stored.value.dtype());
+    let shape = stored.value.shape();
+    let dtype = stored.value.dtype();
     Ok(DTensorSpec::new(mesh, Layout::replicate(mesh.shape())?, shape, dtype)?.shared())
 }
 
@@ -85,10 +86,8 @@ mod tests {
                 &mesh,
                 FullyShard::new(),
             )?;
-            let (bias, id) = (
-                full_model(&model)?.bias.map(|bias| bias.val().into_data()),
-                model.weight.id,
-            );
+            let bias = full_model(&model)?.bias.map(|bias| bias.val().into_data());
+            let id = model.weight.id;
             let targets = targets(&model, &mesh)?;
             assert_eq!(targets["weight"].local_range(0), [0..3, 3..6][mesh.rank()]);
             let full = foreign(6);

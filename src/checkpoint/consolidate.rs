@@ -343,7 +343,8 @@ fn exports(
             continue;
         };
         let is_transposed = entry.shape.len() == 2 && (options.transposed)(path);
-        let (dtype, shape) = (entry.dtype, entry.shape.clone());
+        let dtype = entry.dtype;
+        let shape = entry.shape.clone();
         let export = Export {
             name: name.clone(),
             key: key.clone(),
@@ -364,7 +365,8 @@ fn exports(
 
 /// Divides the tensors among files, in their order.
 fn divided(exports: Vec<Export>, most_bytes: u64) -> Vec<Vec<Export>> {
-    let (mut files, mut bytes) = (vec![Vec::new()], 0);
+    let mut files = vec![Vec::new()];
+    let mut bytes = 0;
     for export in exports {
         if bytes > 0 && bytes + export.bytes() > most_bytes {
             files.push(Vec::new());
@@ -455,7 +457,9 @@ impl Writer<'_> {
                 .map(move |part| (export, part))
         });
         let (exports_of, wants): (Vec<_>, Vec<_>) = parts.unzip();
-        let (done, total, progress) = (&mut self.done, self.total, &mut self.progress);
+        let done = &mut self.done;
+        let total = self.total;
+        let progress = &mut self.progress;
         let stats = self.reader.read(&wants, |index, bytes| {
             let export = exports_of[index];
             let bytes = match export.is_reordered() {
@@ -490,7 +494,8 @@ impl Writer<'_> {
         write: &mut WriteFn<'_>,
     ) -> Result<(), CheckpointError> {
         let failed = |action| move |error| io(action, file, error);
-        let (size, [rows, columns]) = (export.dtype.bytes(), [export.shape[0], export.shape[1]]);
+        let size = export.dtype.bytes();
+        let [rows, columns] = [export.shape[0], export.shape[1]];
         let panels = Region::full(&export.shape).split(self.most_bytes / size);
         let wants = panels
             .iter()
@@ -510,11 +515,13 @@ impl Writer<'_> {
         let from = self.fs.open(file, Links::Refuse).map_err(failed("open"))?;
         // Columns that are written together, as rows.
         let stripe = (self.most_bytes / (rows * size)).clamp(1, columns);
-        let (mut run, mut joined) = (Vec::new(), vec![0; stripe * rows * size]);
+        let mut run = Vec::new();
+        let mut joined = vec![0; stripe * rows * size];
         for first in (0..columns).step_by(stripe) {
             let count = stripe.min(columns - first);
             for panel in &panels {
-                let (begin, of_panel) = (panel.offsets[0], panel.shape[0]);
+                let begin = panel.offsets[0];
+                let of_panel = panel.shape[0];
                 run.resize(count * of_panel * size, 0);
                 let at = (begin * columns + first * of_panel) * size;
                 from.read_exact_at(&mut run, at as u64)

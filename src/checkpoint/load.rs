@@ -179,14 +179,14 @@ impl Checkpoint {
             report.cast.clear();
 
             let tensors = &self.files.manifest.tensors;
-            let (mut described, mut sources, mut scalars) = (Vec::new(), Vec::new(), Vec::new());
+            let mut described = Vec::new();
+            let mut sources = Vec::new();
+            let mut scalars = Vec::new();
             for (path, source) in &pairs {
                 let param = &stored[source.key()];
                 for field in &param.tensors {
-                    let (name, stored) = (
-                        format!("{path}.{field}"),
-                        format!("{key}.{}.{field}", source.key()),
-                    );
+                    let name = format!("{path}.{field}");
+                    let stored = format!("{key}.{}.{field}", source.key());
                     let entry = tensors
                         .get(&stored)
                         .ok_or_else(|| no_value(&stored, tensors.keys()))?;
@@ -232,7 +232,8 @@ impl Checkpoint {
         like: &DTensor<D, K>,
     ) -> Result<DTensor<D, K>> {
         let run = || -> Result<_> {
-            let (layout, tensors) = (like.spec().layout(), &self.files.manifest.tensors);
+            let layout = like.spec().layout();
+            let tensors = &self.files.manifest.tensors;
             if layout.has_partial() {
                 return Err(CheckpointError::Partial {
                     key: key.into(),
@@ -253,7 +254,8 @@ impl Checkpoint {
             Ok(values.remove(key).expect("it is the one that was read"))
         };
         let data = agreed(&self.files.mesh.all()?, "checkpoint_load_tensor", run())?;
-        let (device, dtype) = (like.device(), data.dtype());
+        let device = like.device();
+        let dtype = data.dtype();
         Ok(DTensor::from_parts(
             Tensor::from_data(data, (&device, dtype)),
             like.spec().clone(),

@@ -351,23 +351,24 @@ fn latest_step(
     let manifest = |step| read_manifest(fs, &path.join(name(step)), rank);
     // The folder that `latest` names may have been removed by hand, or be a link to where it was
     // moved.
-    let is_there = |step: &u64| steps.contains(step) || manifest(*step).is_ok();
-    let Some(named) = named(fs, path, rank)?.filter(is_there) else {
+    let Some(named) =
+        named(fs, path, rank)?.filter(|step| steps.contains(step) || manifest(*step).is_ok())
+    else {
         return Ok(steps.last().copied());
     };
     let Ok((_, checksum)) = manifest(named) else {
         return Ok(Some(named));
     };
     // A save that was interrupted before it moved `latest` has completed the checkpoint after it.
-    let follows = |step: &u64| {
-        manifest(*step).is_ok_and(|(manifest, _)| manifest.previous == Some((named, checksum)))
-    };
     Ok(Some(
         steps
             .into_iter()
             .rev()
             .filter(|step| *step != named)
-            .find(follows)
+            .find(|step| {
+                manifest(*step)
+                    .is_ok_and(|(manifest, _)| manifest.previous == Some((named, checksum)))
+            })
             .unwrap_or(named),
     ))
 }

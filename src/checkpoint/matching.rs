@@ -114,9 +114,11 @@ impl Matching<'_> {
         targets: &Targets,
         saved: &BTreeMap<String, SavedTensor>,
     ) -> Result<(Pairs, KeyReport), CheckpointError> {
-        let (mut pairs, mut report, mut asked) =
-            (Pairs::new(), KeyReport::default(), BTreeSet::new());
-        let (mut missing, mut mismatched) = (Vec::new(), Vec::new());
+        let mut pairs = Pairs::new();
+        let mut report = KeyReport::default();
+        let mut asked = BTreeSet::new();
+        let mut missing = Vec::new();
+        let mut mismatched = Vec::new();
         for (path, target) in targets {
             let Some(source) = (self.source)(path) else {
                 report.skipped.push(path.clone());

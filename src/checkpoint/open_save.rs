@@ -107,7 +107,8 @@ impl OpenSave {
     ) -> Result<Committed, CheckpointError> {
         let path = &self.path;
         let io = |action, path: &Path| {
-            let (rank, path) = (self.rank(), path.to_owned());
+            let rank = self.rank();
+            let path = path.to_owned();
             move |error| CheckpointError::io(rank, action, &path, &error)
         };
         let bytes = written.iter().map(|written| written.len).collect();
@@ -117,7 +118,8 @@ impl OpenSave {
         // Another save under this name would have removed the probe, with the files of this one.
         // Under its new name it is there until the manifest is: without either, the folder would be
         // taken for the rest of a removal.
-        let (marker, own_marker) = (path.join(&self.marker), marker_name());
+        let marker = path.join(&self.marker);
+        let own_marker = marker_name();
         fs.rename(&marker, &path.join(&own_marker))
             .map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.clone() },
@@ -160,7 +162,8 @@ impl OpenSave {
         let mut manifest = self.plan.manifest(written);
         manifest.previous = run.map(|run| run.previous(fs)).transpose()?.flatten();
         let manifest = manifest.to_bytes();
-        let (bytes, limit) = (manifest.len() as u64, self.plan.limit);
+        let bytes = manifest.len() as u64;
+        let limit = self.plan.limit;
         if bytes > limit {
             Err(CheckpointError::ManifestSize { bytes, limit })
         } else {

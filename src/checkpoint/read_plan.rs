@@ -154,8 +154,11 @@ impl<'a> ReadPlan<'a> {
             .sections
             .chunk_by(|a, b| (a.chunk.file, a.chunk.begin) == (b.chunk.file, b.chunk.begin))
         {
-            let (chunk, len) = (of_chunk[0].chunk, of_chunk[0].len);
-            let (mut class, mut needed, mut joined) = (RunClass::Contiguous, 0, Vec::new());
+            let chunk = of_chunk[0].chunk;
+            let len = of_chunk[0].len;
+            let mut class = RunClass::Contiguous;
+            let mut needed = 0;
+            let mut joined = Vec::new();
             for section in of_chunk {
                 class = class.max(section.runs.class(limits));
                 needed += section.runs.bytes();
@@ -168,14 +171,18 @@ impl<'a> ReadPlan<'a> {
             }
             let joined = union(joined);
             let read: usize = joined.iter().map(Range::len).sum();
-            let blocks = |run: &Range<usize>| {
-                let block = limits.block;
-                run.start / block * block..run.end.next_multiple_of(block).min(len)
-            };
             let complete = if chunk.checksums.is_empty() {
                 joined
             } else {
-                union(joined.iter().map(blocks).collect())
+                union(
+                    joined
+                        .iter()
+                        .map(|run| {
+                            let block = limits.block;
+                            run.start / block * block..run.end.next_multiple_of(block).min(len)
+                        })
+                        .collect(),
+                )
             };
             let rounding = complete.iter().map(Range::len).sum::<usize>() - read;
             let stats = self.stats.by_class.entry(class).or_default();
@@ -275,8 +282,11 @@ fn sections<'a>(manifest: &'a Manifest, index: usize, want: &'a Want) -> Vec<Sec
         .get_key_value(&want.key)
         .expect("the manifest has the wanted tensor");
     let element = tensor.dtype.bytes();
-    let common = |chunk: &'a ChunkEntry| Some((chunk, chunk.region.intersection(&want.region)?));
-    let parts = tensor.chunks.iter().filter_map(common).collect_vec();
+    let parts = tensor
+        .chunks
+        .iter()
+        .filter_map(|chunk| Some((chunk, chunk.region.intersection(&want.region)?)))
+        .collect_vec();
     // The memory of a region is written by several threads without locks, so nothing else may
     // ensure this.
     let covered = parts
@@ -304,14 +314,16 @@ fn sections<'a>(manifest: &'a Manifest, index: usize, want: &'a Want) -> Vec<Sec
 /// Returns the bytes of all ranges, as ranges that do not touch each other.
 fn union(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     ranges.sort_unstable_by_key(|range| range.start);
-    let join = |a: Range<usize>, b: Range<usize>| {
-        if b.start <= a.end {
-            Ok(a.start..a.end.max(b.end))
-        } else {
-            Err((a, b))
-        }
-    };
-    ranges.into_iter().coalesce(join).collect()
+    ranges
+        .into_iter()
+        .coalesce(|a, b| {
+            if b.start <= a.end {
+                Ok(a.start..a.end.max(b.end))
+            } else {
+                Err((a, b))
+            }
+        })
+        .collect()
 }
 
 /// Bytes of a region that are next to each other in two regions around it, such as a chunk and a
@@ -341,7 +353,9 @@ pub(super) struct CopyRun {
 impl Runs {
     fn new(part: &Region, a: &Region, b: &Region, element: usize) -> Self {
         let first = [a, b].map(|region| region.offset_of(part) * element);
-        let (mut run, mut dims, mut strides) = (element, SmallVec::new(), [element; 2]);
+        let mut run = element;
+        let mut dims = SmallVec::new();
+        let mut strides = [element; 2];
         for (dim, &len) in part.shape.iter().enumerate().rev() {
             if dims.is_empty() && strides == [run; 2] {
                 run *= len;
@@ -399,7 +413,8 @@ impl Runs {
             position
         };
         // The first run that ends in the range or after it.
-        let (mut index, mut end) = (0, self.count());
+        let mut index = 0;
+        let mut end = self.count();
         while index < end {
             let middle = index + (end - index) / 2;
             if at(middle)[0] + self.run <= bytes.start {

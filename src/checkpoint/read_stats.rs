@@ -113,7 +113,9 @@ impl fmt::Display for ReadStats {
         )?;
         by_class.iter().try_for_each(|(class, stats)| {
             let ClassStats { needed, block_rounding, .. } = stats;
-            let (over, needed, rounding) = (stats.over_read(), mib(*needed), mib(*block_rounding));
+            let over = stats.over_read();
+let needed = mib(*needed);
+let rounding = mib(*block_rounding);
             write!(
                 f,
                 "\n  {class:?}: {needed:.1} MiB needed, {over:.3}x read, {rounding:.1} MiB more for complete blocks"

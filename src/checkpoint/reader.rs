@@ -65,7 +65,8 @@ impl<'a> Reader<'a> {
         let threads = options.threads.min(share / read).max(1);
         let limits = Limits::new(options.max_over_read.max(1.0), read, threads);
         let memory = options.memory.saturating_sub(threads * read);
-        let (links, pool) = (Links::Refuse, Arc::default());
+        let links = Links::Refuse;
+        let pool = Arc::default();
         Self {
             fs,
             dir,
@@ -98,7 +99,8 @@ impl<'a> Reader<'a> {
         self.check_lengths(wants)?;
         let (to_threads, tasks) = mpsc::channel();
         let (finish, finished) = mpsc::channel();
-        let (tasks, stop) = (Mutex::new(tasks), AtomicBool::new(false));
+        let tasks = Mutex::new(tasks);
+        let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             let _stop = StopOnDrop(&stop);
             let bytes: usize = wants.iter().map(|want| self.bytes(want)).sum();
@@ -131,10 +133,13 @@ impl<'a> Reader<'a> {
         done: &mut dyn FnMut(usize, Bytes) -> Result<(), CheckpointError>,
     ) -> Result<ReadStats, CheckpointError> {
         let buffers = self.limits.threads * self.limits.read;
-        let (mut stats, mut flight, mut memory) =
-            (ReadStats::default(), VecDeque::<Flight>::new(), 0);
+        let mut stats = ReadStats::default();
+        let mut flight = VecDeque::<Flight>::new();
+        let mut memory = 0;
         // Regions and batches that were started, and batches that were handed over.
-        let (mut next, mut started, mut handed) = (0, 0, 0);
+        let mut next = 0;
+        let mut started = 0;
+        let mut handed = 0;
         loop {
             while next < wants.len() {
                 let (count, bytes) = self.next_batch(&wants[next..]);
@@ -193,12 +198,16 @@ impl<'a> Reader<'a> {
     /// Returns the number of regions of the next batch, and their bytes.
     fn next_batch(&self, wants: &[Want]) -> (usize, usize) {
         // Several batches are in flight at once.
-        let (most, mut total) = (self.memory / 4, 0);
-        let fits = |(index, want): &(usize, &Want)| {
-            total += self.bytes(want);
-            *index == 0 || total <= most
-        };
-        let count = wants.iter().enumerate().take_while(fits).count();
+        let most = self.memory / 4;
+        let mut total = 0;
+        let count = wants
+            .iter()
+            .enumerate()
+            .take_while(|(index, want)| {
+                total += self.bytes(want);
+                *index == 0 || total <= most
+            })
+            .count();
         (
             count,
             wants[..count].iter().map(|want| self.bytes(want)).sum(),
@@ -227,7 +236,8 @@ impl<'a> Reader<'a> {
             chunks.filter(|chunk| chunk.region.intersection(&want.region).is_some())
         });
         for file in chunks.map(|chunk| chunk.file).collect::<BTreeSet<_>>() {
-            let (path, expected) = (self.path(file), self.manifest.files[file].len);
+            let path = self.path(file);
+            let expected = self.manifest.files[file].len;
             let found = self
                 .open(file)?
                 .len()
@@ -250,7 +260,8 @@ impl<'a> Reader<'a> {
         finish: mpsc::Sender<Finished>,
         stop: &AtomicBool,
     ) {
-        let (mut open, mut buffer) = (None, Vec::new());
+        let mut open = None;
+        let mut buffer = Vec::new();
         loop {
             let task = tasks.lock().recv();
             let Ok(Task {
@@ -264,8 +275,9 @@ impl<'a> Reader<'a> {
             if stop.load(Ordering::Relaxed) {
                 return;
             }
-            let run = || self.read_span(&batch, span, &mut open, &mut buffer);
-            let outcome = catch_unwind(AssertUnwindSafe(run));
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                self.read_span(&batch, span, &mut open, &mut buffer)
+            }));
             drop(batch);
             if finish.send((number, outcome)).is_err() {
                 return;
@@ -343,7 +355,8 @@ impl<'a> Reader<'a> {
         for (index, (block, checksum)) in bytes.chunks(BLOCK).zip(checksums).enumerate() {
             if XxHash3_64::oneshot(block) != *checksum {
                 let first = chunk.begin + (extent.bytes.start + index * BLOCK) as u64;
-                let (path, last) = (self.path(chunk.file), first + block.len() as u64);
+                let path = self.path(chunk.file);
+                let last = first + block.len() as u64;
                 return Err(CheckpointError::Corrupt {
                     path,
                     key: (*key).into(),

@@ -31,7 +31,8 @@ pub(crate) fn transpose(from: &[u8], to: &mut [u8], shape: [usize; 2], size: usi
 fn transpose_tiles<const SIZE: usize>(from: &[u8], to: &mut [u8], [rows, columns]: [usize; 2]) {
     /// Elements of a tile's side: its lines of either matrix stay in a first-level cache.
     const TILE: usize = 32;
-    let ((from, _), (to, _)) = (from.as_chunks::<SIZE>(), to.as_chunks_mut::<SIZE>());
+    let (from, _) = from.as_chunks::<SIZE>();
+    let (to, _) = to.as_chunks_mut::<SIZE>();
     for (first_row, first_column) in (0..rows)
         .step_by(TILE)
         .cartesian_product((0..columns).step_by(TILE))
@@ -150,7 +151,8 @@ fn separated(regions: &mut [&Region], levels: usize) -> bool {
     if regions.len() > FEW && levels > 0 {
         for dim in 0..regions[0].shape.len() {
             regions.sort_unstable_by_key(|region| region.offsets[dim]);
-            let (mut groups, mut end) = (vec![0], 0);
+            let mut groups = vec![0];
+            let mut end = 0;
             for (index, region) in regions.iter().enumerate() {
                 if index > 0 && region.offsets[dim] >= end {
                     groups.push(index);
@@ -356,10 +358,8 @@ mod tests {
                 .flat_map(|slices| Region::of_slices(&slices).split(4))
                 .collect_vec();
             for _ in 0..case % 3 {
-                let (cell, dim) = (
-                    random.random_range(0..cells.len()),
-                    random.random_range(0..3),
-                );
+                let cell = random.random_range(0..cells.len());
+                let dim = random.random_range(0..3);
                 if cells[cell].offsets[dim] > 0 {
                     cells[cell].offsets[dim] -= 1;
                 }

@@ -144,11 +144,13 @@ impl Checkpoint {
                 DTensorSpec::new(&self.files.mesh, layout, shape, dtype)?.shared(),
             ));
         }
-        let want = |(key, spec): &(&String, Arc<DTensorSpec>)| Want {
-            key: (*key).clone(),
-            region: shard_region(spec),
-        };
-        let wants: Vec<_> = specs.iter().map(want).collect();
+        let wants: Vec<_> = specs
+            .iter()
+            .map(|(key, spec)| Want {
+                key: (*key).clone(),
+                region: shard_region(spec),
+            })
+            .collect();
         let mut tensors = BTreeMap::new();
         self.files.read(&wants, |index, data| {
             let (key, spec) = &specs[index];
@@ -170,7 +172,8 @@ impl Checkpoint {
             .iter()
             .filter(|(key, _)| keep(key))
         {
-            let (saved, ranks) = (of_ranks.len(), self.files.mesh.size());
+            let saved = of_ranks.len();
+            let ranks = self.files.mesh.size();
             if saved != ranks {
                 return Err(CheckpointError::RankValues {
                     key: key.clone(),

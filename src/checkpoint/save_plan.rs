@@ -102,9 +102,9 @@ impl SavePlan {
 
     /// Returns the bytes of the fragments that a rank of the group writes.
     pub fn bytes_of(&self, rank: usize) -> usize {
-        let bytes =
-            |(key, region): (&str, &Region)| region.num_elements() * self.tensor(key).dtype.bytes();
-        self.fragments_of(rank).map(bytes).sum()
+        self.fragments_of(rank)
+            .map(|(key, region)| region.num_elements() * self.tensor(key).dtype.bytes())
+            .sum()
     }
 
     /// Completes the manifest with what the ranks wrote.

@@ -21,10 +21,8 @@ pub struct SaveReport {
 
 impl fmt::Display for SaveReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (total, most) = (
-            self.bytes.iter().sum::<u64>(),
-            self.bytes.iter().max().copied().unwrap_or_default(),
-        );
+        let total = self.bytes.iter().sum::<u64>();
+        let most = self.bytes.iter().max().copied().unwrap_or_default();
         write!(
             f,
             "{}: {total} bytes by {} ranks, at most {most} by one",

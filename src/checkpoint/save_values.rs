@@ -31,8 +31,10 @@ pub(super) fn agree_on_values(state: &State, comm: &Communicator) -> Result<Valu
     let (first, first_own, first_step) = &of_ranks[0];
     if let Some(other) = of_ranks.iter().position(|(.., step)| step != first_step) {
         let text = |step: Option<u64>| step.map_or("no step".into(), |step| step.to_string());
-        let (found, expected) = (text(of_ranks[other].2), text(*first_step));
-        let (rank, of) = (ranks[other], ranks[0]);
+        let found = text(of_ranks[other].2);
+        let expected = text(*first_step);
+        let rank = ranks[other];
+        let of = ranks[0];
         return Err(CheckpointError::Disagree {
             key: "step".into(),
             rank,
@@ -52,7 +54,8 @@ pub(super) fn agree_on_values(state: &State, comm: &Communicator) -> Result<Valu
     {
         let keys =
             |values: &BTreeMap<String, String>| values.keys().map(|key| (key.clone(), 0)).collect();
-        let (expected, found) = (keys(first_own), keys(&of_ranks[other].1));
+        let expected = keys(first_own);
+        let found = keys(&of_ranks[other].1);
         return Err(difference(
             &expected,
             &found,
@@ -92,7 +95,8 @@ fn difference(
         true => format!("{other} {what}"),
         false => format!("no {what}"),
     };
-    let (found, expected) = (describe(found, "another"), describe(expected, "a"));
+    let found = describe(found, "another");
+    let expected = describe(expected, "a");
     CheckpointError::Disagree {
         key,
         rank,

@@ -257,8 +257,11 @@ fn sort_maps(value: &mut ciborium::Value) {
 
 /// Deserializes what [`encode`] returned.
 pub(super) fn decode<T: DeserializeOwned>(key: &str, digits: &str) -> Result<T, CheckpointError> {
-    let byte = |pair: &[u8]| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Vec<u8>> = digits.as_bytes().chunks(2).map(byte).collect();
+    let bytes: Option<Vec<u8>> = digits
+        .as_bytes()
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok())
+        .collect();
     let bytes = bytes.ok_or_else(|| value_error(key, "it is not in hexadecimal digits"))?;
     ciborium::from_reader(&bytes[..]).map_err(|error| value_error(key, error))
 }

@@ -323,10 +323,8 @@ impl StateDict {
         model: &M,
         options: &LoadOptions,
     ) -> Result<(OptimizerState, KeyReport)> {
-        let (params, matching) = (
-            parameter_specs(model)?,
-            options.matching(LoadKind::Optimizer),
-        );
+        let params = parameter_specs(model)?;
+        let matching = options.matching(LoadKind::Optimizer);
         let mut report = KeyReport::default();
         // Paths of the model by the path under which their state is: of none for a parameter that
         // is left out.
@@ -362,7 +360,9 @@ impl StateDict {
         report.loaded.sort_unstable();
         report.loaded.dedup();
         if !report.unexpected.is_empty() && !matching.allows_unexpected {
-            let (missing, unexpected, mismatched) = (Vec::new(), report.unexpected, Vec::new());
+            let missing = Vec::new();
+            let unexpected = report.unexpected;
+            let mismatched = Vec::new();
             return Err(CheckpointError::Keys {
                 of: LoadKind::Optimizer,
                 missing,

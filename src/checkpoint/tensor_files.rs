@@ -44,7 +44,9 @@ impl TensorFiles {
         mesh: &DeviceMesh,
         links: Links,
     ) -> Self {
-        let (manifest, mesh, read) = (Arc::new(manifest), mesh.clone(), ReadOptions::new());
+        let manifest = Arc::new(manifest);
+        let mesh = mesh.clone();
+        let read = ReadOptions::new();
         Self {
             fs,
             folder,
@@ -83,14 +85,19 @@ impl TensorFiles {
             .map(|(path, entry)| (path.to_owned(), saved_tensor(entry)))
             .collect();
         matching::load_model(model, &self.mesh, matching, &saved, |pairs, targets| {
-            let stored = |(path, source): &(String, WeightSource)| {
-                (
-                    path.clone(),
-                    format!("{prefix}{}", source.key()),
-                    source.clone(),
-                )
-            };
-            let read = self.read_values(pairs.iter().map(stored).collect(), targets);
+            let read = self.read_values(
+                pairs
+                    .iter()
+                    .map(|(path, source)| {
+                        (
+                            path.clone(),
+                            format!("{prefix}{}", source.key()),
+                            source.clone(),
+                        )
+                    })
+                    .collect(),
+                targets,
+            );
             let values = agreed(
                 &self.mesh.all()?,
                 "checkpoint_read",
@@ -220,7 +227,8 @@ fn check_range(key: &str, data: &TensorData, wanted: DType) -> Result<(), Checkp
         DType::U64 => data.iter::<u64>().find_map(|value| wide(value.into())),
         _ => data.iter::<i64>().find_map(|value| wide(value.into())),
     };
-    let (key, dtype) = (key.into(), wanted.name().into());
+    let key = key.into();
+    let dtype = wanted.name().into();
     found.map_or(Ok(()), |value| {
         Err(CheckpointError::IntegerRange {
             key,

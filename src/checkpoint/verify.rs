@@ -77,9 +77,12 @@ pub(super) fn verify_in(
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
         for started in 0..options.threads.clamp(1, tasks.len().max(1)) {
-            let (send, next, tasks) = (send.clone(), &next, &tasks);
+            let send = send.clone();
+            let next = &next;
+            let tasks = &tasks;
             let thread = thread::Builder::new().spawn_scoped(scope, move || {
-                let (mut buffer, mut opened) = (vec![0; BLOCKS * BLOCK], None);
+                let mut buffer = vec![0; BLOCKS * BLOCK];
+                let mut opened = None;
                 while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
                     // The other end is dropped if `progress` panics.
                     if send
@@ -208,7 +211,8 @@ impl BlockRange<'_> {
             blocks.filter(|(_, (bytes, checksum))| XxHash3_64::oneshot(bytes) != **checksum);
         let error = |(index, (bytes, _)): (usize, (&[u8], &u64))| {
             let first = begin + (index * BLOCK) as u64;
-            let (path, key) = (self.path.clone(), self.key.to_owned());
+            let path = self.path.clone();
+            let key = self.key.to_owned();
             CheckpointError::Corrupt {
                 path,
                 key,

@@ -96,12 +96,15 @@ pub(super) fn check_shards(
 
 /// Checks tensors that are to be reduced. Returns their signatures.
 pub(super) fn reduced(tensors: &[DispatchTensor], op: ReduceOp) -> Checked<Vec<TensorSignature>> {
-    let signature = |(i, tensor)| {
-        let signature = plain(i, tensor)?;
-        reducible(i, signature.dtype, op)?;
-        Ok(signature)
-    };
-    tensors.iter().enumerate().map(signature).collect()
+    tensors
+        .iter()
+        .enumerate()
+        .map(|(i, tensor)| {
+            let signature = plain(i, tensor)?;
+            reducible(i, signature.dtype, op)?;
+            Ok(signature)
+        })
+        .collect()
 }
 
 /// Checks a shard that is to be resharded along `to_dim`. Returns the signature of the full tensor.
@@ -134,7 +137,8 @@ pub(super) fn listed(
     metas: Vec<Option<TensorMeta>>,
     group: &Group,
 ) -> Checked<PairwiseSignature> {
-    let (size, member) = (group.size(), group.rank());
+    let size = group.size();
+    let member = group.rank();
     let [tensors, descriptions] = [parts.len(), metas.len()];
     ensure!([tensors, descriptions] == [size; 2] => "{tensors} parts and {descriptions} `metas` in a group of {size} ranks",
         "Pass one of each per rank of the group, `None` for a rank without a tensor");
@@ -143,11 +147,10 @@ pub(super) fn listed(
         Ok(signature.map(|TensorSignature { shape, dtype, .. }| TensorMeta { shape, dtype }))
     };
     let sent: Vec<_> = parts.iter().enumerate().map(meta).collect::<Checked<_>>()?;
-    let is_supported = |(i, meta): (usize, &Option<TensorMeta>)| {
+    metas.iter().enumerate().try_for_each(|(i, meta)| {
         meta.as_ref()
             .map_or(Ok(()), |meta| described(i, meta).map(drop))
-    };
-    metas.iter().enumerate().try_for_each(is_supported)?;
+    })?;
     let [own, meta] = [&sent[member], &metas[member]].map(tensor_text);
     ensure!(own == meta => "this rank's tensor for itself is {own}, but `metas` describes {meta}",
         "Describe in `metas` the tensor that this rank passes for itself");
@@ -174,7 +177,8 @@ pub(super) fn rooted(
             problem: "the root passes no tensors".into(),
             remedy,
         })?;
-        let (given, described) = (tensors.len(), metas.len());
+        let given = tensors.len();
+        let described = metas.len();
         ensure!(given == described => "{given} tensors, but {described} `metas`", "Describe every tensor in `metas`");
         for (i, (tensor, expected)) in tensors.iter().zip(&signatures).enumerate() {
             let [found, expected] = [&plain(i, tensor)?, expected].map(text);
@@ -246,11 +250,13 @@ pub(super) fn split(
         .fold(signature.dtype.size(), |bytes, len| {
             bytes.saturating_mul(*len)
         });
-    let (rows, sum) = (signature.shape[0], total_rows("send counts", given, row)?);
+    let rows = signature.shape[0];
+    let sum = total_rows("send counts", given, row)?;
     total_rows("receive counts", taken, row)?;
     ensure!(rows == sum => "send counts {given:?} add up to {sum}, but the tensor has {rows} rows",
         "Make them add up to the number of rows");
-    let (kept, own) = (given[group.rank()], taken[group.rank()]);
+    let kept = given[group.rank()];
+    let own = taken[group.rank()];
     ensure!(kept == own => "this rank sends itself {kept} rows but expects {own} from itself", "Make both counts equal");
     Ok(signature)
 }
@@ -278,7 +284,8 @@ pub(super) fn sharded(
     shardings: &[(usize, ShardSizes)],
     group: &Group,
 ) -> Checked<Vec<TensorSignature>> {
-    let (tensors, given) = (signatures.len(), shardings.len());
+    let tensors = signatures.len();
+    let given = shardings.len();
     ensure!(tensors == given => "{tensors} tensors, but {given} `shardings`", "Pass one sharding per tensor");
     let full =
         |(i, (signature, (dim, sizes))): (usize, (TensorSignature, &(usize, ShardSizes)))| {
@@ -322,9 +329,11 @@ pub(super) fn as_planned(
     tensors: &[DispatchTensor],
     group: &Group,
 ) -> Checked<()> {
-    let (planned, found) = (plan.ranks, group.size());
+    let planned = plan.ranks;
+    let found = group.size();
     ensure!(planned == found => "a plan for {planned} ranks in a group of {found}", "Make a plan on this group");
-    let (planned, given) = (plan.tensors.len(), tensors.len());
+    let planned = plan.tensors.len();
+    let given = tensors.len();
     ensure!(planned == given => "{given} tensors, but a plan for {planned}", REPLAN);
     for (i, (tensor, of_plan)) in tensors.iter().zip(&*plan.tensors).enumerate() {
         let signature = plain(i, tensor)?;
@@ -369,12 +378,10 @@ fn supported(i: usize, shape: Shape, dtype: DType) -> Checked<TensorSignature> {
     let dims = shape.num_dims();
     ensure!(dims <= MAX_DIMS => "tensor {i} has {dims} dimensions, but collectives support at most {MAX_DIMS}",
         "Reshape it to fewer dimensions");
-    let (bytes, lengths) = (
-        shape
-            .iter()
-            .try_fold(dtype.size(), |bytes, len| bytes.checked_mul(*len)),
-        &shape[..],
-    );
+    let bytes = shape
+        .iter()
+        .try_fold(dtype.size(), |bytes, len| bytes.checked_mul(*len));
+    let lengths = &shape[..];
     ensure!(bytes.is_some() => "tensor {i} of shape {lengths:?} has more bytes than memory can hold", "Correct its shape");
     Ok(TensorSignature {
         shape,
@@ -395,7 +402,8 @@ fn one_per_rank(i: usize, sizes: &ShardSizes, group: &Group) -> Checked<()> {
     let Some(lengths) = sizes.lengths() else {
         return Ok(());
     };
-    let (given, size) = (lengths.len(), group.size());
+    let given = lengths.len();
+    let size = group.size();
     ensure!(given == size => "tensor {i} has {given} shard sizes {lengths:?} in a group of {size} ranks",
         "Pass one shard size per rank of the group");
     let total = lengths
@@ -407,7 +415,8 @@ fn one_per_rank(i: usize, sizes: &ShardSizes, group: &Group) -> Checked<()> {
 }
 
 fn check_total(i: usize, shape: &Shape, dim: usize, sizes: &ShardSizes) -> Checked<()> {
-    let (found, total) = (shape[dim], sizes.total());
+    let found = shape[dim];
+    let total = sizes.total();
     ensure!(found == total => "tensor {i} has length {found} in dimension {dim}, but its shard sizes add up to {total}",
         "Pass the full tensor, and shard sizes that add up to its length in that dimension");
     Ok(())

@@ -138,12 +138,11 @@ impl Communicator {
 
     /// Like [`duplicate`](Self::duplicate), with a name of this crate that no program can use.
     pub(crate) fn duplicate_private(&self, name: &'static str) -> Self {
-        let make = || GroupChannel::new(&self.rank, self.group().clone(), name);
         let channel = self
             .channels
             .lock()
             .entry(name)
-            .or_insert_with(make)
+            .or_insert_with(|| GroupChannel::new(&self.rank, self.group().clone(), name))
             .clone();
         Self {
             channel,
@@ -205,7 +204,8 @@ impl Communicator {
         label: &str,
         Problem { problem, remedy }: Problem,
     ) -> CommError {
-        let (rank, label) = (self.rank.rank, label.to_string());
+        let rank = self.rank.rank;
+        let label = label.to_string();
         CommError::InvalidArgument {
             rank,
             op,
@@ -238,7 +238,8 @@ impl Communicator {
         if let Err(error) = rank.check_thread(signature.op, &call.label) {
             return Work::failed(error);
         }
-        let (op, group) = (signature.op, self.group());
+        let op = signature.op;
+        let group = self.group();
         let seq = sequence.next(op);
         if rank.is_alone() && !op.is_message() {
             let called = CollectiveId {

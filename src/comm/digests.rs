@@ -102,7 +102,9 @@ impl Divergence {
             step,
             name,
         } = self;
-        let (rank, other, param) = (ranks[member], ranks[other], name.to_string());
+        let rank = ranks[member];
+        let other = ranks[other];
+        let param = name.to_string();
         CommError::Diverged {
             rank,
             other,

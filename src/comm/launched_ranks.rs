@@ -247,16 +247,15 @@ fn in_own_pool<T: Send>(
     body: impl FnOnce() -> RankOutcome<T> + Send,
 ) -> RankOutcome<T> {
     let rank = context.rank;
-    let name = move |worker| {
-        if worker == 0 {
-            format!("rank {rank}")
-        } else {
-            format!("rank {rank}.{worker}")
-        }
-    };
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
-        .thread_name(name)
+        .thread_name(move |worker| {
+            if worker == 0 {
+                format!("rank {rank}")
+            } else {
+                format!("rank {rank}.{worker}")
+            }
+        })
         .stack_size(stack_size);
     let memory = Arc::<memory::HostMemoryPool>::default();
     let install = move |_| {

@@ -159,10 +159,10 @@ pub(crate) fn place() -> Result<Option<ProcessRank>, StartError> {
 
 /// Like [`place`], with the environment read through `variable`.
 fn place_by(variable: impl Fn(&str) -> Option<String>) -> Result<Option<ProcessRank>, StartError> {
-    let set = |&(size, rank): &(&'static str, &'static str)| {
-        Some((size, rank, variable(size)?, variable(rank)?))
-    };
-    let Some((size, rank, processes, here)) = LAUNCHERS.iter().find_map(set) else {
+    let Some((size, rank, processes, here)) = LAUNCHERS
+        .iter()
+        .find_map(|&(size, rank)| Some((size, rank, variable(size)?, variable(rank)?)))
+    else {
         return Ok(None);
     };
     match (processes.parse(), here.parse()) {

@@ -35,10 +35,12 @@ impl Rank {
     /// uses an object of this rank.
     pub fn check_thread(&self, op: Op, label: &str) -> Result<(), CommError> {
         // Of the launch that created the rank's threads: after a shrink, `rank` may differ.
-        let (launch, own) = (self.worlds.backend.launch(), self.worlds.rank);
+        let launch = self.worlds.backend.launch();
+        let own = self.worlds.rank;
         match RankContext::rank_in(launch) {
             Some(rank) if rank != own => {
-                let (owner, label) = (self.rank, label.to_string());
+                let owner = self.rank;
+                let label = label.to_string();
                 Err(self.fail(CommError::ForeignRankObject {
                     rank,
                     owner,

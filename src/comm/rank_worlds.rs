@@ -93,8 +93,9 @@ impl RankWorlds {
 /// Returns the last world in which ranks of this process continued, starting from the world of
 /// `backend`; the same world if they did not.
 pub(in crate::comm) fn last(backend: Arc<dyn Backend>) -> Arc<dyn Backend> {
-    let next = |backend: &Arc<dyn Backend>| backend.successor().map(|successor| successor.backend);
-    std::iter::successors(Some(backend), next)
-        .last()
-        .expect("the first world always exists")
+    std::iter::successors(Some(backend), |backend| {
+        backend.successor().map(|successor| successor.backend)
+    })
+    .last()
+    .expect("the first world always exists")
 }

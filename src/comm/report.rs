@@ -60,7 +60,9 @@ impl LaunchError {
         let culprit = failure.error(None);
         let rank = culprit.rank();
         let mut cause = Error::Comm(culprit);
-        let (mut own, mut at, mut others) = (None, None, Vec::new());
+        let mut own = None;
+        let mut at = None;
+        let mut others = Vec::new();
         for report in reports {
             if report.rank != rank {
                 others.push(report);
@@ -191,8 +193,7 @@ fn by_text(
 /// Replaces each number in `text` by a placeholder, to compare texts of several ranks that differ
 /// in ranks or sizes.
 fn without_numbers(text: &str) -> String {
-    let is_digit = |character: char| character.is_ascii_digit();
-    text.split(is_digit)
+    text.split(|character: char| character.is_ascii_digit())
         .filter(|part| !part.is_empty())
         .join("#")
 }

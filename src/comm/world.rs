@@ -66,7 +66,8 @@ impl World {
         deadline: Duration,
         checks_replicas: bool,
     ) -> Self {
-        let (rank, backend) = (worlds.rank, worlds.backend.clone());
+        let rank = worlds.rank;
+        let backend = worlds.backend.clone();
         let rank = Rank {
             rank,
             device,
@@ -165,7 +166,8 @@ impl World {
         };
         let index = room.and_then(|()| self.index_in(ranks));
         let index = index.map_err(|problem| {
-            let (rank, ranks) = (self.rank(), ranks.to_vec());
+            let rank = self.rank();
+            let ranks = ranks.to_vec();
             CommError::InvalidGroup {
                 rank,
                 ranks,
@@ -183,11 +185,13 @@ impl World {
 
     /// Returns the group of all ranks.
     pub fn all(&self) -> Communicator {
-        let find = || {
-            let ranks: Vec<_> = (0..self.size()).collect();
-            self.group(&ranks).expect("all ranks form a valid group")
-        };
-        self.0.all.get_or_init(find).clone()
+        self.0
+            .all
+            .get_or_init(|| {
+                let ranks: Vec<_> = (0..self.size()).collect();
+                self.group(&ranks).expect("all ranks form a valid group")
+            })
+            .clone()
     }
 
     /// Blocks until every rank of the world has called it.
@@ -307,8 +311,11 @@ impl World {
             .ok_or(CommError::ExcludedFromShrink { rank: *rank })?;
         let ShrunkWorld { backend, ranks } = successor;
         let start = LaunchStart::new(backend.size(), backend.launch_id());
-        let (ledger, alone) = (worlds.open(place, &start)?, AtomicUsize::new(0));
-        let (device, worlds, checks_replicas) = (device.clone(), worlds.clone(), *checks_replicas);
+        let ledger = worlds.open(place, &start)?;
+        let alone = AtomicUsize::new(0);
+        let device = device.clone();
+        let worlds = worlds.clone();
+        let checks_replicas = *checks_replicas;
         let rank = Rank {
             rank: place,
             device,

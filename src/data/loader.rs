@@ -122,7 +122,8 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
         D: Dataset<I> + 'static,
         B: Batcher<(I, bool), O> + 'static,
     {
-        let (batches, batch_size) = (sampler.num_batches()?, sampler.batch_size()?);
+        let batches = sampler.num_batches()?;
+        let batch_size = sampler.batch_size()?;
         if sampler.num_rows() != dataset.len() {
             return Err(DataError::OtherDataset {
                 sampler: sampler.num_rows(),

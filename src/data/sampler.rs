@@ -151,8 +151,10 @@ impl DistributedSampler {
         &self,
         step: usize,
     ) -> Result<impl Iterator<Item = BatchRows> + Send + use<>> {
-        let (sampler, num_batches) = (*self, self.num_batches()?);
-        let (first, skipped) = (step / num_batches, step % num_batches);
+        let sampler = *self;
+        let num_batches = self.num_batches()?;
+        let first = step / num_batches;
+        let skipped = step % num_batches;
         let batches = move |epoch| {
             let batches = sampler
                 .epoch(epoch)

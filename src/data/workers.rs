@@ -23,12 +23,11 @@ impl Workers {
     pub(super) fn start(count: usize) -> Self {
         let start = |index| {
             let (jobs, received) = channel::<LoadJob>();
-            let work = move || received.into_iter().for_each(|job| job());
             (
                 jobs,
                 Builder::new()
                     .name(format!("data loader {index}"))
-                    .spawn(work)
+                    .spawn(move || received.into_iter().for_each(|job| job()))
                     .expect("a new thread"),
             )
         };

@@ -71,14 +71,18 @@ impl CommCounts {
             .into_iter()
             .sum();
         }
-        let row = |((module, operator, op, phase), total)| CommCount {
-            module,
-            operator,
-            op,
-            phase,
-            total,
-        };
-        Self(totals.into_iter().map(row).collect())
+        Self(
+            totals
+                .into_iter()
+                .map(|((module, operator, op, phase), total)| CommCount {
+                    module,
+                    operator,
+                    op,
+                    phase,
+                    total,
+                })
+                .collect(),
+        )
     }
 
     /// Returns the counts, sorted by module, operator, operation and phase.
@@ -155,11 +159,13 @@ impl fmt::Display for CommCounts {
         let widths: [usize; 6] =
             std::array::from_fn(|at| lines.iter().map(|line| line[at].len()).max().unwrap_or(0));
         let line = |line: &[String; 6]| {
-            let cell = |(at, cell): (usize, &String)| match at {
-                0..4 => format!("{cell:<0$}", widths[at]),
-                _ => format!("{cell:>0$}", widths[at]),
-            };
-            line.iter().enumerate().map(cell).join("  ")
+            line.iter()
+                .enumerate()
+                .map(|(at, cell)| match at {
+                    0..4 => format!("{cell:<0$}", widths[at]),
+                    _ => format!("{cell:>0$}", widths[at]),
+                })
+                .join("  ")
         };
         write!(f, "{}", lines.iter().map(line).join("\n"))
     }

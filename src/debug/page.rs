@@ -89,10 +89,12 @@ fn drawing(spec: &DTensorSpec, ranks: usize) -> String {
         return String::new();
     };
     let len = |dim: Option<usize>| dim.map_or(1, |dim| spec.shape()[dim]) as f64;
-    let (rows, columns) = (len(grid.dims[0]), len(grid.dims[1]));
+    let rows = len(grid.dims[0]);
+    let columns = len(grid.dims[1]);
     // Limits the ratio of the sides, so that a long tensor is not drawn as a line.
     let side = |own: f64| (SIDE * own / rows.max(columns)).max(SIDE / 8.0);
-    let (height, width) = (side(rows), side(columns));
+    let height = side(rows);
+    let width = side(columns);
     let mut text = format!(
         "<svg width=\"{:.0}\" height=\"{:.0}\" stroke=\"#fff\">\n",
         width, height
@@ -103,14 +105,10 @@ fn drawing(spec: &DTensorSpec, ranks: usize) -> String {
         .cartesian_product(&grid.columns)
         .zip(grid.cells.iter().flatten());
     for ((row, column), holders) in cells {
-        let (top, bottom) = (
-            height * row.start as f64 / rows,
-            height * row.end as f64 / rows,
-        );
-        let (left, right) = (
-            width * column.start as f64 / columns,
-            width * column.end as f64 / columns,
-        );
+        let top = height * row.start as f64 / rows;
+        let bottom = height * row.end as f64 / rows;
+        let left = width * column.start as f64 / columns;
+        let right = width * column.end as f64 / columns;
         let band = (right - left) / holders.len().max(1) as f64;
         for (at, &rank) in holders.iter().enumerate() {
             let _ = writeln!(

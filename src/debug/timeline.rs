@@ -117,7 +117,8 @@ impl Timeline {
             let Some((what, begins)) = SpanKind::of(event.kind) else {
                 continue;
             };
-            let (unit, at) = (event.unit.to_string(), micros(event.at));
+            let unit = event.unit.to_string();
+            let at = micros(event.at);
             let open = begun.entry((what, &*event.unit)).or_default();
             if begins {
                 open.push(at);
@@ -233,7 +234,8 @@ pub fn timeline_picture(timelines: &[Timeline]) -> String {
         .unwrap_or_default();
     let end = all().map(|span| span.end).fold(start, f64::max);
     let x = |at: f64| MARGIN + (at - start) / (end - start).max(1.0) * WIDTH;
-    let (mut body, mut y) = (String::new(), 10);
+    let mut body = String::new();
+    let mut y = 10;
     for timeline in timelines {
         for (communication, name) in [
             (false, format!("rank {}", timeline.rank)),
@@ -257,7 +259,8 @@ pub fn timeline_picture(timelines: &[Timeline]) -> String {
                 },
             ) in spans
             {
-                let (left, width) = (x(*start), (x(*end) - x(*start)).max(0.5));
+                let left = x(*start);
+                let width = (x(*end) - x(*start)).max(0.5);
                 let top = y + lane * ROW;
                 let kind = what.name();
                 let _ = write!(

@@ -86,7 +86,8 @@ fn compare_replicas<const D: usize, K: Kind>(
         known.unwrap_or_else(|| hash(value.to_data().as_bytes()) as u64)
     });
     for dim in dims.into_iter().filter(|&dim| mesh.shape()[dim] > 1) {
-        let (shape, dtype) = (value.dims(), value.dtype().name());
+        let shape = value.dims();
+        let dtype = value.dtype().name();
         let name = format!(
             "{shape:?} {dtype} on mesh dimension `{}`",
             mesh.names()[dim]
@@ -202,8 +203,13 @@ impl Table {
             }
             if row.require_grad != first.require_grad {
                 let remedy = "Call `require_grad` on every rank or on none";
-                let text = |row: &RankRow| format!("require_grad = {}", row.require_grad);
-                return Err(disagree("require_grad", first, row, text, remedy));
+                return Err(disagree(
+                    "require_grad",
+                    first,
+                    row,
+                    |row| format!("require_grad = {}", row.require_grad),
+                    remedy,
+                ));
             }
         }
         for row in &self.rows {
@@ -232,8 +238,13 @@ impl Table {
                     .unwrap_or(row);
                 if twin.hash != row.hash {
                     let remedy = "Distribute one rank's values with `distribute_tensor`";
-                    let text = |row: &RankRow| format!("values #{:x}", row.hash);
-                    return Err(disagree("the values", twin, row, text, remedy));
+                    return Err(disagree(
+                        "the values",
+                        twin,
+                        row,
+                        |row| format!("values #{:x}", row.hash),
+                        remedy,
+                    ));
                 }
             }
         }
@@ -248,7 +259,8 @@ fn disagree(
     text: impl Fn(&RankRow) -> String,
     remedy: &'static str,
 ) -> DTensorError {
-    let (found, other_found) = (text(row), text(other));
+    let found = text(row);
+    let other_found = text(other);
     DTensorError::RanksDisagree {
         what,
         rank: row.rank,

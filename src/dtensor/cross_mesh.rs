@@ -103,7 +103,8 @@ impl CrossMeshRedistribute {
         (to, to_layout): (&DeviceMesh, Layout),
     ) -> Result<Self> {
         let shape = shape.into();
-        let (left, right) = (from.world(), to.world());
+        let left = from.world();
+        let right = to.world();
         if left.identity() != right.identity() {
             return Err(DTensorError::RankMismatch {
                 left: left.to_string(),
@@ -124,18 +125,19 @@ impl CrossMeshRedistribute {
         } else {
             None
         };
-        let full = |_, own: Placement| {
+        let reduced = from_layout.replaced(|_, own| {
             if own.partial_op().is_some() {
                 Placement::Replicate
             } else {
                 own
             }
-        };
-        let reduced = from_layout.replaced(full)?;
-        let (a, b) = ((from, &reduced), (to, &to_layout));
+        })?;
+        let a = (from, &reduced);
+        let b = (to, &to_layout);
         let there = Moves::new(a, b, &ranks, &shape);
         let back = Arc::new(Moves::new(b, a, &ranks, &shape));
-        let (from, to) = ((from.clone(), from_layout), (to.clone(), to_layout));
+        let from = (from.clone(), from_layout);
+        let to = (to.clone(), to_layout);
         Ok(Self {
             from,
             to,
@@ -173,19 +175,21 @@ impl CrossMeshRedistribute {
         };
         let same_ranks = self.same_ranks();
         if let Some(x) = x.as_ref().filter(|x| !same_ranks && is_tracked(&x.local)) {
-            let (from, to) = (x.mesh().to_string(), self.to.0.to_string());
+            let from = x.mesh().to_string();
+            let to = self.to.0.to_string();
             return Err(DTensorError::TransferTracked { from, to }.into());
         }
         let origin = CallSite::new("CrossMeshRedistribute");
-        let full = |_, own: Placement| {
-            if own.partial_op().is_some() {
-                Placement::Replicate
-            } else {
-                own
-            }
-        };
         let x = x
-            .map(|x| x.redistribute_to(&self.from.1.replaced(full)?))
+            .map(|x| {
+                x.redistribute_to(&self.from.1.replaced(|_, own| {
+                    if own.partial_op().is_some() {
+                        Placement::Replicate
+                    } else {
+                        own
+                    }
+                })?)
+            })
             .transpose()?;
         let meta = TensorMeta {
             shape: self.shape.clone(),
@@ -236,7 +240,8 @@ impl CrossMeshRedistribute {
     }
 
     fn same_ranks(&self) -> bool {
-        let (from, to) = (self.from.0.ranks(), self.to.0.ranks());
+        let from = self.from.0.ranks();
+        let to = self.to.0.ranks();
         from.len() == to.len() && from.iter().all(|rank| to.contains(rank))
     }
 
@@ -270,7 +275,9 @@ impl CrossMeshRedistribute {
             Phase::Backward => (&self.to.1, &self.from.1),
             _ => (&self.from.1, &self.to.1),
         };
-        let (from, to, shape) = (from.clone(), to.clone(), self.shape.to_vec());
+        let from = from.clone();
+        let to = to.clone();
+        let shape = self.shape.to_vec();
         LayoutChange {
             origin: origin.clone(),
             from,
@@ -299,7 +306,8 @@ impl Moves {
             mesh.coordinate()
                 .map(|coordinate| layout.local_slices(shape, coordinate))
         };
-        let (own, there) = (part(from), part(to));
+        let own = part(from);
+        let there = part(to);
         let all = blocks((from.1, from.0.ranks()), (to.1, to.0.ranks()), shape);
         let inside = |block: &[Range<usize>], part: &Option<Vec<Range<usize>>>| {
             let part = part
@@ -311,7 +319,8 @@ impl Moves {
                 .map(|(block, part)| block.start - part.start..block.end - part.start)
                 .collect()
         };
-        let (mut gives, mut gets) = (Vec::new(), Vec::new());
+        let mut gives = Vec::new();
+        let mut gets = Vec::new();
         for TensorBlock { from, to, block } in &all {
             if *from == rank {
                 gives.push((place(*to), inside(block, &own)));
@@ -340,10 +349,8 @@ impl Moves {
         mesh: &DeviceMesh,
         dtype: DType,
     ) -> Result<Option<Tensor<D, K>>> {
-        let (mut parts, mut metas) = (
-            vec![None; comm.group().size()],
-            vec![None; comm.group().size()],
-        );
+        let mut parts = vec![None; comm.group().size()];
+        let mut metas = vec![None; comm.group().size()];
         for (member, ranges) in &self.gives {
             let local = local
                 .clone()

@@ -275,7 +275,8 @@ mod tests {
 
     #[test]
     fn inner_dimensions_shard_after_outer_ones() {
-        let (r, s) = (Placement::Replicate, Placement::Shard(0));
+        let r = Placement::Replicate;
+        let s = Placement::Shard(0);
         let plain = Layout::new(&[2, 2, 2], &[s, r, s]).unwrap();
         assert_eq!(sharding_sequence(&plain).as_slice(), [0, 2, 1]);
         let turned = Layout::with_shard_order(&[2, 2, 2], &[s, r, s], &[(0, &[2, 0])]).unwrap();

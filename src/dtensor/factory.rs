@@ -124,8 +124,9 @@ impl<const D: usize> DTensor<D> {
     ) -> Result<Self> {
         check_distribution(distribution)?;
         make("random", shape, mesh, placements, |part| {
-            let sample = |words, lane| random::float(distribution, words, lane);
-            let values = random::fill(seed, part.global, &part.slices, sample);
+            let values = random::fill(seed, part.global, &part.slices, |words, lane| {
+                random::float(distribution, words, lane)
+            });
             Tensor::from_data(TensorData::new(values, part.shape()), options)
         })
     }
@@ -155,8 +156,9 @@ impl<const D: usize> DTensor<D, Int> {
             .into());
         }
         make("random_range", shape, mesh, placements, |part| {
-            let sample = |words, lane| random::int(&range, words, lane);
-            let values = random::fill(seed, part.global, &part.slices, sample);
+            let values = random::fill(seed, part.global, &part.slices, |words, lane| {
+                random::int(&range, words, lane)
+            });
             Tensor::from_data(TensorData::new(values, part.shape()), options)
         })
     }

@@ -85,7 +85,8 @@ impl Grid {
                 .map(|(start, end)| start..end)
                 .collect()
         };
-        let (rows, columns) = (intervals(0), intervals(1));
+        let rows = intervals(0);
+        let columns = intervals(1);
         let cell = |row: &Range<usize>, column: &Range<usize>| {
             let covers = |slices: &[Range<usize>; 2]| {
                 slices[0].contains(&row.start) && slices[1].contains(&column.start)

@@ -91,13 +91,12 @@ impl<const D: usize> DTensor<D> {
         options: TensorCreationOptions,
     ) -> Result<Self> {
         if D < 2 {
-            let (distribution, why) = (
-                format!("orthogonal over {shape:?}"),
-                "the shape must have at least two dimensions",
-            );
+            let distribution = format!("orthogonal over {shape:?}");
+            let why = "the shape must have at least two dimensions";
             return Err(DTensorError::Distribution { distribution, why }.into());
         }
-        let (rows, all) = (shape[0], shape.num_elements());
+        let rows = shape[0];
+        let all = shape.num_elements();
         let replicated = vec![Placement::Replicate; mesh.ndim()];
         let matrix = [rows, all / rows.max(1)];
         let drawn = DTensor::<2>::random(
@@ -108,7 +107,8 @@ impl<const D: usize> DTensor<D> {
             &replicated,
             options,
         )?;
-        let (drawn, wide) = (drawn.to_local(), matrix[0] < matrix[1]);
+        let drawn = drawn.to_local();
+        let wide = matrix[0] < matrix[1];
         let (q, r) = linalg::qr::<2>(if wide { drawn.transpose() } else { drawn }, true);
         let signs = linalg::diag::<2, 1, _>(r).sign().unsqueeze();
         let q: Tensor<2> = q * signs;

@@ -145,7 +145,8 @@ fn mask<const D: usize>(
     if shape.num_elements() == 0 {
         return Tensor::empty(shape, device);
     }
-    let (rows, columns) = (&slices[D - 2], &slices[D - 1]);
+    let rows = &slices[D - 2];
+    let columns = &slices[D - 1];
     local(
         shape.clone(),
         offset + rows.start as i64 - columns.start as i64,

@@ -61,7 +61,8 @@ pub(super) fn float(distribution: Distribution, words: [u32; 4], lane: usize) ->
         Distribution::Default => unit(words[lane]) as f32,
         Distribution::Uniform(low, high) => {
             let value = (low + unit(words[lane]) * (high - low)) as f32;
-            let (low, high) = (low as f32, high as f32);
+            let low = low as f32;
+            let high = high as f32;
             // Rounding to f32 can produce the excluded upper end.
             if value < high {
                 value
@@ -107,7 +108,9 @@ impl ContiguousRuns<'_> {
     /// Returns the global index of the region's element `local`, and the length of the contiguous
     /// run that begins there.
     fn at(&self, mut local: usize) -> (u64, usize) {
-        let (mut global, mut stride, mut run) = (0, 1, 1);
+        let mut global = 0;
+        let mut stride = 1;
+        let mut run = 1;
         for (dim, (slice, &len)) in self.slices.iter().zip(self.shape).enumerate().rev() {
             let index = local % slice.len();
             local /= slice.len();
@@ -231,10 +234,8 @@ mod tests {
 
     #[test]
     fn seeds_and_neighbours_differ() {
-        let (a, b) = (
-            full(Distribution::Default, 1, &[64]),
-            full(Distribution::Default, 2, &[64]),
-        );
+        let a = full(Distribution::Default, 1, &[64]);
+        let b = full(Distribution::Default, 2, &[64]);
         assert!(a.iter().zip(&b).all(|(a, b)| a != b));
         assert!(a.windows(2).all(|pair| pair[0] != pair[1]));
     }

@@ -108,29 +108,23 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             return Ok(self);
         }
         let to = self.destination(&layout, &[], "style")?;
-        let (local, handles) = (
-            self.local.clone(),
-            self.handles.get().map(|handles| &**handles),
-        );
+        let local = self.local.clone();
+        let handles = self.handles.get().map(|handles| &**handles);
         let there = Self::from_parts(to.redistribute(local, &self.spec, handles)?, to.spec);
         let Some(gathering) = to.plan.gathering().filter(|_| is_tracked(&self.local)) else {
             return Ok(there);
         };
         let mesh_dims = gathering.mesh_dims;
-        let (from, plan, full) = (
-            self.spec.clone(),
-            to.plan.clone(),
-            as_float(there.local.clone()),
-        );
+        let from = self.spec.clone();
+        let plan = to.plan.clone();
+        let full = as_float(there.local.clone());
         // The node of the plain redistribution may never run, because all gradients may arrive
         // through `vary`. So its saved tensor is also released by the varying nodes.
         let kept = handles
             .map(|handles| handles.kept(&there.spec))
             .unwrap_or_default();
-        let (local, known) = (
-            as_float(self.local),
-            Mutex::new(SmallVec::<[(MeshDims, Tensor<D>); 1]>::new()),
-        );
+        let local = as_float(self.local);
+        let known = Mutex::new(SmallVec::<[(MeshDims, Tensor<D>); 1]>::new());
         let origin = CallSite::new("style");
         let make = move |varying: &[usize]| {
             let mut known = known.lock();

@@ -147,8 +147,10 @@ impl RedistributePlan {
         origin: CallSite,
     ) -> Result<Redistribution<D, K>> {
         let tracked = is_tracked(&local);
-        let is_walked = |dim: &usize| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim);
-        let (walked, stayed): (MeshDims, MeshDims) = varying.iter().copied().partition(is_walked);
+        let (walked, stayed): (MeshDims, MeshDims) = varying
+            .iter()
+            .copied()
+            .partition(|dim| self.steps.iter().any(|(step, _)| step.mesh_dim() == *dim));
         let steps = self.planned_steps(
             from,
             varying,
@@ -253,11 +255,10 @@ impl<const D: usize, K: Kind> Redistribution<D, K> {
     /// Executes the remaining steps and returns the redistributed tensor, connected to the graph of
     /// the original.
     pub(super) fn finish(self, kept: Weak<SavedForBackward<D>>) -> Result<Tensor<D, K>> {
-        let (tracked, strategy) = (
-            is_tracked(&self.local),
-            self.local.gradient_checkpointing_strategy(),
-        );
-        let (rest, call) = (self.steps.len(), self.node.call.clone());
+        let tracked = is_tracked(&self.local);
+        let strategy = self.local.gradient_checkpointing_strategy();
+        let rest = self.steps.len();
+        let call = self.node.call.clone();
         let Self {
             local,
             at,
@@ -306,8 +307,12 @@ pub(super) struct Gathering<'a> {
 impl RedistributePlan {
     /// Returns the plan as a gather, if it has steps and all of them are all-gathers.
     pub(super) fn gathering(self: &Arc<Self>) -> Option<Gathering<'_>> {
-        let gathers = |(step, _): &(Step, Layout)| matches!(step, Step::AllGather { .. });
-        if self.steps.is_empty() || !self.steps.iter().all(gathers) {
+        if self.steps.is_empty()
+            || !self
+                .steps
+                .iter()
+                .all(|(step, _)| matches!(step, Step::AllGather { .. }))
+        {
             return None;
         }
         let mut mesh_dims: MeshDims = self.steps.iter().map(|(step, _)| step.mesh_dim()).collect();
@@ -438,10 +443,8 @@ impl<const D: usize> RedistributeNode<D> {
         let Some(casts) = self.casts else {
             return self.pull(grad);
         };
-        let (own, sent) = (
-            self.from.dtype(),
-            casts.backward.unwrap_or(self.from.dtype()),
-        );
+        let own = self.from.dtype();
+        let sent = casts.backward.unwrap_or(self.from.dtype());
         Ok(cast(self.pull(cast(grad, sent))?, own))
     }
 

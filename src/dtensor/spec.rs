@@ -120,8 +120,9 @@ impl DTensorSpec {
         }
         SPECS.with_borrow_mut(|(hasher, specs)| {
             let hash = hasher.hash_one(&self);
-            let same = |known: &Arc<Self>| **known == self && known.terms == self.terms;
-            if let Some(known) = specs.find(hash, same) {
+            if let Some(known) =
+                specs.find(hash, |known| **known == self && known.terms == self.terms)
+            {
                 return known.clone();
             }
             if specs.len() >= CAPACITY {
@@ -210,13 +211,10 @@ impl DTensorSpec {
             && self.shape.num_elements() > 0
         {
             let shortest = sizes.min_local_shape(&self.shape);
-            let leaves_a_rank_empty = |placement: &&mut Placement| {
-                placement.shard_dim().is_some_and(|dim| shortest[dim] == 0)
-            };
             wanted
                 .iter_mut()
                 .flatten()
-                .filter(leaves_a_rank_empty)
+                .filter(|placement| placement.shard_dim().is_some_and(|dim| shortest[dim] == 0))
                 .for_each(|placement| *placement = Placement::Replicate);
         }
         wanted
@@ -231,7 +229,8 @@ impl DTensorSpec {
         if self.mesh.congruent(&other.mesh) {
             return Ok(());
         }
-        let (left, right) = (self.mesh.world(), other.mesh.world());
+        let left = self.mesh.world();
+        let right = other.mesh.world();
         if left.is_of_device() != right.is_of_device() {
             let rank = if left.is_of_device() { right } else { left };
             return Err(DTensorError::OneDevice {
@@ -295,7 +294,8 @@ pub(super) fn mesh_dim_name(mesh: &DeviceMesh, index: usize) -> String {
 
 pub(super) fn check_layout(mesh: &DeviceMesh, layout: &Layout, shape: &Shape) -> Result<()> {
     if layout.mesh_shape() != mesh.shape() {
-        let (layout, mesh) = (layout.mesh_shape().to_vec(), mesh.to_string());
+        let layout = layout.mesh_shape().to_vec();
+        let mesh = mesh.to_string();
         return Err(DTensorError::LayoutMesh { layout, mesh }.into());
     }
     Ok(layout.check_shape(shape)?)
@@ -313,7 +313,8 @@ mod tests {
     /// placements that remain.
     #[test]
     fn a_shard_is_dropped_for_the_dimension_alone_that_would_leave_a_rank_empty() {
-        let (r, s) = (Some(Replicate), |dim| Some(Shard(dim)));
+        let r = Some(Replicate);
+        let s = |dim| Some(Shard(dim));
         let run = launch(Launch::threads(6), |world| -> Result<()> {
             let mesh = DeviceMesh::new(world, [2, 3], ["dp", "tp"])?;
             for (shape, own, wanted, left) in [

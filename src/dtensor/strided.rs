@@ -67,7 +67,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
             .map(|runs| runs.iter().map(ExactSizeIterator::len).sum())
             .collect();
         if local.dims()[..] != expected[..] {
-            let (rank, local, global) = (mesh.rank(), local.dims().to_vec(), shape.to_vec());
+            let rank = mesh.rank();
+            let local = local.dims().to_vec();
+            let global = shape.to_vec();
             let layout = text(placements);
             return Err(DTensorError::LocalShape {
                 rank,
@@ -88,10 +90,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         leaves("from_strided", local, spec, |mut held, spec| {
             for mesh_dim in undone {
                 let dealt = strided.dealt(spec.shape(), spec.coordinate(), mesh_dim);
-                let (comm, sizes) = (
-                    mesh.communicator(mesh_dim)?,
-                    ShardSizes::Uneven(dealt.lengths.into()),
-                );
+                let comm = mesh.communicator(mesh_dim)?;
+                let sizes = ShardSizes::Uneven(dealt.lengths.into());
                 held = all_gather(comm, call.clone(), held, dealt.dim, sizes).wait()?;
                 held = picked(held, dealt.dim, dealt.places);
             }

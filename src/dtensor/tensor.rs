@@ -139,16 +139,15 @@ impl<const D: usize> DTensor<D> {
     /// Local: no communication.
     pub fn grad(&self, grads: &Gradients) -> Option<Self> {
         let grad = self.local.grad(grads)?;
-        let full = |_, own: Placement| {
-            if own.partial_op().is_some() {
-                Placement::Replicate
-            } else {
-                own
-            }
-        };
         let layout = self
             .layout()
-            .replaced(full)
+            .replaced(|_, own| {
+                if own.partial_op().is_some() {
+                    Placement::Replicate
+                } else {
+                    own
+                }
+            })
             .expect("the partial placements were replaced");
         let spec = self
             .spec

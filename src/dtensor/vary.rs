@@ -67,15 +67,14 @@ impl<const D: usize> DTensor<D> {
     #[track_caller]
     pub fn all_gather_varying(&self, mesh_dims: &[usize]) -> Result<Tensor<D>> {
         let dims = self.dims_of(mesh_dims)?;
-        let gathered = |dim, own| {
-            if dims.contains(&dim) {
-                Placement::Replicate
-            } else {
-                own
-            }
-        };
         self.shared_handle(
-            &self.layout().replaced(gathered)?,
+            &self.layout().replaced(|dim, own| {
+                if dims.contains(&dim) {
+                    Placement::Replicate
+                } else {
+                    own
+                }
+            })?,
             &dims,
             "all_gather_varying",
         )

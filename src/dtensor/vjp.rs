@@ -125,7 +125,9 @@ fn others_product<const D: usize>(
     call: &Call,
     local: &Tensor<D>,
 ) -> Result<Tensor<D>> {
-    let (size, rank, len) = (comm.group().size(), comm.group().rank(), local.dims()[0]);
+    let size = comm.group().size();
+    let rank = comm.group().rank();
+    let len = local.dims()[0];
     let all = all_gather(
         comm,
         call.clone(),

@@ -39,8 +39,9 @@ pub(super) fn balance<'a>(
                         ShardSizes::Chunked(_) => &ShardSizes::Chunked(rows.count),
                         uneven => uneven,
                     };
-                    let of_rank = |rank| sizes.range(held.len(), rank).len() * rows.bytes;
-                    let more = (0..held.len()).map(of_rank).collect_vec();
+                    let more = (0..held.len())
+                        .map(|rank| sizes.range(held.len(), rank).len() * rows.bytes)
+                        .collect_vec();
                     held.iter_mut()
                         .zip(more)
                         .for_each(|(held, more)| *held += more);

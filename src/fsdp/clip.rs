@@ -402,21 +402,24 @@ impl ModuleVisitor for NormVisitor<'_> {
             return;
         }
         let holders = self.holders.get(&param.id).cloned().unwrap_or_default();
-        let same = |part: &LocalNorm| {
-            part.holders.len() == holders.len()
-                && part.holders.iter().zip(&holders).all(|(a, b)| a.is_same(b))
-        };
         // A rank with an empty shard, or without a gradient, must still participate in the
         // reduction.
-        let part = self.parts.iter().position(same).unwrap_or_else(|| {
-            self.parts.push(LocalNorm {
-                groups: holders.clone(),
-                holders,
-                double: false,
-                sum: PowerSum::default(),
+        let part = self
+            .parts
+            .iter()
+            .position(|part| {
+                part.holders.len() == holders.len()
+                    && part.holders.iter().zip(&holders).all(|(a, b)| a.is_same(b))
+            })
+            .unwrap_or_else(|| {
+                self.parts.push(LocalNorm {
+                    groups: holders.clone(),
+                    holders,
+                    double: false,
+                    sum: PowerSum::default(),
+                });
+                self.parts.len() - 1
             });
-            self.parts.len() - 1
-        });
         self.parts[part].double |= param.base().dtype() == DType::F64;
         let Some(grad) = self
             .grads
@@ -425,7 +428,8 @@ impl ModuleVisitor for NormVisitor<'_> {
         else {
             return;
         };
-        let (param, elements) = (param.id, grad.shape().num_elements());
+        let param = param.id;
+        let elements = grad.shape().num_elements();
         self.sums.push(UnreadSum {
             part,
             param,

@@ -53,7 +53,9 @@ struct ParamRow {
 /// ```
 pub fn describe<M: Module>(model: &M) -> Description {
     let row = |found: ScannedParam| {
-        let (path, dtype, local) = (found.path(), found.dtype, found.shape);
+        let path = found.path();
+        let dtype = found.dtype;
+        let local = found.shape;
         let Some(param) = found.distributed else {
             return ParamRow {
                 path,
@@ -147,10 +149,8 @@ impl fmt::Display for Description {
                 count(local).to_string(),
             ]);
         }
-        let (all, here) = (
-            self.global_count().to_string(),
-            self.local_count().to_string(),
-        );
+        let all = self.global_count().to_string();
+        let here = self.local_count().to_string();
         lines.push(["total", "", "", "", "", "", &all, &here].map(String::from));
         let width = |column: usize| {
             lines

@@ -37,7 +37,8 @@ impl<'a> FsdpMeshDims<'a> {
     /// [`FsdpError::MeshDims`], [`FsdpError::NoShardDims`], and the mesh's errors for names that it
     /// does not have, that are repeated, or that are in another order.
     pub(super) fn new(mesh: &'a DeviceMesh, config: &FullyShard) -> Result<Self> {
-        let (shard, replicate) = (&config.shard_dims, &config.replicate_dims);
+        let shard = &config.shard_dims;
+        let replicate = &config.replicate_dims;
         let (shard, mut all) = match (shard.is_empty(), replicate.is_empty()) {
             (true, true) if (1..=2).contains(&mesh.ndim()) => (
                 MeshDims::from_slice(&[mesh.ndim() - 1]),
@@ -66,7 +67,8 @@ impl<'a> FsdpMeshDims<'a> {
                         .map(|name| mesh.dim(name))
                         .collect::<Result<MeshDims>>()
                 };
-                let (shard, replicate) = (dims(shard)?, dims(replicate)?);
+                let shard = dims(shard)?;
+                let replicate = dims(replicate)?;
                 let all: MeshDims = shard.iter().copied().chain(replicate).collect();
                 (shard, all)
             }
@@ -146,7 +148,9 @@ impl<'a> FsdpMeshDims<'a> {
                     |name: &&String| !free.iter().any(|&dim| mesh.names()[dim] == **name);
                 if let Some(name) = names.iter().find(not_free) {
                     let free = free.iter().map(|&dim| mesh.names()[dim].clone()).collect();
-                    let (param, mesh_dim, mesh) = (param.into(), name.clone(), mesh.to_string());
+                    let param = param.into();
+                    let mesh_dim = name.clone();
+                    let mesh = mesh.to_string();
                     return Err(FsdpError::MeshDimInUse {
                         param,
                         mesh_dim,

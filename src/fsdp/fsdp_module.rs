@@ -9,9 +9,8 @@ use smallvec::SmallVec;
 use crate::Result;
 use crate::comm::Communicator;
 use crate::param::{
-    AllReduceHook, LocalShards, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward,
-    RuntimeOptions, Unit, UnitCollectives, give_up_backward, is_backward_gathered, units_of,
-    unshard_unit,
+    AllReduceHook, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward, RuntimeOptions,
+    Unit, UnitCollectives, give_up_backward, is_backward_gathered, units_of, unshard_unit,
 };
 use crate::pattern::PathPattern;
 
@@ -107,7 +106,8 @@ impl FsdpModule {
             .find(|pattern| !self.units.iter().any(|unit| unit.comm.is_taken_by(pattern)))
         {
             let near_path = pattern.nearest(&paths).cloned();
-            let (pattern, present) = (pattern.text().to_string(), paths.join(", "));
+            let pattern = pattern.text().to_string();
+            let present = paths.join(", ");
             return Err(ParamError::NoMatch {
                 pattern,
                 what: "unit",
@@ -144,8 +144,9 @@ impl FsdpModule {
     ///
     /// Local: no communication.
     pub fn is_prefetched(&self) -> bool {
-        let is_gathered = |unit: &Arc<Unit>| unit.copies.is_ready() || is_backward_gathered(unit);
-        self.units.iter().all(is_gathered)
+        self.units
+            .iter()
+            .all(|unit| unit.copies.is_ready() || is_backward_gathered(unit))
     }
 
     fn set(&self, set: impl Fn(&mut RuntimeOptions)) {
@@ -465,11 +466,15 @@ pub fn unshard<M: Module>(module: &M) -> Result<UnshardHandle> {
         }
         .into());
     }
-    let unshard = |(unit, shards): (Arc<Unit>, LocalShards)| {
-        unshard_unit(&unit, &shards);
-        unit
-    };
-    Ok(UnshardHandle(units.into_iter().map(unshard).collect()))
+    Ok(UnshardHandle(
+        units
+            .into_iter()
+            .map(|(unit, shards)| {
+                unshard_unit(&unit, &shards);
+                unit
+            })
+            .collect(),
+    ))
 }
 
 /// Frees the unsharded parameters of the unit `module`: those that [`unshard`] gathered and no

@@ -9,11 +9,11 @@ use burn::module::Module;
 use burn::tensor::DType;
 use itertools::Itertools;
 
+use super::FsdpError;
 use super::by_unit::PerUnit;
 use super::config::{FullyShard, ParamInfo, ParamPlacement};
 use super::dims::FsdpMeshDims;
 use super::precision::Policy;
-use super::{FsdpError, MixedPrecisionPolicy};
 use crate::Result;
 use crate::burn_compat::{BurnLayer, Container};
 use crate::memory;
@@ -75,13 +75,8 @@ pub(super) fn plan<M: Module>(
     // shards. But a parameter that was replaced has lost its tensor-parallel placements, and cannot
     // be placed.
     let full = scan.check_not_replaced();
-    let is_parallel = |found: &ScannedParam| {
-        found
-            .distributed
-            .as_ref()
-            .is_some_and(|param| !param.is_data_parallel())
-    };
-    if scan.params.iter().any(is_parallel) {
+    let mut distributed = scan.params.iter().flat_map(|found| &found.distributed);
+    if distributed.any(|param| !param.is_data_parallel()) {
         full.clone()?;
     }
     let units = UnitsOf::new(config, &scan)?;
@@ -99,8 +94,9 @@ pub(super) fn plan<M: Module>(
         *offloads.of(&unit_of(found).0) == OffloadPolicy::Cpu
     })?;
     let adapted = scan.adapted(is_ignored)?;
-    let policy = |policy: &MixedPrecisionPolicy| Policy::new(policy, &scan, mesh.device());
-    let precisions = PerUnit::new(&config.precision, &config.precision_for, policy)?;
+    let precisions = PerUnit::new(&config.precision, &config.precision_for, |policy| {
+        Policy::new(policy, &scan, mesh.device())
+    })?;
 
     let mut planned = Vec::new();
     let mut lazy = false;
@@ -164,7 +160,8 @@ pub(super) fn plan<M: Module>(
     let of_modules = of_modules.unique().collect_vec();
     precisions.check_units(&of_modules)?;
     offloads.check_units(&of_modules)?;
-    let (adopted, ignored) = (adopted.paths(), ignored.into());
+    let adopted = adopted.paths();
+    let ignored = ignored.into();
     Ok(ShardingPlan {
         params: planned,
         adopted,
@@ -240,14 +237,19 @@ impl UnitsOf {
         for patterns in &config.groups {
             let patterns = PathPattern::parse_all(patterns)?;
             check_patterns(&patterns, "module", &modules)?;
-            let takes = |module: &&String| patterns.iter().any(|pattern| pattern.matches(module));
-            let group = UnitName::of_modules(modules.iter().filter(takes).map(String::as_str));
+            let group = UnitName::of_modules(
+                modules
+                    .iter()
+                    .filter(|module| patterns.iter().any(|pattern| pattern.matches(module)))
+                    .map(String::as_str),
+            );
             let is_taken = |module: &&Arc<str>| {
                 single.iter().any(|pattern| pattern.matches(module))
                     || groups.iter().any(|other| other.modules().contains(module))
             };
             if let Some(module) = group.modules().iter().find(is_taken) {
-                let (module, unit) = (module.to_string(), group.label().to_string());
+                let module = module.to_string();
+                let unit = group.label().to_string();
                 return Err(FsdpError::ModuleInTwoUnits { module, unit }.into());
             }
             groups.push(group);
@@ -257,10 +259,13 @@ impl UnitsOf {
 
     /// Returns the unit of the module: the module's own unit or a group unit, if it is in one.
     fn of(&self, module: &str) -> Option<UnitName> {
-        let is_in = |group: &&UnitName| group.modules().iter().any(|other| **other == *module);
         match self.single.iter().any(|pattern| pattern.matches(module)) {
             true => Some(UnitName::of(module)),
-            false => self.groups.iter().find(is_in).cloned(),
+            false => self
+                .groups
+                .iter()
+                .find(|group| group.modules().iter().any(|other| **other == *module))
+                .cloned(),
         }
     }
 }

@@ -91,7 +91,8 @@ impl PowerSum {
 
     /// Replaces this value by the larger of the two, or by NaN if either is NaN.
     pub fn max(&mut self, other: &Self) {
-        let (a, b) = (self.value(), other.value());
+        let a = self.value();
+        let b = other.value();
         // `f64::max` would drop a NaN.
         *self = Self::new(if a.is_nan() || a > b { a } else { b });
     }

@@ -132,7 +132,8 @@ impl MixedPrecisionPolicy {
                 });
             }
             if !device.supports_dtype(dtype) {
-                let (dtype, device) = (format!("{dtype:?}"), format!("{device:?}"));
+                let dtype = format!("{dtype:?}");
+                let device = format!("{device:?}");
                 return Err(FsdpError::DeviceElementType {
                     what,
                     dtype,

@@ -110,7 +110,8 @@ struct RemeshedParam {
 
 impl RemeshedParam {
     fn of(found: ScannedParam) -> Option<Self> {
-        let (path, dtype) = (found.path(), found.dtype);
+        let path = found.path();
+        let dtype = found.dtype;
         let module = found
             .module(found.distributed.as_ref()?)
             .unwrap_or_default();
@@ -158,10 +159,12 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
         mesh: mesh.clone(),
         shard,
     };
-    let (was, is) = (data.shard.group(), mesh.shard_group()?.group());
+    let was = data.shard.group();
+    let is = mesh.shard_group()?.group();
     if (was.rank(), was.size()) != (is.rank(), is.size()) {
         let shard = |group: &Group| format!("{} of {}", group.rank(), group.size());
-        let (unit, mesh) = (unit.label().to_string(), mesh.mesh.to_string());
+        let unit = unit.label().to_string();
+        let mesh = mesh.mesh.to_string();
         return Err(FsdpError::IncompatibleMesh {
             unit,
             mesh,

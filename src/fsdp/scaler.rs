@@ -267,7 +267,8 @@ impl Finite<'_> {
     /// Returns a value greater than 0 if any gradient has such elements. Waits for each device
     /// once: gradients of shards in host memory are there.
     fn bad(self) -> f32 {
-        let (mut bad, mut counts) = (0_f32, self.counts);
+        let mut bad = 0_f32;
+        let mut counts = self.counts;
         while let Some(device) = counts.first().map(Tensor::device) {
             let (here, elsewhere) = counts
                 .into_iter()

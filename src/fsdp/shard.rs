@@ -128,7 +128,8 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     if config.balanced {
         balance(&mut planned, dims.meshes());
     }
-    let (all, others) = (dims.all()?, dims.others()?);
+    let all = dims.all()?;
+    let others = dims.others()?;
     let data = dims
         .meshes()
         .map(|mesh| data_parallel(mesh, &all, &config, ignored.clone(), &origin));
@@ -202,7 +203,8 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
     let attachments = params.into_iter().zip(data_specs).map(|(param, sharding)| {
         let UnitParam { path, parallel, .. } = param.info();
         let copies = others.clone().filter(|_| parallel.is_none());
-        let (again, adapter) = (parallel.is_some(), adapters.remove(&**path));
+        let again = parallel.is_some();
+        let adapter = adapters.remove(&**path);
         let param = param.adapted(adapter);
         ShardAssignment {
             gathered: None,
@@ -253,7 +255,8 @@ pub(super) fn data_parallel(
         weight_check,
         ..
     } = *config;
-    let (shard, replicate) = (mesh.shard_group()?.clone(), mesh.replicate_group()?);
+    let shard = mesh.shard_group()?.clone();
+    let replicate = mesh.replicate_group()?;
     let post_forward_group = match reshard {
         ReshardAfterForward::Ranks(ranks) => {
             let group = shard.group();
@@ -291,10 +294,8 @@ pub(super) fn data_parallel(
         ..ReplicaCheck::default()
     }
     .into();
-    let (again, reduce) = (
-        shard.duplicate_private(BACKWARD_GATHER),
-        shard.duplicate_private(REDUCE),
-    );
+    let again = shard.duplicate_private(BACKWARD_GATHER);
+    let reduce = shard.duplicate_private(REDUCE);
     let precision = Precision::default();
     Ok(DataParallelGroups {
         ignored,

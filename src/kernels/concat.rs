@@ -54,7 +54,8 @@ fn block(
     (dim, start): (usize, usize),
     segments: &mut Vec<StridedCopy>,
 ) {
-    let (mut from, mut to) = (0, 0);
+    let mut from = 0;
+    let mut to = 0;
     let mut levels: SmallVec<[Level; 4]> = smallvec![Level {
         len: 1,
         from: 1,
@@ -106,7 +107,9 @@ fn block(
     rest.remove(0);
     let count: usize = rest.iter().map(|level| level.len).product();
     segments.extend((0..count).map(|index| {
-        let (mut index, mut from, mut to) = (index, from, to);
+        let mut index = index;
+        let mut from = from;
+        let mut to = to;
         for level in &rest {
             let at = index % level.len;
             (index, from, to) = (

@@ -118,7 +118,8 @@ impl CopyPlan {
             segment.len() > 0
         });
         let lens = |shapes: &[Shape]| shapes.iter().map(Shape::num_elements).collect::<Vec<_>>();
-        let (from, to) = (lens(&sources), lens(&targets));
+        let from = lens(&sources);
+        let to = lens(&targets);
         for segment in &segments {
             let StridedCopy {
                 source,
@@ -193,7 +194,8 @@ fn gaps(lens: &[usize], segments: &[StridedCopy]) -> Vec<ZeroFill> {
         .map(|(target, len)| (target, *len, 0));
     let mut runs: Vec<_> = written.chain(ends).collect();
     runs.sort_unstable();
-    let (mut gaps, mut end) = (Vec::new(), (0, 0));
+    let mut gaps = Vec::new();
+    let mut end = (0, 0);
     for (target, at, run) in runs {
         let start = if end.0 == target { end.1 } else { 0 };
         assert!(

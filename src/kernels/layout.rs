@@ -205,12 +205,13 @@ impl FlatLayout {
     /// Returns a complete all-gather, for ranks whose shards can be read in place. Its sources are
     /// the shards of rank 0, then those of rank 1, and so on.
     pub fn join_parts(&self) -> CopyPlan {
-        let parts = |rank| {
-            self.tensors
-                .iter()
-                .map(move |tensor| tensor.part(self.ranks, rank))
-        };
-        let sources = (0..self.ranks).flat_map(parts).collect();
+        let sources = (0..self.ranks)
+            .flat_map(|rank| {
+                self.tensors
+                    .iter()
+                    .map(move |tensor| tensor.part(self.ranks, rank))
+            })
+            .collect();
         self.copy_full(sources, |index, rank| {
             (rank * self.tensors.len() + index, 0)
         })
@@ -258,7 +259,8 @@ impl FlatLayout {
         segment: impl Fn(usize, usize, StridedBlock) -> StridedCopy,
     ) -> Vec<StridedCopy> {
         let blocks = |(index, tensor): (usize, &ShardedTensorSpec)| {
-            let (outer, inner) = (tensor.outer(), tensor.inner());
+            let outer = tensor.outer();
+            let inner = tensor.inner();
             let stride = tensor.shape[tensor.dim] * inner;
             let block = |rank| {
                 let range = tensor.sizes.range(self.ranks, rank);

@@ -42,9 +42,10 @@ fn full(index: usize, tensor: &ShardedTensorSpec) -> Vec<Name> {
 fn part(index: usize, tensor: &ShardedTensorSpec, ranks: usize, rank: usize) -> Vec<Name> {
     let range = tensor.sizes.range(ranks, rank);
     let inner: usize = tensor.shape[tensor.dim + 1..].iter().product();
-    let mine =
-        |(_, at): &Name| range.contains(&(at / inner.max(1) % tensor.shape[tensor.dim].max(1)));
-    full(index, tensor).into_iter().filter(mine).collect()
+    full(index, tensor)
+        .into_iter()
+        .filter(|(_, at)| range.contains(&(at / inner.max(1) % tensor.shape[tensor.dim].max(1))))
+        .collect()
 }
 
 fn layouts() -> impl Iterator<Item = (usize, Vec<ShardedTensorSpec>, usize)> {
@@ -77,13 +78,12 @@ fn layouts() -> impl Iterator<Item = (usize, Vec<ShardedTensorSpec>, usize)> {
             &[3, 0],
         ];
         let all = shapes.iter().flat_map(|shape| {
-            let of = move |dim| {
+            (0..shape.len()).flat_map(move |dim| {
                 [
                     tensor(shape, dim, None),
                     tensor(shape, dim, Some(&uneven(shape[dim]))),
                 ]
-            };
-            (0..shape.len()).flat_map(of)
+            })
         });
         (ranks, all.collect_vec())
     });
@@ -123,12 +123,14 @@ fn shards_go_through_rows_to_full_tensors_and_back() {
         let rows = (0..ranks)
             .map(|rank| run(&layout.pack_parts(rank), &parts(rank)).remove(0))
             .collect_vec();
-        let named = |row: &Vec<Option<Name>>| {
-            row.iter()
-                .map(|name| name.unwrap_or((99, 99)))
-                .collect_vec()
-        };
-        let gathered = rows.iter().map(named).collect_vec();
+        let gathered = rows
+            .iter()
+            .map(|row| {
+                row.iter()
+                    .map(|name| name.unwrap_or((99, 99)))
+                    .collect_vec()
+            })
+            .collect_vec();
         let copied = run(&layout.pack_full(), &full_tensors).remove(0);
         assert_eq!(copied, rows.concat(), "{layout:?}");
         assert_eq!(

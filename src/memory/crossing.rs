@@ -60,8 +60,11 @@ impl ToHost {
         if let Some(reading) = self.reading {
             // Moves the data out of the memory to which the device copies, because that is scarce
             // and optimizers compute in place.
-            let own = |data| copied(Dispatch::float_from_data(data, host().as_dispatch()));
-            return reading.wait().into_iter().map(own).collect();
+            return reading
+                .wait()
+                .into_iter()
+                .map(|data| copied(Dispatch::float_from_data(data, host().as_dispatch())))
+                .collect();
         }
         self.tensors
             .into_iter()

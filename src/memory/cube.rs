@@ -229,7 +229,8 @@ fn is_movable(handle: &Handle) -> bool {
 /// program use it. On wgpu those streams have already submitted their work to the queue. On CUDA
 /// the program must have waited for those threads.
 fn rename(from: Handle, to: ManagedMemoryHandle) {
-    let (device, server) = (from.service.device, from.service.service);
+    let device = from.service.device;
+    let server = from.service.service;
     #[cfg(feature = "wgpu")]
     if server == TypeId::of::<WgpuServer>() {
         return DeviceHandle::<WgpuServer>::new(device).submit(move |server| {

@@ -38,8 +38,10 @@ pub(super) fn wrap(tensor: FlexTensor) -> DispatchTensor {
 /// Uses a single pass over the dimensions: burn's `is_contiguous` and `num_elements` take four
 /// times as long, which is noticeable with many small tensors.
 pub(crate) fn elements(tensor: &FlexTensor) -> Option<&[u8]> {
-    let (layout, size) = (tensor.layout(), tensor.dtype().size());
-    let (mut count, mut is_adjacent) = (1, true);
+    let layout = tensor.layout();
+    let size = tensor.dtype().size();
+    let mut count = 1;
+    let mut is_adjacent = true;
     for (len, stride) in layout.shape().iter().zip(layout.strides()).rev() {
         is_adjacent &= *len == 1 || *stride == count as isize;
         count *= len;

@@ -103,7 +103,9 @@ pub(crate) fn is_same(a: &DispatchTensor, b: &DispatchTensor) -> bool {
 /// Copies a tensor on any backend. A slice would not do, because Cube slices without copying if the
 /// offset is aligned.
 pub(crate) fn assigned(view: DispatchTensor) -> DispatchTensor {
-    let (shape, device, dtype) = (view.shape(), view.device(), view.dtype());
+    let shape = view.shape();
+    let device = view.device();
+    let dtype = view.dtype();
     let everything: Vec<Slice> = shape.iter().map(|&len| Slice::from(0..len)).collect();
     let empty = shape.num_elements() == 0;
     if dtype.is_float() {

@@ -51,7 +51,8 @@ impl Reading {
             .collect();
         let copy = |tensor: CubeTensor| {
             let tensor = into_contiguous_aligned(tensor);
-            let (shape, strides) = (tensor.meta.shape().clone(), tensor.meta.strides().clone());
+            let shape = tensor.meta.shape().clone();
+            let strides = tensor.meta.strides().clone();
             CopyDescriptor::new(tensor.handle.binding(), shape, strides, tensor.dtype.size())
         };
         let copies = Box::pin(client.read_tensor_async(tensors.into_iter().map(copy).collect()));

@@ -71,7 +71,8 @@ impl DeviceMesh {
         dim: usize,
         source: usize,
     ) -> Result<Tensor<D, K>> {
-        let (metas, shardings) = (vec![meta(&full)], vec![(dim, chunks(&full, dim, 1))]);
+        let metas = vec![meta(&full)];
+        let shardings = vec![(dim, chunks(&full, dim, 1))];
         Ok(self
             .all()?
             .scatter(self.call(), Some(plain(full)), metas, shardings, source)
@@ -132,7 +133,8 @@ impl DeviceMesh {
         dim: usize,
         to_dim: usize,
     ) -> Result<Tensor<D, K>> {
-        let (sizes, to_sizes) = (chunks(&part, dim, self.size()), chunks(&part, to_dim, 1));
+        let sizes = chunks(&part, dim, self.size());
+        let to_sizes = chunks(&part, to_dim, 1);
         let shard = ShardedTensor {
             tensor: part.inner().into_dispatch(),
             dim,

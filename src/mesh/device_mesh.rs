@@ -138,7 +138,8 @@ impl DeviceMesh {
         shape: impl AsRef<[usize]>,
         names: impl DimNames,
     ) -> Result<Self> {
-        let (ranks, shape) = (ranks.into(), shape.as_ref());
+        let ranks = ranks.into();
+        let shape = shape.as_ref();
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
         validate(world.size(), &ranks, shape, &names)?;
         let communicators = Self::communicators_along(world, &ranks, shape, |_| None)?;
@@ -357,12 +358,11 @@ impl DeviceMesh {
     /// [`UnknownName`](MeshError::UnknownName), which lists the existing names.
     pub fn dim(&self, name: &str) -> Result<usize> {
         let found = self.0.names.iter().position(|known| known == name);
-        let unknown = || MeshError::UnknownName {
+        Ok(found.ok_or_else(|| MeshError::UnknownName {
             name: name.into(),
             names: self.0.names.clone(),
             mesh: self.to_string(),
-        };
-        Ok(found.ok_or_else(unknown)?)
+        })?)
     }
 
     /// Returns the communicator of the ranks that differ from the caller only along `mesh_dim`.
@@ -485,7 +485,8 @@ impl DeviceMesh {
     /// to the same rank of the same launch. Unlike equality, this ignores what they were sliced
     /// from. Tensors on congruent meshes can be combined.
     pub(crate) fn congruent(&self, other: &Self) -> bool {
-        let (ours, theirs) = (&self.0.communicators, &other.0.communicators);
+        let ours = &self.0.communicators;
+        let theirs = &other.0.communicators;
         let one = || {
             ours.iter()
                 .zip(theirs)
@@ -518,7 +519,8 @@ fn identity_hash(
 
 impl PartialEq for DeviceMesh {
     fn eq(&self, other: &Self) -> bool {
-        let (a, b) = (&self.0, &other.0);
+        let a = &self.0;
+        let b = &other.0;
         // A slice is identified by its root, and a mesh created from a slice by its index.
         let same_slice = || a.root == b.root && (a.root.is_some() || a.index == b.index);
         Arc::ptr_eq(a, b) || (a.hash == b.hash && self.congruent(other) && same_slice())

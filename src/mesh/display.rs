@@ -14,7 +14,8 @@ impl fmt::Display for DeviceMesh {
         for (at, (name, size)) in self.names().iter().zip(self.shape()).enumerate() {
             write!(f, "{}{name}={size}", if at == 0 { "" } else { ", " })?;
         }
-        let (first, ranks) = (self.ranks()[0], self.ranks());
+        let first = self.ranks()[0];
+        let ranks = self.ranks();
         if ranks.iter().copied().eq(first..first + ranks.len()) {
             write!(f, "; ranks {:?})", first..first + ranks.len())?;
         } else {

@@ -16,7 +16,8 @@ impl DeviceMesh {
     /// # Errors
     /// As [`from_groups`](Self::from_groups).
     pub fn from_group(world: &World, group: Communicator, name: &str) -> Result<Self> {
-        let (ranks, size) = (group.group().ranks().to_vec(), group.group().size());
+        let ranks = group.group().ranks().to_vec();
+        let size = group.group().size();
         Self::from_groups(world, [group], ranks, [size], name)
     }
 
@@ -57,7 +58,9 @@ impl DeviceMesh {
         shape: impl AsRef<[usize]>,
         names: impl DimNames,
     ) -> Result<Self> {
-        let (groups, ranks, shape) = (groups.into(), ranks.into(), shape.as_ref());
+        let groups = groups.into();
+        let ranks = ranks.into();
+        let shape = shape.as_ref();
         let names: Vec<String> = names.dim_names().into_iter().map(Into::into).collect();
         if groups.len() != shape.len() {
             return Err(MeshError::GroupCount {
@@ -70,10 +73,8 @@ impl DeviceMesh {
         let mesh = Self::over(world, ranks, shape, names, groups, 0, false);
         let coordinate = mesh.member("create it from groups")?;
         for (mesh_dim, name) in mesh.names().iter().enumerate() {
-            let (group, row) = (
-                mesh.communicator(mesh_dim)?.group(),
-                mesh.row(coordinate, mesh_dim),
-            );
+            let group = mesh.communicator(mesh_dim)?.group();
+            let row = mesh.row(coordinate, mesh_dim);
             if (group.ranks(), group.rank()) != (&row[..], coordinate[mesh_dim]) {
                 return Err(MeshError::GroupRanks {
                     name: name.clone(),
@@ -109,7 +110,8 @@ impl DeviceMesh {
         if let Some(communicator) = communicators.get_mut(dim) {
             *communicator = communicator.with_deadline(deadline);
         }
-        let (ranks, names) = (self.ranks().to_vec(), self.names().to_vec());
+        let ranks = self.ranks().to_vec();
+        let names = self.names().to_vec();
         Ok(Self::over(
             self.world(),
             ranks,

@@ -34,7 +34,8 @@ impl DeviceMesh {
     /// [`NameTaken`](MeshError::NameTaken) if the mesh, or the one from which it was sliced, has
     /// other dimensions of this name.
     pub fn flatten_as(&self, names: impl DimNames, name: &str) -> Result<Self> {
-        let (dims, root) = (self.dims(names)?, self.root());
+        let dims = self.dims(names)?;
+        let root = self.root();
         let flat = MeshDim {
             name: name.into(),
             made_of: dims.iter().flat_map(|dim| dim.made_of.clone()).collect(),
@@ -60,7 +61,8 @@ impl DeviceMesh {
                     .map(|&dim| root.names()[dim].clone())
                     .collect()
             };
-            let (taken, given) = (text(known), text(&flat));
+            let taken = text(known);
+            let given = text(&flat);
             return Err(MeshError::NameTaken {
                 name: name.into(),
                 taken,
@@ -96,7 +98,8 @@ impl DeviceMesh {
         sizes: impl AsRef<[usize]>,
         names: impl DimNames,
     ) -> Result<Self> {
-        let (dim, sizes) = (self.dim(name)?, sizes.as_ref());
+        let dim = self.dim(name)?;
+        let sizes = sizes.as_ref();
         let size = self.size_of(dim);
         if sizes.is_empty() || rank_count(sizes) != size {
             return Err(MeshError::Unflatten {
@@ -114,7 +117,8 @@ impl DeviceMesh {
             }
             .into());
         }
-        let (mut shape, mut all_names) = (self.shape().to_vec(), self.names().to_vec());
+        let mut shape = self.shape().to_vec();
+        let mut all_names = self.names().to_vec();
         shape.splice(dim..=dim, sizes.iter().copied());
         all_names.splice(dim..=dim, names);
         validate(self.world().size(), self.ranks(), &shape, &all_names)?;
@@ -127,7 +131,8 @@ impl DeviceMesh {
             };
             self.communicator(old).ok().cloned()
         };
-        let (world, ranks) = (self.world(), self.ranks().to_vec());
+        let world = self.world();
+        let ranks = self.ranks().to_vec();
         let communicators = Self::communicators_along(world, &ranks, &shape, known)?;
         Ok(Self::over(
             world,

@@ -116,11 +116,10 @@ impl DeviceMesh {
     /// Returns the flattened dimensions that consist of dimensions of this mesh.
     fn joined(&self) -> Vec<MeshDim> {
         let held: Vec<usize> = self.mesh_dims().flat_map(|dim| dim.made_of).collect();
-        let inside = |dim: &&MeshDim| dim.made_of.iter().all(|dim| held.contains(dim));
         self.root()
             .flattened()
             .iter()
-            .filter(inside)
+            .filter(|dim| dim.made_of.iter().all(|dim| held.contains(dim)))
             .cloned()
             .collect()
     }

@@ -371,10 +371,8 @@ fn equality_and_hash_cover_ranks_shape_names_and_root() {
         assert!(slice.congruent(&alone));
         // One mesh was created from a slice, the other from ranks. Random numbers drawn on them
         // differ on all slices except the first.
-        let (made, first) = (
-            slice.unflatten("shard", [2], "shard")?,
-            slice.slice_index() == 0,
-        );
+        let made = slice.unflatten("shard", [2], "shard")?;
+        let first = slice.slice_index() == 0;
         assert_eq!(made == alone, first);
         Ok(())
     });

@@ -97,7 +97,8 @@ impl DTensorForward<MhaInput> for MultiHeadAttention {
             &[&input.query, &input.key, &input.value],
         );
         let heads = |x, layer| project(x, layer, self.n_heads);
-        let (query, key) = (heads(input.query, &self.query), heads(input.key, &self.key));
+        let query = heads(input.query, &self.query);
+        let key = heads(input.key, &self.key);
         let value = heads(input.value, &self.value);
         let scores = query
             .matmul(key.transpose())
@@ -171,10 +172,8 @@ fn check_heads(y: &DTensor<3>, layer: &Linear, heads: usize) -> Result<()> {
         .enumerate()
         .filter(|(_, placement)| **placement == Placement::Shard(2));
     let shardings: Vec<usize> = shardings.map(|(dim, _)| dim).collect();
-    let (size, len) = (
-        shardings.iter().map(|&dim| y.mesh().size_of(dim)).product(),
-        y.dims()[2],
-    );
+    let size = shardings.iter().map(|&dim| y.mesh().size_of(dim)).product();
+    let len = y.dims()[2];
     if heads.is_multiple_of(size) {
         return Ok(());
     }

@@ -54,17 +54,16 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
 
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         let training = x.local().is_autodiff() && self.training.is_enabled();
-        let (device, mesh) = (x.local().device(), x.mesh().clone());
+        let device = x.local().device();
+        let mesh = x.mesh().clone();
         apply_style(&self.gamma, x, |x, gamma| {
             let beta = read(&self.beta, gamma.mesh());
             if !training {
                 let statistics = |state: &RunningState<Tensor<1>>| {
                     DTensor::replicated_on(state.value().to_device(&device), &mesh).or_unwind()
                 };
-                let (mean, variance) = (
-                    statistics(&self.running_mean),
-                    statistics(&self.running_var),
-                );
+                let mean = statistics(&self.running_mean);
+                let variance = statistics(&self.running_var);
                 return module::batch_norm(x, gamma, beta, mean, variance, self.epsilon);
             }
             let BatchNormTrainOutput {

@@ -48,7 +48,8 @@ pub fn local_heads<const D: usize>(x: &DTensor<D>, heads: usize) -> usize {
     let (sizes, names): (Vec<_>, Vec<_>) = shardings
         .map(|((_, &size), name)| (size, format!("`{name}`")))
         .unzip();
-    let (ranks, features) = (sizes.iter().product::<usize>(), x.dims()[last]);
+    let ranks = sizes.iter().product::<usize>();
+    let features = x.dims()[last];
     if heads == 0 || !heads.is_multiple_of(ranks) || !features.is_multiple_of(heads) || is_uneven {
         let why = format!(
             "cannot shard {features} features in {heads} heads into complete heads over the {ranks} ranks of mesh \

@@ -188,7 +188,8 @@ pub fn apply_style<const D: usize, const P: usize, const O: usize, K: Kind>(
     forward: impl FnOnce(Operand<D, K>, DTensor<P>) -> DTensor<O>,
 ) -> DTensor<O> {
     let _inside = watch::entered(|| module_path(param));
-    let (styles, value) = (layer_styles(param), read(param, x.mesh()));
+    let styles = layer_styles(param);
+    let value = read(param, x.mesh());
     let y = forward(
         x.pinned_each(styles.and_then(|styles| styles.input.as_ref())),
         value,

@@ -22,7 +22,8 @@ impl<const D: usize> DTensorForward<DTensor<D>> for RotaryEncoding {
     fn forward_dtensor(&self, x: DTensor<D>) -> DTensor<D> {
         // Burn clamps a slice of the table that ends after it, and a rank whose shard fits would
         // not fail.
-        let ([longest, width, _], dims) = (self.freq_complex.dims(), x.dims());
+        let [longest, width, _] = self.freq_complex.dims();
+        let dims = x.dims();
         if !matches!(dims[..], [.., seq, last] if seq <= longest && last == width) {
             let why = format!(
                 "the layer encodes at most {longest} tokens of width {width}. Pass `[.., seq, {width}]`"
@@ -40,7 +41,8 @@ impl DTensorForward<DTensor<3>> for PositionalEncoding {
     type Output = DTensor<3>;
 
     fn forward_dtensor(&self, x: DTensor<3>) -> DTensor<3> {
-        let ([_, seq, width], [_, longest, d_model]) = (x.dims(), self.sinusoids.dims());
+        let [_, seq, width] = x.dims();
+        let [_, longest, d_model] = self.sinusoids.dims();
         if seq > longest || width != d_model {
             let why = format!("the layer encodes at most {longest} tokens of width {d_model}");
             operand_error("positional encoding", &[x.shape()], why).unwind();

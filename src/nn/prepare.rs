@@ -153,9 +153,11 @@ pub struct IoSide<'a> {
 
 impl IoSide<'_> {
     fn bring<T: ModuleTensors>(self, tensors: T) -> Result<T::Global> {
-        let (given, prepared) = (tensors.count(), self.edges.len());
+        let given = tensors.count();
+        let prepared = self.edges.len();
         if prepared > 0 && given != prepared {
-            let (module, what) = (self.module.into(), self.what);
+            let module = self.module.into();
+            let what = self.what;
             return Err(ParallelError::Count {
                 module,
                 what,
@@ -195,7 +197,8 @@ impl IoSide<'_> {
             return Ok(tensor);
         };
         if !mesh.congruent(tensor.mesh()) {
-            let (left, right) = (mesh.to_string(), tensor.mesh().to_string());
+            let left = mesh.to_string();
+            let right = tensor.mesh().to_string();
             return Err(DTensorError::MeshMismatch { left, right }.into());
         }
         let other = edge

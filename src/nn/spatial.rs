@@ -13,7 +13,8 @@ impl DTensorForward<DTensor<4>> for PixelShuffle {
     type Output = DTensor<4>;
 
     fn forward_dtensor(&self, x: DTensor<4>) -> DTensor<4> {
-        let ([batch, channels, height, width], factor) = (x.dims(), self.upscale_factor);
+        let [batch, channels, height, width] = x.dims();
+        let factor = self.upscale_factor;
         if factor == 0 || channels % (factor * factor) != 0 {
             let why = format!(
                 "dimension 1 (channels) must be divisible by the square of the upscale factor {factor}"
@@ -31,14 +32,16 @@ impl DTensorForward<DTensor<4>> for PixelUnshuffle {
     type Output = DTensor<4>;
 
     fn forward_dtensor(&self, x: DTensor<4>) -> DTensor<4> {
-        let ([batch, channels, height, width], factor) = (x.dims(), self.downscale_factor);
+        let [batch, channels, height, width] = x.dims();
+        let factor = self.downscale_factor;
         if factor == 0 || height % factor != 0 || width % factor != 0 {
             let why = format!(
                 "height and width (dimensions 2, 3) must be divisible by the downscale factor {factor}"
             );
             operand_error("pixel_unshuffle", &[x.shape()], why).unwind();
         }
-        let (height, width) = (height / factor, width / factor);
+        let height = height / factor;
+        let width = width / factor;
         x.reshape([batch, channels, height, factor, width, factor])
             .permute([0, 1, 3, 5, 2, 4])
             .reshape([batch, channels * factor * factor, height, width])

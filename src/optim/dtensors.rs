@@ -12,7 +12,7 @@ use burn::tensor::Tensor;
 use super::state::{ParameterState, StateFields, describe, layout_error};
 use super::{OptimError, OptimizerState};
 use crate::Result;
-use crate::dtensor::{DTensor, DTensorSpec, DynDTensor};
+use crate::dtensor::{DTensor, DTensorSpec};
 use crate::param::stored_like;
 
 /// burn optimizer for parameters that are [`DTensor`]s outside a module. It identifies each
@@ -159,7 +159,8 @@ impl DTensorOptimizer {
             }
         }
         if grad.spec() != param.spec() {
-            let (gradient, param) = (describe(grad.spec()), describe(param.spec()));
+            let gradient = describe(grad.spec());
+            let param = describe(param.spec());
             return Err(OptimError::Gradient {
                 path: path.into(),
                 gradient,
@@ -219,8 +220,11 @@ impl DTensorOptimizer {
         let spec = state.spec.clone();
         let given = match self.is_full {
             true => {
-                let full = |(field, tensor): (String, DynDTensor)| Ok((field, tensor.full_data()?));
-                let tensors = state.tensors.into_iter().map(full).collect::<Result<_>>()?;
+                let tensors = state
+                    .tensors
+                    .into_iter()
+                    .map(|(field, tensor)| Ok((field, tensor.full_data()?)))
+                    .collect::<Result<_>>()?;
                 StateSink {
                     tensors,
                     scalars: state.scalars.into_iter().collect(),

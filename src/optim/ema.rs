@@ -45,7 +45,8 @@ use crate::param::{Visited, check_not_replaced, stored_like, walk_with_paths};
 /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter of either model was
 /// replaced after it was distributed.
 pub fn ema<M: Module>(average: M, model: &M, decay: f64) -> Result<M> {
-    let (own, values) = (StoredValues::of(&average)?, StoredValues::of(model)?);
+    let own = StoredValues::of(&average)?;
+    let values = StoredValues::of(model)?;
     let paths = own.0.keys().chain(values.0.keys());
     for path in paths {
         let [was, is] =

@@ -10,7 +10,6 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::dtensor::DTensorSpec;
 use crate::mesh::DeviceMesh;
-use crate::placement::Placement;
 
 /// Route between the ranks that together hold one parameter. Its axes are the mesh dimensions that
 /// shard the parameter. Moving shards along one axis after the other collects all of them on one
@@ -76,12 +75,13 @@ impl Route {
 
     /// Converts the index of a rank of the route to its coordinates along the axes.
     pub(super) fn place(&self, mut rank: usize) -> Vec<usize> {
-        let along = |axis| {
-            let place = rank % self.size(axis);
-            rank /= self.size(axis);
-            place
-        };
-        (0..self.axes()).map(along).collect()
+        (0..self.axes())
+            .map(|axis| {
+                let place = rank % self.size(axis);
+                rank /= self.size(axis);
+                place
+            })
+            .collect()
     }
 
     /// Returns the number of ranks whose shards a rank holds before the move along an axis.
@@ -126,6 +126,8 @@ impl Route {
 
 /// Returns the mesh dimensions that shard a tensor.
 fn cutting(spec: &DTensorSpec) -> impl Iterator<Item = usize> {
-    let shardings = |(dim, placement): (usize, &Placement)| placement.shard_dim().map(|_| dim);
-    spec.placements().iter().enumerate().filter_map(shardings)
+    spec.placements()
+        .iter()
+        .enumerate()
+        .filter_map(|(dim, placement)| placement.shard_dim().map(|_| dim))
 }

@@ -20,7 +20,7 @@ use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
 use crate::burn_compat::{ModulePath, TensorVisitor, visit_tensors};
 use crate::dtensor::DTensorSpec;
-use crate::param::{Unit, Visited, check_not_replaced, check_reduced, walk};
+use crate::param::{Unit, check_not_replaced, check_reduced, walk};
 
 /// Builds a burn optimizer for a model that is sharded or parallelized. It steps every parameter as
 /// one device would.
@@ -193,19 +193,21 @@ impl ShardedOptimizer {
             return Ok(self.optim.step(lr, model, grads));
         }
         let (members, units) = self.members(&model, Some(&grads))?;
-        let bound = |member: &GroupParam| {
-            Some((
-                member.id,
-                (
-                    self.groups[member.group].clip.as_ref()?.max_norm,
-                    member.spec.clone(),
-                ),
-            ))
-        };
         clip_each(
             &model,
             &mut grads,
-            &members.iter().filter_map(bound).collect(),
+            &members
+                .iter()
+                .filter_map(|member| {
+                    Some((
+                        member.id,
+                        (
+                            self.groups[member.group].clip.as_ref()?.max_norm,
+                            member.spec.clone(),
+                        ),
+                    ))
+                })
+                .collect(),
             &units,
         )?;
         let mut of_muon = GradientsParams::new();
@@ -342,8 +344,11 @@ impl ShardedOptimizer {
             .map(|visited| visited.param.unit.clone())
             .unique_by(Arc::as_ptr)
             .collect();
-        let spec = |visited: Visited| (visited.id, visited.param.spec(visited.base.dtype()));
-        let specs = walk.distributed.into_iter().map(spec).collect();
+        let specs = walk
+            .distributed
+            .into_iter()
+            .map(|visited| (visited.id, visited.param.spec(visited.base.dtype())))
+            .collect();
         let mut members = Members {
             groups: &self.groups,
             grads,
@@ -415,7 +420,8 @@ impl TensorVisitor for Members<'_> {
         {
             return;
         }
-        let (id, path) = (param.id, path.join());
+        let id = param.id;
+        let path = path.join();
         let group = self
             .groups
             .iter()

@@ -195,12 +195,13 @@ fn state_of<'a>(
     path: &str,
     spec: &Arc<DTensorSpec>,
 ) -> &'a mut ParameterState {
-    let nothing = || ParameterState {
-        spec: spec.clone(),
-        tensors: BTreeMap::new(),
-        scalars: BTreeMap::new(),
-    };
-    states.entry(path.to_owned()).or_insert_with(nothing)
+    states
+        .entry(path.to_owned())
+        .or_insert_with(|| ParameterState {
+            spec: spec.clone(),
+            tensors: BTreeMap::new(),
+            scalars: BTreeMap::new(),
+        })
 }
 
 impl ParameterState {
@@ -218,7 +219,8 @@ impl ParameterState {
             } else if data.shape() == &spec.local_shape() {
                 DynDTensor::from_local_data(data, spec)
             } else {
-                let (found, expected) = (data.shape().to_vec(), spec.local_shape().to_vec());
+                let found = data.shape().to_vec();
+                let expected = spec.local_shape().to_vec();
                 return Err(OptimError::Shape {
                     name: join(path, &field),
                     found,
@@ -251,7 +253,8 @@ impl ParameterState {
             if laid_out || is_unsharded(&param) && is_unsharded(spec) {
                 return Ok((field, tensor.into_local_data()));
             }
-            let (found, expected) = (spec.local_shape().to_vec(), param.local_shape().to_vec());
+            let found = spec.local_shape().to_vec();
+            let expected = param.local_shape().to_vec();
             Err(OptimError::Shape {
                 name: join(path, &field),
                 found,

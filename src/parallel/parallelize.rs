@@ -87,7 +87,8 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
     let scan = ModelScan::of(&model);
     let lazy = scan.params.iter().any(|found| found.lazy);
     let planned = resolve(&plan, scan, mesh)?;
-    let (mut sharded, mut is_sharded) = (Vec::new(), HashSet::new());
+    let mut sharded = Vec::new();
+    let mut is_sharded = HashSet::new();
     let params = planned.into_iter().map(|param| {
         let ParallelizedParam {
             path,
@@ -117,7 +118,8 @@ pub fn parallelize<M: Module>(model: M, mesh: &DeviceMesh, plan: Plan) -> Result
                 parallel: parallel.clone(),
             });
         }
-        let (path, parallel) = (path.into(), Some(parallel));
+        let path = path.into();
+        let parallel = Some(parallel);
         Ok((
             (unit, ()),
             UnitParam {

@@ -110,7 +110,8 @@ impl ModuleIoLayouts {
             };
             (0..count).map(edge).collect()
         };
-        let (inputs, outputs) = (edges(|dim| &dim.inputs), edges(|dim| &dim.outputs));
+        let inputs = edges(|dim| &dim.inputs);
+        let outputs = edges(|dim| &dim.outputs);
         Self {
             path,
             inputs,

@@ -71,8 +71,10 @@ pub(super) fn resolve(
         mesh,
     };
     let mut prepared = HashMap::new();
-    let planned = |found| Ok(resolver.planned(found, &mut prepared)?);
-    scan.params.into_iter().map(planned).collect()
+    scan.params
+        .into_iter()
+        .map(|found| Ok(resolver.planned(found, &mut prepared)?))
+        .collect()
 }
 
 /// Entries of a plan, grouped by mesh dimension.

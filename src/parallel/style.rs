@@ -243,7 +243,8 @@ impl LayerStyles {
             let wanted: Arc<[_]> = styles.iter().map(of).collect();
             wanted.iter().any(Option::is_some).then_some(wanted)
         };
-        let (input, output) = (wanted(Style::input), wanted(Style::output));
+        let input = wanted(Style::input);
+        let output = wanted(Style::output);
         Self {
             styles: styles.into(),
             input,

@@ -134,8 +134,11 @@ impl Attach {
         }
         let known = self.leaves.entry(param.id);
         param.map(|leaf| {
-            let own = || leaf.detach().require_grad().into_dispatch();
-            Tensor::from_dispatch(known.or_insert_with(own).clone())
+            Tensor::from_dispatch(
+                known
+                    .or_insert_with(|| leaf.detach().require_grad().into_dispatch())
+                    .clone(),
+            )
         })
     }
 
@@ -145,7 +148,8 @@ impl Attach {
         param: Param<Tensor<D>>,
     ) -> Result<Param<Tensor<D>>> {
         if next.data_specs.is_empty() {
-            let (part, require_grad) = (param.base().detach(), param.is_require_grad());
+            let part = param.base().detach();
+            let require_grad = param.is_require_grad();
             return Ok(param.map(|_| part.set_require_grad(require_grad)));
         }
         let device = param.lazy_device();

@@ -128,10 +128,8 @@ pub fn sync_buffers<M: Module>(model: &M) -> Result<()> {
         };
         let values = match data.buffer_sync {
             BufferSync::FirstRank => {
-                let (first, metas) = (
-                    data.all.group().rank() == 0,
-                    values.iter().map(meta).collect(),
-                );
+                let first = data.all.group().rank() == 0;
+                let metas = values.iter().map(meta).collect();
                 data.all
                     .broadcast(call, first.then_some(values), metas, 0)
                     .wait()?

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::Tensor;
 use itertools::Itertools;
 
 use super::ParamError;
@@ -106,10 +106,13 @@ impl AllReduceHook {
             .iter()
             .map(|grad| (grad.shape(), grad.dtype()))
             .collect_vec();
-        let flat = |(grad, (shape, _)): (DispatchTensor, &(Shape, DType))| {
-            Tensor::from_dispatch(Dispatch::float_reshape(grad, [shape.num_elements()].into()))
-        };
-        let shards = grads.into_iter().zip(&shapes).map(flat).collect();
+        let shards = grads
+            .into_iter()
+            .zip(&shapes)
+            .map(|(grad, (shape, _))| {
+                Tensor::from_dispatch(Dispatch::float_reshape(grad, [shape.num_elements()].into()))
+            })
+            .collect();
         let made = (self.0)(ReducedGradients {
             unit: unit.clone(),
             params: params.clone(),
@@ -128,7 +131,8 @@ impl AllReduceHook {
             .into());
         }
         let checked = made.into_iter().zip(shapes).zip(&params).map(|((made, (shape, dtype)), param)| {
-            let (len, made_dtype) = (made.dims()[0], made.dtype());
+            let len = made.dims()[0];
+let made_dtype = made.dtype();
             if (len, made_dtype) != (shape.num_elements(), dtype) {
                 let wanted = shape.num_elements();
                 return Err(wrong(format!(

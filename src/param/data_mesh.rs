@@ -64,7 +64,8 @@ pub(crate) fn data_spec(
     shape: &[usize],
     dtype: DType,
 ) -> Result<DTensorSpec> {
-    let (mesh, shard) = (&data.mesh, data.shard);
+    let mesh = &data.mesh;
+    let shard = data.shard;
     let mut placements = vec![Placement::Replicate; mesh.ndim()];
     if let Some((dim, _)) = sharding {
         placements[shard] = Placement::Shard(*dim);
@@ -106,11 +107,13 @@ pub(crate) fn combine(
 ) -> Result<DTensorSpec> {
     let dim = sharding.map(|(dim, _)| *dim);
     let tp = tensor.mesh();
-    let meshes = |_| ParamError::Meshes {
-        data: data.mesh.to_string(),
-        tensor: tp.to_string(),
-    };
-    let mesh = data.mesh.concatenate(&[tp]).map_err(meshes)?;
+    let mesh = data
+        .mesh
+        .concatenate(&[tp])
+        .map_err(|_| ParamError::Meshes {
+            data: data.mesh.to_string(),
+            tensor: tp.to_string(),
+        })?;
 
     let mut placements = vec![Placement::Replicate; mesh.ndim()];
     let shard = mesh.dim(data.shard_name())?;

@@ -110,12 +110,9 @@ impl FinishedGraphs {
 
     /// Returns the innermost consumed pass that contains the node.
     fn around(&self, node: u64) -> Option<&FinishedGraph> {
-        let has = |gone: &&FinishedGraph| {
-            gone.consumed && (gone.nodes.opened..gone.nodes.closed).contains(&node)
-        };
         self.0
             .iter()
-            .filter(has)
+            .filter(|gone| gone.consumed && (gone.nodes.opened..gone.nodes.closed).contains(&node))
             .max_by_key(|gone| gone.nodes.opened)
     }
 

@@ -144,7 +144,8 @@ where
     let label = first.label();
     let probed = ProbedUnit::begin(&label);
     let _inside = watch::entered(|| Some(label));
-    let (mut input, mut inside) = (input, inside);
+    let mut input = input;
+    let mut inside = inside;
     // The units inside are prefetched together with the module's other units, which are entered
     // next.
     inside.extend(
@@ -190,8 +191,11 @@ where
             }
         }
     }
-    let member = |(at, shards)| UnitGuard::member(at, shards, inside.take().unwrap_or_default());
-    open.extend(member_of.into_iter().map(member));
+    open.extend(
+        member_of
+            .into_iter()
+            .map(|(at, shards)| UnitGuard::member(at, shards, inside.take().unwrap_or_default())),
+    );
     let output = noting_panics(|| forward(module, input, &units));
     let output = open
         .into_iter()
@@ -209,9 +213,11 @@ where
 /// # Errors
 /// [`ParamError::EmptyInput`].
 fn check_input<M: Module, I: TensorTree>(module: &M, own: &OwnUnits, input: I) -> Result<I> {
-    let (mut empty, mut has_elements) = (SmallVec::<[(Shape, DType, bool); 1]>::new(), false);
+    let mut empty = SmallVec::<[(Shape, DType, bool); 1]>::new();
+    let mut has_elements = false;
     let input = visit_plain(input, &mut |tensor| {
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let shape = tensor.shape();
+        let dtype = tensor.dtype();
         match shape.num_elements() {
             0 => empty.push((
                 shape,
@@ -225,18 +231,19 @@ fn check_input<M: Module, I: TensorTree>(module: &M, own: &OwnUnits, input: I) -
         return Ok(input);
     }
     // Indices and masks that come with rows of features are of these rows.
-    let is_rows = |(shape, dtype, _): &&(Shape, DType, bool)| {
-        dtype.is_float() && shape.num_dims() == 2 && shape[0] == 0
-    };
-    let rows = empty.iter().find(is_rows);
+    let rows = empty
+        .iter()
+        .find(|(shape, dtype, _)| dtype.is_float() && shape.num_dims() == 2 && shape[0] == 0);
     let is_unsafe = |(shape, dtype, _): &&(Shape, DType, bool)| {
         burn_compat::is_unsafe(shape, *dtype)
             && (dtype.is_float() || rows.is_none() && !has_elements)
     };
-    let trains_statistics = |(.., is_autodiff): &&(Shape, DType, bool)| {
-        *is_autodiff && !has_elements && ModelScan::of(module).has_running()
-    };
-    let (shape, problem) = match (empty.iter().find(is_unsafe), rows.filter(trains_statistics)) {
+    let (shape, problem) = match (
+        empty.iter().find(is_unsafe),
+        rows.filter(|(.., is_autodiff)| {
+            *is_autodiff && !has_elements && ModelScan::of(module).has_running()
+        }),
+    ) {
         (Some((shape, ..)), _) => (shape, "with which burn's layers would read foreign memory"),
         (None, Some((shape, ..))) => (shape, "with which running statistics would become NaN"),
         (None, None) => return Ok(input),
@@ -342,13 +349,15 @@ impl ModuleUnits {
                 None => units.push((visited.param.unit.clone(), vec![visited])),
             }
         }
-        let shards = |(unit, members): (_, Vec<Visited>)| {
-            (
-                unit,
-                LocalShards::new(members.into_iter().map(Visited::shard)),
-            )
-        };
-        let mut inside: Vec<_> = units.into_iter().map(shards).collect();
+        let mut inside: Vec<_> = units
+            .into_iter()
+            .map(|(unit, members)| {
+                (
+                    unit,
+                    LocalShards::new(members.into_iter().map(Visited::shard)),
+                )
+            })
+            .collect();
         let own = own.iter().filter_map(|own| {
             let at = inside.iter().position(|(unit, _)| Arc::ptr_eq(unit, own))?;
             Some(inside.remove(at))

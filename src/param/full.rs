@@ -128,10 +128,10 @@ fn gathered<M: Module>(model: &M, walk: Walk, stay: bool) -> Result<Option<M>> {
         let params = groups
             .remove(&key)
             .expect("every unit in `order` has a group");
-        let shard = |Visited { param, base, .. }: &Visited| {
-            (param.index, param.state.clone(), base.clone())
-        };
-        let shards = LocalShards::new(params.iter().map(shard));
+        let shards =
+            LocalShards::new(params.iter().map(|Visited { param, base, .. }| {
+                (param.index, param.state.clone(), base.clone())
+            }));
         let unit = open_gathered(&params[0].param.unit, shards)?;
         for Visited {
             id, param, base, ..

@@ -143,7 +143,6 @@ pub use recompute::checkpoint_activations;
 pub(crate) use reduction::partial_groups::REDUCE;
 pub(crate) use replica_check::ReplicaCheck;
 pub(crate) use scope::{give_up_backward, is_backward_gathered};
-pub(crate) use shards::LocalShards;
 pub(crate) use spec_check::check_specs;
 pub(crate) use stored::{
     NewValue, StoredTensor, release_shards, replace_tensors, stored_like, stored_tensors,

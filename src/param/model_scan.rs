@@ -108,11 +108,9 @@ impl ModelScan {
 
     /// Returns the paths of the modules that contain parameters, outermost first.
     pub(crate) fn modules(&self) -> Vec<String> {
-        let outermost_first =
-            |found: &ScannedParam| found.modules().collect_vec().into_iter().rev();
         self.params
             .iter()
-            .flat_map(outermost_first)
+            .flat_map(|found| found.modules().collect_vec().into_iter().rev())
             .unique()
             .collect()
     }
@@ -397,10 +395,11 @@ impl ModelScan {
         offloaded: impl Fn(&ScannedParam) -> bool,
     ) -> Result<(), ParamError> {
         let is_in_place = |found: &&ScannedParam| {
-            let is_offloaded =
-                |param: &DistributedParameter| param.unit.spec().offloaded().is_some();
-            let may_be_on_host =
-                found.distributed.as_ref().is_some_and(is_offloaded) || offloaded(found);
+            let may_be_on_host = found
+                .distributed
+                .as_ref()
+                .is_some_and(|param| param.unit.spec().offloaded().is_some())
+                || offloaded(found);
             may_be_on_host && memory::is_host(&found.device.clone().inner())
         };
         let params = self.params.iter().filter(|found| !is_in_place(found));

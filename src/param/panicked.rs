@@ -48,10 +48,8 @@ pub(super) fn note_read_outside(unit: &Unit, index: usize) {
         return;
     };
     if !data.implicit_unshard {
-        let (param, unit) = (
-            unit.spec().params[index].path.to_string(),
-            unit.label().to_string(),
-        );
+        let param = unit.spec().params[index].path.to_string();
+        let unit = unit.label().to_string();
         Error::from(ParamError::ReadOutsideUnit { param, unit }).unwind();
     }
     let first = *unit.first_outside.get_or_init(|| index);

@@ -89,7 +89,8 @@ fn begin_gather(unit: &Unit, shards: &LocalShards, origin: GatherOrigin) {
         GatherOrigin::Prefetch | GatherOrigin::Posted => (Phase::Forward, TrainingState::Forward),
     };
     let is_under_way = unit.copies.promote(shards, origin).unwrap_or_else(|| {
-        let (model, decision) = (unit.comm.model(shards), unit.decision(shards));
+        let model = unit.comm.model(shards);
+        let decision = unit.decision(shards);
         let call = Call {
             model,
             decision,

@@ -72,7 +72,8 @@ fn check_over(
     let at = (0..count)
         .find(|&at| of_rank(0, at) != of_rank(other, at))
         .unwrap_or_default();
-    let ((param, layout), (other_param, other_layout)) = (of_rank(0, at), of_rank(other, at));
+    let (param, layout) = of_rank(0, at);
+    let (other_param, other_layout) = of_rank(other, at);
     let global = ranks.group().ranks();
     Err(ParamError::LayoutsDiffer {
         param: param.clone(),

@@ -66,7 +66,8 @@ impl ParamStateHandle {
         self.name();
         let mut derived = self.0.derived.lock();
         derived.count += 1;
-        let (number, from) = (derived.count, self.clone());
+        let number = derived.count;
+        let from = self.clone();
         let next = Arc::new(NamedState {
             from: Mutex::new(Some((from, number))),
             ..NamedState::default()

@@ -155,8 +155,12 @@ impl Unit {
     /// remedy for a panic whose `text` is about element types. `inside` are units inside this one,
     /// whose outputs it may have computed with.
     pub(super) fn precision_note(&self, text: &str, inside: &[(Arc<Self>, LocalShards)]) -> String {
-        let weights = || self.spec().params.iter().find_map(|param| param.compute);
-        let Some(dtype) = self.spec().precision().inputs.or_else(weights) else {
+        let Some(dtype) = self
+            .spec()
+            .precision()
+            .inputs
+            .or_else(|| self.spec().params.iter().find_map(|param| param.compute))
+        else {
             return String::new();
         };
         let note = format!(", which computes in {}", dtype.name());

@@ -16,7 +16,7 @@ use super::pending_all_gather::PendingAllGather;
 use super::shards::LocalShards;
 use super::states::ParamStateHandle;
 use super::unit_name::UnitName;
-use super::unit_spec::{DataParallelGroups, UnitParam, UnitSpec};
+use super::unit_spec::{UnitParam, UnitSpec};
 use super::{ParamError, ReshardAfterForward};
 use crate::Error;
 use crate::comm::{
@@ -143,14 +143,13 @@ impl UnitComm {
 
     /// Returns the divisors of the unit's gradients.
     pub(crate) fn averaging(&self) -> GradientDivideFactors {
-        let numbers = |data: &DataParallelGroups| {
+        let (sharding, ranks, averaged) = self.spec.data.as_ref().map_or((1, 1, 1), |data| {
             (
                 data.shard.group().size(),
                 data.ranks(),
                 data.all.group().size(),
             )
-        };
-        let (sharding, ranks, averaged) = self.spec.data.as_ref().map_or((1, 1, 1), numbers);
+        });
         self.options.lock().averaging(sharding, ranks, averaged)
     }
 
@@ -162,11 +161,9 @@ impl UnitComm {
         let Some(data) = &self.spec.data else { return };
         let (device, own) = (Device::new(input.device()).inner(), data.shard.device());
         if device != *own {
-            let (unit, device, own) = (
-                self.label().to_string(),
-                format!("{device:?}"),
-                format!("{own:?}"),
-            );
+            let unit = self.label().to_string();
+            let device = format!("{device:?}");
+            let own = format!("{own:?}");
             Error::from(ParamError::InputDevice { unit, device, own }).unwind();
         }
     }
@@ -365,11 +362,13 @@ fn full_metas(
     metas: impl Iterator<Item = TensorMeta>,
     shardings: impl Iterator<Item = (usize, ShardSizes)>,
 ) -> Vec<(TensorMeta, usize, ShardSizes)> {
-    let full = |(mut meta, (dim, sizes)): (TensorMeta, (usize, ShardSizes))| {
-        meta.shape[dim] = sizes.total();
-        (meta, dim, sizes)
-    };
-    metas.zip_eq(shardings).map(full).collect()
+    metas
+        .zip_eq(shardings)
+        .map(|(mut meta, (dim, sizes))| {
+            meta.shape[dim] = sizes.total();
+            (meta, dim, sizes)
+        })
+        .collect()
 }
 
 /// Returns the shard sizes of a parameter over the ranks of

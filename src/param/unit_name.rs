@@ -89,7 +89,8 @@ mod tests {
 
     #[test]
     fn paths_of_one_module_of_several_and_of_the_model() {
-        let (root, block) = (UnitName::of(""), UnitName::of("blocks.0"));
+        let root = UnitName::of("");
+        let block = UnitName::of("blocks.0");
         let ends = UnitName::of_modules(["embed", "head", "embed"]);
         assert_eq!(
             [&root, &block, &ends].map(|path| &**path.label()),

@@ -199,14 +199,13 @@ impl Drop for UnitPass {
             && let Some(nodes) = self.nodes.get_mut()
         {
             let unit = self.unsharded.unit();
-            let place = || {
+            note_interrupted(nodes.opened_at(), || {
                 format!(
                     "in the backward of {}{}",
                     unit.comm.full_name(),
                     unit.precision_note("", &[])
                 )
-            };
-            note_interrupted(nodes.opened_at(), place);
+            });
         }
         self.gone(false);
         if let Some(place) = self.place {

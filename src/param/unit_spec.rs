@@ -57,7 +57,8 @@ impl UnitParam {
 
     /// Returns the dimension that the data-parallel ranks shard, and the shard sizes.
     pub(crate) fn sharding(&self) -> Option<(usize, ShardSizes)> {
-        let (spec, mesh_dim) = (&self.spec, self.sharding_dim?);
+        let spec = &self.spec;
+        let mesh_dim = self.sharding_dim?;
         let Placement::Shard(dim) = spec.placements()[mesh_dim] else {
             return None;
         };
@@ -137,11 +138,9 @@ impl ModelNumbers {
         all: &Communicator,
     ) -> Self {
         let draw = |group: Option<&Communicator>| group.map_or(0, Communicator::draw_model);
-        let (number, replicate, post_forward_group) = (
-            shard.draw_model(),
-            draw(replicate),
-            draw(post_forward_group),
-        );
+        let number = shard.draw_model();
+        let replicate = draw(replicate);
+        let post_forward_group = draw(post_forward_group);
         let all = if all.group() == shard.group() {
             number
         } else {
@@ -330,12 +329,10 @@ impl UnitSpec {
         members: &[usize],
         tensors: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        let is_selected =
-            |(member, _): &(&usize, DispatchTensor)| self.params[**member].is_sharded() == sharded;
         members
             .iter()
             .zip(tensors)
-            .filter(is_selected)
+            .filter(|(member, _)| self.params[**member].is_sharded() == sharded)
             .map(|(_, tensor)| tensor)
             .collect()
     }
@@ -347,11 +344,14 @@ impl UnitSpec {
         sharded: Vec<DispatchTensor>,
         replicated: Vec<DispatchTensor>,
     ) -> Vec<DispatchTensor> {
-        let (mut sharded, mut replicated) = (sharded.into_iter(), replicated.into_iter());
-        let next = |&member: &usize| match self.params[member].is_sharded() {
-            true => sharded.next(),
-            false => replicated.next(),
-        };
-        members.iter().filter_map(next).collect()
+        let mut sharded = sharded.into_iter();
+        let mut replicated = replicated.into_iter();
+        members
+            .iter()
+            .filter_map(|&member| match self.params[member].is_sharded() {
+                true => sharded.next(),
+                false => replicated.next(),
+            })
+            .collect()
     }
 }

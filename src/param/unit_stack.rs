@@ -133,9 +133,11 @@ fn stack_mut<T>(f: impl FnOnce(&mut UnitStack) -> T) -> T {
 /// itself.
 pub(super) fn shards_inside(unit: &Arc<Unit>) -> Option<LocalShards> {
     stack(|open| {
-        let is_open =
-            |opened: &ActiveUnit| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit));
-        if open.stack.iter().any(is_open) {
+        if open
+            .stack
+            .iter()
+            .any(|opened| opened.scope.as_ref().is_some_and(|scope| scope.is_of(unit)))
+        {
             None
         } else {
             open.inside(unit, |_| true)
@@ -363,7 +365,8 @@ impl UnitGuard {
     /// units.
     pub(super) fn new(scope: Option<ForwardScope>, inside: Vec<(Arc<Unit>, LocalShards)>) -> Self {
         stack_mut(|open| {
-            let (depth, reduced) = (open.stack.len(), open.reduced);
+            let depth = open.stack.len();
+            let reduced = open.reduced;
             scope.iter().for_each(|scope| open.note_entered(scope));
             open.stack.push(ActiveUnit {
                 scope: scope.map(Rc::new),

@@ -109,7 +109,8 @@ impl UnshardedParams {
         shards: &LocalShards,
         options: UnshardOptions,
     ) -> Self {
-        let (phase, recomputed) = (Mutex::new(PassPhase::Forward), AtomicBool::new(false));
+        let phase = Mutex::new(PassPhase::Forward);
+        let recomputed = AtomicBool::new(false);
         // Memory that passes share must be freed only by an explicit `reshard`, which frees it for
         // all of them.
         let joins = options.in_slots && options.kept == Kept::Full;
@@ -166,8 +167,10 @@ impl UnshardedParams {
                     ShardedState::Unsharded,
                 );
             }
-            let post = || self.source.post(self.source.call(Phase::Forward));
-            let gathering = started.map_or_else(post, |(gathering, _)| gathering);
+            let gathering = started.map_or_else(
+                || self.source.post(self.source.call(Phase::Forward)),
+                |(gathering, _)| gathering,
+            );
             Ok(self.place(self.source.gathered_in(TrainingState::Forward, gathering)?))
         })
     }
@@ -360,7 +363,8 @@ impl UnshardedParams {
     /// Called when backward needs the weights no longer: frees them, or keeps them for the next
     /// forward.
     pub(super) fn end_backward(&self) {
-        let (unit, state) = (&self.unit, &self.copy.state);
+        let unit = &self.unit;
+        let state = &self.copy.state;
         let stay = !unit.comm.options.lock().reshard_after_backward;
         let kept = self.kept.lock().take();
         unit.copies.end_backward(kept, &self.copy, stay);

@@ -51,7 +51,8 @@ impl Varying {
             return self.value.clone();
         };
         self.pass.grads.lock().expect_partial(self.position, dims);
-        let (pass, value) = (self.pass.clone(), autodiff::plain(self.value.clone()));
+        let pass = self.pass.clone();
+        let value = autodiff::plain(self.value.clone());
         let node =
             UnshardedParamNode::new(pass, self.position, self.retain, value, Some(dims.into()));
         autodiff::binary(parent.clone(), self.token.clone(), node)

@@ -66,14 +66,15 @@ mod tests {
 
     /// Returns the bytes that each rank holds.
     fn loads(tensors: &[TensorRows], lengths: &[Vec<usize>], ranks: usize) -> Vec<usize> {
-        let of = |rank| {
-            tensors
-                .iter()
-                .zip(lengths)
-                .map(|(rows, lengths)| rows.bytes * lengths[rank])
-                .sum()
-        };
-        (0..ranks).map(of).collect()
+        (0..ranks)
+            .map(|rank| {
+                tensors
+                    .iter()
+                    .zip(lengths)
+                    .map(|(rows, lengths)| rows.bytes * lengths[rank])
+                    .sum()
+            })
+            .collect()
     }
 
     fn spread(loads: &[usize]) -> usize {
@@ -105,13 +106,15 @@ mod tests {
                 }
                 let found = *loads(&tensors, &lengths, ranks).iter().max().unwrap();
                 let all = by_count[a.0].iter().cartesian_product(&by_count[b.0]);
-                let most = |(a, b): (&Vec<usize>, &Vec<usize>)| {
-                    *loads(&tensors, &[a.clone(), b.clone()], ranks)
-                        .iter()
-                        .max()
-                        .unwrap()
-                };
-                let best = all.map(most).min().unwrap();
+                let best = all
+                    .map(|(a, b)| {
+                        *loads(&tensors, &[a.clone(), b.clone()], ranks)
+                            .iter()
+                            .max()
+                            .unwrap()
+                    })
+                    .min()
+                    .unwrap();
                 // Graham's bound: 4/3 - 1/(3 ranks).
                 assert!(
                     3 * ranks * found <= (4 * ranks - 1) * best,
@@ -133,7 +136,8 @@ mod tests {
             (state >> 33) as usize % below
         };
         for _ in 0..500 {
-            let (ranks, count) = (1 + draw(9), draw(6));
+            let ranks = 1 + draw(9);
+            let count = draw(6);
             let tensors: Vec<_> = (0..count)
                 .map(|_| TensorRows {
                     count: draw(40),

@@ -64,10 +64,9 @@ pub(crate) fn blocks(
             let from = if ranks.contains(&to) {
                 to
             } else {
-                let load = |rank: &&usize| given.get(*rank).copied().unwrap_or(0);
                 let from = *ranks
                     .iter()
-                    .min_by_key(load)
+                    .min_by_key(|rank| given.get(*rank).copied().unwrap_or(0))
                     .expect("every block has a holder");
                 *given.entry(from).or_default() +=
                     block.iter().map(ExactSizeIterator::len).product::<usize>();
@@ -171,10 +170,8 @@ mod tests {
 
     #[test]
     fn copies_share_the_load() {
-        let (copies, rows) = (
-            Layout::replicate(&[3]).unwrap(),
-            Layout::new(&[6], &[S(0)]).unwrap(),
-        );
+        let copies = Layout::replicate(&[3]).unwrap();
+        let rows = Layout::new(&[6], &[S(0)]).unwrap();
         let found = blocks(
             (&copies, &[0, 1, 2]),
             (&rows, &[3, 4, 5, 6, 7, 8]),

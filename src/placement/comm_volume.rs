@@ -37,10 +37,8 @@ pub(crate) fn sent_forward<'a>(
     joins: bool,
 ) -> impl Iterator<Item = CommVolume> + 'a {
     fused_steps(from, steps, varying, joins).filter_map(|joined| {
-        let (collective, share) = (
-            joined.step.collective()?,
-            joined.step.traffic_over(joined.before, joined.ranks()),
-        );
+        let collective = joined.step.collective()?;
+        let share = joined.step.traffic_over(joined.before, joined.ranks());
         Some(CommVolume {
             mesh_dims: joined.mesh_dims,
             collective,
@@ -66,17 +64,21 @@ pub(crate) fn sent_backward<'a>(
             _ => ("all-reduce", 2 * scattered(joined.after, ranks)),
         });
         let undone = joined.step.undone_by(joined.before, ranks);
-        let sent = move |(collective, share)| CommVolume {
-            mesh_dims: joined.mesh_dims.clone(),
-            collective,
-            share,
-        };
-        sum.into_iter().chain(undone).map(sent)
+        sum.into_iter()
+            .chain(undone)
+            .map(move |(collective, share)| CommVolume {
+                mesh_dims: joined.mesh_dims.clone(),
+                collective,
+                share,
+            })
     });
-    let stays = |dim: &usize| {
-        from.mesh_shape()[*dim] > 1 && steps.iter().all(|(step, _)| step.mesh_dim() != *dim)
-    };
-    let mesh_dims: SmallVec<[usize; 3]> = varying.iter().copied().filter(stays).collect();
+    let mesh_dims: SmallVec<[usize; 3]> = varying
+        .iter()
+        .copied()
+        .filter(|dim| {
+            from.mesh_shape()[*dim] > 1 && steps.iter().all(|(step, _)| step.mesh_dim() != *dim)
+        })
+        .collect();
     let ranks = mesh_dims
         .iter()
         .map(|&dim| from.mesh_shape()[dim] as u64)

@@ -40,26 +40,27 @@ pub(crate) fn fused_steps<'a>(
     can_fuse_with: bool,
 ) -> impl Iterator<Item = FusedStep<'a>> + 'a {
     let varies = |step: &Step| varying.contains(&step.mesh_dim());
-    let one = move |(a, _): &(Step, Layout), (b, _): &(Step, Layout)| {
-        can_fuse_with && a.can_fuse_with(*b) && varies(a) == varies(b)
-    };
-    steps.chunk_by(one).scan(from, move |before, steps| {
-        let (step, after) = steps.last()?;
-        let mut mesh_dims: SmallVec<[usize; 3]> =
-            steps.iter().map(|(step, _)| step.mesh_dim()).collect();
-        match step {
-            Step::AllReduce { .. } => mesh_dims.sort_unstable(),
-            // Gathers go from the innermost mesh dimension outwards.
-            Step::AllGather { .. } => mesh_dims.reverse(),
-            _ => {}
-        }
-        let before = std::mem::replace(before, after);
-        Some(FusedStep {
-            step: *step,
-            mesh_dims,
-            before,
-            after,
-            varies: varies(step),
+    steps
+        .chunk_by(move |(a, _), (b, _)| {
+            can_fuse_with && a.can_fuse_with(*b) && varies(a) == varies(b)
         })
-    })
+        .scan(from, move |before, steps| {
+            let (step, after) = steps.last()?;
+            let mut mesh_dims: SmallVec<[usize; 3]> =
+                steps.iter().map(|(step, _)| step.mesh_dim()).collect();
+            match step {
+                Step::AllReduce { .. } => mesh_dims.sort_unstable(),
+                // Gathers go from the innermost mesh dimension outwards.
+                Step::AllGather { .. } => mesh_dims.reverse(),
+                _ => {}
+            }
+            let before = std::mem::replace(before, after);
+            Some(FusedStep {
+                step: *step,
+                mesh_dims,
+                before,
+                after,
+                varies: varies(step),
+            })
+        })
 }

@@ -63,7 +63,8 @@ impl Layout {
                 mesh_shape: mesh_shape.to_vec(),
             });
         }
-        let (mesh_shape, placements) = (mesh_shape.into(), placements.into());
+        let mesh_shape = mesh_shape.into();
+        let placements = placements.into();
         let mut layout = Self {
             mesh_shape,
             placements,
@@ -146,7 +147,8 @@ impl Layout {
         mesh_dim: usize,
         lengths: impl Into<Arc<[usize]>>,
     ) -> Result<Self, PlacementError> {
-        let (lengths, ranks) = (lengths.into(), self.mesh_shape[mesh_dim]);
+        let lengths = lengths.into();
+        let ranks = self.mesh_shape[mesh_dim];
         let placement = self.placements[mesh_dim];
         if placement.shard_dim().is_none() {
             return Err(PlacementError::MeshDimNotSharded {
@@ -177,13 +179,12 @@ impl Layout {
         mesh_order: &[usize],
     ) -> Result<Self, PlacementError> {
         let mut layout = Self::new(mesh_shape, placements)?;
-        let place = |sharding_dim: &usize| {
-            mesh_order
-                .iter()
-                .position(|mesh_dim| mesh_dim == sharding_dim)
-        };
         for (_, sharding_dims) in &mut layout.shard_order {
-            sharding_dims.sort_by_key(place);
+            sharding_dims.sort_by_key(|sharding_dim| {
+                mesh_order
+                    .iter()
+                    .position(|mesh_dim| mesh_dim == sharding_dim)
+            });
         }
         Ok(layout)
     }

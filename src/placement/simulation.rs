@@ -463,14 +463,16 @@ fn no_sequence_of_steps_is_cheaper_than_the_plan() {
 /// until nothing changes. Adding to zeros is only used to create partial sums of the target: such a
 /// sum stays, and a replica becomes one directly, without a slice.
 fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
-    let start = |layout| {
-        if layout == from {
-            (0, 0)
-        } else {
-            (usize::MAX, 0)
-        }
-    };
-    let mut cheapest = layouts.iter().map(start).collect_vec();
+    let mut cheapest = layouts
+        .iter()
+        .map(|layout| {
+            if layout == from {
+                (0, 0)
+            } else {
+                (usize::MAX, 0)
+            }
+        })
+        .collect_vec();
     let given = layouts.iter().flat_map(|layout| {
         layout
             .uneven_mesh_dims()
@@ -493,7 +495,8 @@ fn cheapest(from: &Layout, layouts: &[Layout]) -> Vec<(usize, usize)> {
             .filter(|(at, _)| before[*at].0 < usize::MAX)
         {
             for (mesh_dim, placement, lengths) in &ways {
-                let (mesh_dim, placement) = (*mesh_dim, *placement);
+                let mesh_dim = *mesh_dim;
+                let placement = *placement;
                 let current = layout.placements()[mesh_dim];
                 let source = from.placements()[mesh_dim];
                 let step = Step::between(mesh_dim, current, placement);
@@ -527,7 +530,8 @@ fn plan_text(mesh: &[usize], from: &[&str], to: &[&str]) -> String {
         let placements = texts.iter().map(|text| text.parse().unwrap()).collect_vec();
         Layout::new(mesh, &placements).unwrap()
     };
-    let (from, to) = (layout(from), layout(to));
+    let from = layout(from);
+    let to = layout(to);
     check(&from, &to, [5, 6])
         .iter()
         .map(|(_, after)| after.to_string())
@@ -587,17 +591,16 @@ fn other_lengths_are_gathered_and_sliced() {
             .map(|(_, after)| after.to_string())
             .join(" ")
     };
-    let (chunks, uneven) = (rows(&[2], &[0], &[]), rows(&[2], &[0], &[(0, &[1, 5])]));
+    let chunks = rows(&[2], &[0], &[]);
+    let uneven = rows(&[2], &[0], &[(0, &[1, 5])]);
     assert_eq!(text(&chunks, &uneven), "[R] [S(0); mesh dim 0 sizes 1 + 5]");
     assert_eq!(text(&uneven, &chunks), "[R] [S(0)]");
     let columns = Layout::new(&[2], &[Placement::Shard(1)]).unwrap();
     assert_eq!(text(&uneven, &columns), "[S(1)]");
     // Shards inside an uneven one are gathered before it changes, and created a second time
     // afterwards.
-    let (chunks, uneven) = (
-        rows(&[2, 2], &[0, 1], &[]),
-        rows(&[2, 2], &[0, 1], &[(0, &[4, 2])]),
-    );
+    let chunks = rows(&[2, 2], &[0, 1], &[]);
+    let uneven = rows(&[2, 2], &[0, 1], &[(0, &[4, 2])]);
     assert_eq!(
         check(&chunks, &uneven, [6, 2])
             .iter()
@@ -606,10 +609,8 @@ fn other_lengths_are_gathered_and_sliced() {
         2
     );
     // Shards outside it stay.
-    let (inner, other) = (
-        rows(&[2, 2], &[0, 1], &[(1, &[3, 0])]),
-        rows(&[2, 2], &[0, 1], &[(1, &[1, 2])]),
-    );
+    let inner = rows(&[2, 2], &[0, 1], &[(1, &[3, 0])]);
+    let other = rows(&[2, 2], &[0, 1], &[(1, &[1, 2])]);
     assert_eq!(
         text(&inner, &other),
         "[S(0), R] [S(0), S(0); mesh dim 1 sizes 1 + 2]"

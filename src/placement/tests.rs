@@ -565,13 +565,11 @@ fn strided_text_round_trips() {
 /// The placement is equal however it is written.
 #[test]
 fn a_stride_of_one_is_a_plain_shard() {
-    let (one, plain) = (
-        StridedPlacement::Strided {
-            dim: 0,
-            split_factor: 1,
-        },
-        StridedPlacement::from(Shard(0)),
-    );
+    let one = StridedPlacement::Strided {
+        dim: 0,
+        split_factor: 1,
+    };
+    let plain = StridedPlacement::from(Shard(0));
     assert_eq!(one, plain);
     assert!(![one, plain].iter().all_unique(), "and has its hash");
     assert_ne!(

@@ -34,12 +34,18 @@ impl UnitCopies {
     /// Creates the plan for full tensors of `shapes`, sharded in chunks along `dim` over `ranks`
     /// ranks.
     pub fn new(copy: UnitCopy, ranks: usize, shapes: Vec<Shape>, dim: usize) -> Self {
-        let tensor = |shape: Shape| ShardedTensorSpec {
-            sizes: ShardSizes::Chunked(shape[dim]),
-            shape,
-            dim,
-        };
-        let layout = FlatLayout::new(ranks, shapes.into_iter().map(tensor).collect(), 1);
+        let layout = FlatLayout::new(
+            ranks,
+            shapes
+                .into_iter()
+                .map(|shape| ShardedTensorSpec {
+                    sizes: ShardSizes::Chunked(shape[dim]),
+                    shape,
+                    dim,
+                })
+                .collect(),
+            1,
+        );
         Self(match copy {
             UnitCopy::GatherIn => layout.pack_parts(0),
             UnitCopy::GatherOut => layout.unpack_full(),

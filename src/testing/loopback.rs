@@ -239,8 +239,9 @@ impl LoopbackJob {
         let inboxes: Arc<[Inbox]> = (0..processes).map(|_| Inbox::default()).collect();
         let transport = |here| {
             let sent = (0..processes).map(|_| AtomicU64::default()).collect();
-            let (placed, polled, handler) =
-                (AtomicU64::default(), AtomicU64::default(), OnceLock::new());
+            let placed = AtomicU64::default();
+            let polled = AtomicU64::default();
+            let handler = OnceLock::new();
             let held = AtomicBool::new(false);
             Arc::new(LoopbackTransport {
                 here,

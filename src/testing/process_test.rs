@@ -327,7 +327,8 @@ impl ProcessRun {
             .stderr(text);
         let mut child = command.spawn()?;
         let end = Instant::now() + *deadline + GRACE;
-        let (mut asked, mut killed) = (false, false);
+        let mut asked = false;
+        let mut killed = false;
         let status = loop {
             if let Some(status) = child.try_wait()? {
                 break status;

@@ -46,10 +46,8 @@ pub fn last_checkpoint(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> Result
     if writers.values().any(|&has_model| has_model)
         && !writers.keys().eq(root.ranks().iter().sorted())
     {
-        let (directory, found) = (
-            directory.display().to_string(),
-            writers.into_keys().collect(),
-        );
+        let directory = directory.display().to_string();
+        let found = writers.into_keys().collect();
         return Err(TrainError::OtherRanks {
             directory,
             found,

@@ -14,13 +14,18 @@ use crate::param::{Visited, walk};
 ///
 /// Local: no communication.
 pub(super) fn with_global_shapes<M: Module>(model: &M) -> M {
-    let shape = |visited: Visited| {
-        (
-            visited.id,
-            visited.param.spec(visited.base.dtype()).shape().clone(),
-        )
-    };
-    let mut mapper = GlobalShapes(walk(model).distributed.into_iter().map(shape).collect());
+    let mut mapper = GlobalShapes(
+        walk(model)
+            .distributed
+            .into_iter()
+            .map(|visited| {
+                (
+                    visited.id,
+                    visited.param.spec(visited.base.dtype()).shape().clone(),
+                )
+            })
+            .collect(),
+    );
     model.clone().map(&mut mapper)
 }
 

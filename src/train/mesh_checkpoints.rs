@@ -77,8 +77,9 @@ pub(super) fn save<M: LearnerModel>(
     epoch: usize,
     store: &EventStoreClient,
 ) -> Result<SaveReport> {
-    let (model, (to_optimizer, optimizer), (to_schedule, schedule)) =
-        (learner.model(), mpsc::channel(), mpsc::channel());
+    let model = learner.model();
+    let (to_optimizer, optimizer) = mpsc::channel();
+    let (to_schedule, schedule) = mpsc::channel();
     let optimizer = recorded_state(&model, || {
         let (unread, _) = mpsc::channel();
         let mut reader = LearningCheckpointer::new(

@@ -170,7 +170,8 @@ where
             .into_iter()
             .find(|device| device.is_autodiff())
             .ok_or(TrainError::NoAutodiff)?;
-        let (train, valid) = (train.to_device(&device), valid.to_device(&device.inner()));
+        let train = train.to_device(&device);
+        let valid = valid.to_device(&device.inner());
         let (_, train_items) = self.ranks.items(train.num_items())?;
         let (empty, valid_items) = self.ranks.items(valid.num_items())?;
         if valid_items > 0 && !empty.is_empty() {
@@ -214,7 +215,8 @@ where
         });
         let mut batches = SplitBatches::new(loader, None);
         let mut accumulator = GradientsAccumulator::new();
-        let (mut iteration, mut accumulated) = (0, 0);
+        let mut iteration = 0;
+        let mut accumulated = 0;
         let mut round = batches.fetch(&self.ranks)?;
         while round.any() && !round.stopped {
             round.check_even(epoch, iteration)?;
@@ -240,10 +242,8 @@ where
                 self.learner.lr_step();
                 self.learner.optimizer_step(grads);
             }
-            let (output, progress) = (
-                self.gathered(output.item, true)?,
-                round.progress(total_items),
-            );
+            let output = self.gathered(output.item, true)?;
+            let progress = round.progress(total_items);
             let item = TrainingItem::new(
                 output,
                 progress,

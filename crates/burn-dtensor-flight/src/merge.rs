@@ -63,7 +63,8 @@ impl LaunchTrace {
     pub fn read(folder: impl AsRef<Path>) -> Result<Vec<Self>, FlightError> {
         let folder = folder.as_ref();
         let unreadable = |error: std::io::Error| {
-            let (path, problem) = (folder.to_path_buf(), error.to_string());
+            let path = folder.to_path_buf();
+            let problem = error.to_string();
             FlightError::Unreadable { path, problem }
         };
         let entries: Vec<_> = fs::read_dir(folder)
@@ -76,19 +77,18 @@ impl LaunchTrace {
                 path: folder.into(),
             });
         }
-        let begun = |read: &Result<RankTrace, FlightError>| {
-            !matches!(
-                read,
-                Err(FlightError::Invalid {
-                    problem: DecodeError::NotBegun,
-                    ..
-                })
-            )
-        };
         let flights: Vec<_> = paths
             .iter()
             .map(RankTrace::read)
-            .filter(begun)
+            .filter(|read| {
+                !matches!(
+                    read,
+                    Err(FlightError::Invalid {
+                        problem: DecodeError::NotBegun,
+                        ..
+                    })
+                )
+            })
             .try_collect()?;
         Ok(Self::of(flights))
     }
@@ -284,8 +284,9 @@ impl<'a> CollectiveTrace<'a> {
     /// value first.
     pub fn differences(&self) -> Vec<(usize, String)> {
         let (_, agreed) = self.agreed();
-        let differs =
-            |(rank, operation): &(usize, &Operation)| Some((*rank, operation.difference(agreed)?));
-        self.called.iter().filter_map(differs).collect()
+        self.called
+            .iter()
+            .filter_map(|(rank, operation)| Some((*rank, operation.difference(agreed)?)))
+            .collect()
     }
 }

@@ -99,7 +99,8 @@ mod tests {
 
     #[test]
     fn a_process_is_known_by_its_number_and_start() {
-        let (own, host) = (std::process::id(), host());
+        let own = std::process::id();
+        let host = host();
         let start = process_start(own).unwrap();
         assert!(start > 0);
         assert!(

@@ -96,11 +96,10 @@ impl RankTrace {
     /// [`FlightError`] if the file cannot be read, or is not a flight file.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, FlightError> {
         let path = path.as_ref();
-        let unreadable = |error: std::io::Error| FlightError::Unreadable {
+        let bytes = fs::read(path).map_err(|error| FlightError::Unreadable {
             path: path.into(),
             problem: error.to_string(),
-        };
-        let bytes = fs::read(path).map_err(unreadable)?;
+        })?;
         let invalid = |problem| FlightError::Invalid {
             path: path.into(),
             problem,

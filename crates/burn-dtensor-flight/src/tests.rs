@@ -129,10 +129,8 @@ fn a_torn_record_is_left_out() {
     (count..count + 4).for_each(|index| rank.post(index));
     recorder.over(count + 3, Duration::from_nanos(6), OpOutcome::Dropped);
     let after = record_of(3);
-    let (old, new) = (
-        record::read(&before).unwrap(),
-        record::read(&after).unwrap(),
-    );
+    let old = record::read(&before).unwrap();
+    let new = record::read(&after).unwrap();
     assert_eq!((old.index, new.index), (3, count + 3));
     let mut torn = 0;
     for from in 0..=RECORD_WORDS {
@@ -257,7 +255,8 @@ fn a_program_that_ends_its_process_is_at_fault() {
             .for_each(|(flight, ending)| flight.ending = ending);
         flights.fault().map(|fault| (fault.rank, fault.why))
     };
-    let (runs, returned) = (None, ended(ExitKind::Returned, 9, Some(1)));
+    let runs = None;
+    let returned = ended(ExitKind::Returned, 9, Some(1));
     let exited = |at, by| ended(ExitKind::Exited, at, by);
     // The process of the rank that exited waits for the other processes to end. The others survive
     // without it, or wait.
@@ -422,8 +421,12 @@ fn a_rank_that_has_not_begun_is_not_that_of_an_earlier_run() {
             shrunk: 0,
             process,
         };
-        let (pid, process_started, started) = (start as u32, start * SECOND, launch * SECOND);
-        let (size, launch, host) = (2, id, host.into());
+        let pid = start as u32;
+        let process_started = start * SECOND;
+        let started = launch * SECOND;
+        let size = 2;
+        let launch = id;
+        let host = host.into();
         Rank::of(Identity {
             rank,
             size,
@@ -501,7 +504,8 @@ fn launches_of_all_processes_and_of_one_are_told_apart() {
         })
         .trace()
     };
-    let (alone, all) = (LaunchId::of_process(1, 0), LaunchId::first(0));
+    let alone = LaunchId::of_process(1, 0);
+    let all = LaunchId::first(0);
     let launches = LaunchTrace::of(vec![
         trace(0, alone),
         trace(1, all.next()),

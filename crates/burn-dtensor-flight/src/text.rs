@@ -42,7 +42,9 @@ impl LaunchTrace {
             .filter(|waiting| !waiting.missing.is_empty())
         {
             let any = if waiting.is_for_any { "any of " } else { "" };
-            let (rank, id, missing) = (waiting.rank, &waiting.operation.id, &waiting.missing);
+            let rank = waiting.rank;
+            let id = &waiting.operation.id;
+            let missing = &waiting.missing;
             writeln!(
                 f,
                 "  rank {rank} waits in {id} for {any}ranks {missing:?}, since {}",
@@ -59,8 +61,9 @@ impl LaunchTrace {
                 )?;
             }
         }
-        let here = |rank: &usize| self.rank(*rank).is_none();
-        let without: Vec<_> = (0..self.size).filter(here).collect();
+        let without: Vec<_> = (0..self.size)
+            .filter(|rank| self.rank(*rank).is_none())
+            .collect();
         if !without.is_empty() {
             writeln!(f, "  no flight file: ranks {without:?}")?;
         }
@@ -75,13 +78,13 @@ impl LaunchTrace {
     }
 
     fn is_over(&self) -> bool {
-        let returned = |flight: &RankTrace| {
-            flight
-                .ending
-                .as_ref()
-                .is_some_and(|ending| ending.how == ExitKind::Returned)
-        };
-        self.ranks.len() == self.size && self.ranks.iter().all(returned)
+        self.ranks.len() == self.size
+            && self.ranks.iter().all(|flight| {
+                flight
+                    .ending
+                    .as_ref()
+                    .is_some_and(|ending| ending.how == ExitKind::Returned)
+            })
     }
 }
 

@@ -40,12 +40,10 @@ fn names(fs: &dyn FileSystem, dir: &Path) -> Vec<String> {
 
 /// Asserts that a file system keeps the contract in an empty folder of its own.
 fn keeps_contract(fs: &dyn FileSystem, root: &Path) {
-    let (a, b, missing, inside) = (
-        root.join("a"),
-        root.join("b"),
-        root.join("missing"),
-        root.join("a/b/c"),
-    );
+    let a = root.join("a");
+    let b = root.join("b");
+    let missing = root.join("missing");
+    let inside = root.join("a/b/c");
     assert_eq!(fs.list(root).unwrap(), []);
     fails(fs.create_dir(&inside), ErrorKind::NotFound, &inside);
     fs.create_dir_all(&inside).unwrap();
@@ -170,12 +168,16 @@ fn links_pipes_and_names_that_are_not_text() {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::symlink;
 
-    let (folder, fs) = (Folder::new("fs-links"), real());
+    let folder = Folder::new("fs-links");
+    let fs = real();
     let path = |name: &str| folder.0.join(name);
-    let (outside, target) = (path("outside"), path("outside/kept"));
+    let outside = path("outside");
+    let target = path("outside/kept");
     fs.create_dir(&outside).unwrap();
     write(&*fs, &target, b"kept");
-    let (run, link, loose) = (path("run"), path("run/link"), path("loose"));
+    let run = path("run");
+    let link = path("run/link");
+    let loose = path("loose");
     fs.create_dir(&run).unwrap();
     symlink(&target, &link).unwrap();
     symlink(&outside, path("run/outside")).unwrap();

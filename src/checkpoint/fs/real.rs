@@ -167,12 +167,11 @@ impl ReadFile for RealReader {
         let _held = self.position.lock();
         let mut file = &self.file;
         file.seek(SeekFrom::Start(offset))?;
-        let named = |error: io::Error| {
+        file.read_exact(buffer).map_err(|error| {
             io::Error::new(
                 error.kind(),
                 format!("`{}`: {error}", self.file.path().display()),
             )
-        };
-        file.read_exact(buffer).map_err(named)
+        })
     }
 }

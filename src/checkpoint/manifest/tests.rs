@@ -401,7 +401,8 @@ fn mutate(contents: &mut Vec<u8>, random: &mut StdRng) {
 
 #[test]
 fn random_changes_never_panic_and_what_is_read_follows_the_rules() {
-    let (mut valid, mut kinds) = (0, BTreeSet::new());
+    let mut valid = 0;
+    let mut kinds = BTreeSet::new();
     let original = contents(&example()).into_bytes();
     for seed in 0..30_000 {
         let mut random = StdRng::seed_from_u64(seed);

@@ -196,7 +196,8 @@ impl Manifest {
 
     /// Returns the number of ranks.
     fn validate_mesh(&self) -> Result<usize, ManifestError> {
-        let (shape, names) = (&self.mesh.shape, self.mesh.names.len());
+        let shape = &self.mesh.shape;
+        let names = self.mesh.names.len();
         let ranks = shape
             .iter()
             .try_fold(1usize, |ranks, &len| ranks.checked_mul(len));
@@ -276,11 +277,9 @@ impl Manifest {
                 tensor: tensor.shape.clone(),
             });
         }
-        let (file, begin, bytes) = (
-            chunk.file,
-            chunk.begin,
-            chunk.region.num_elements() * tensor.dtype.bytes(),
-        );
+        let file = chunk.file;
+        let begin = chunk.begin;
+        let bytes = chunk.region.num_elements() * tensor.dtype.bytes();
         let end = begin.checked_add(bytes as u64);
         if self
             .files
@@ -296,14 +295,12 @@ impl Manifest {
                 bytes: bytes as u64,
             });
         }
-        let (found, blocks) = (
-            chunk.checksums.len(),
-            if checksummed {
-                bytes.div_ceil(BLOCK)
-            } else {
-                0
-            },
-        );
+        let found = chunk.checksums.len();
+        let blocks = if checksummed {
+            bytes.div_ceil(BLOCK)
+        } else {
+            0
+        };
         if found != blocks {
             let region = chunk.region.to_string();
             return Err(ManifestError::Checksums {
@@ -348,6 +345,8 @@ fn is_component(name: &str) -> bool {
 }
 
 fn is_plain(name: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-    !matches!(name, "" | "." | "..") && name.bytes().all(plain)
+    !matches!(name, "" | "." | "..")
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }

@@ -145,7 +145,10 @@ const TINY: Limits = Limits {
 
 #[test]
 fn every_byte_is_read_once_and_goes_to_its_place() {
-    let (mut direct, mut classes, mut joined, mut several) = (0, BTreeSet::new(), 0, 0);
+    let mut direct = 0;
+    let mut classes = BTreeSet::new();
+    let mut joined = 0;
+    let mut several = 0;
     for seed in 0..3000 {
         let random = &mut StdRng::seed_from_u64(seed);
         let manifest = random_manifest(random, TINY.block);
@@ -422,10 +425,8 @@ fn long_runs_are_never_read_for_more_than_the_cap() {
     };
     for seed in 0..300 {
         let random = &mut StdRng::seed_from_u64(seed);
-        let (rows, bytes) = (
-            random.random_range(1..50),
-            random.random_range(17..90) << 10,
-        );
+        let rows = random.random_range(1..50);
+        let bytes = random.random_range(17..90) << 10;
         let begin = random.random_range(0..bytes - (16 << 10));
         let (manifest, wants) = columns(
             rows,

@@ -300,7 +300,8 @@ fn one_changed_bit_in_any_block_is_found_and_named() {
                 let error = reader
                     .read(&wants, |_, _| panic!("damaged bytes are handed over"))
                     .unwrap_err();
-                let (key, path) = (key.clone(), path.clone());
+                let key = key.clone();
+                let path = path.clone();
                 assert_eq!(
                     error,
                     CheckpointError::Corrupt {
@@ -330,10 +331,8 @@ fn files_that_are_not_as_the_manifest_says() {
         reader.read(&[want(key, region.clone())], |_, _| Ok(()))
     };
     let path = folder.0.join(&manifest.files[1].name);
-    let (file, len) = (
-        fs_err::OpenOptions::new().write(true).open(&path).unwrap(),
-        manifest.files[1].len,
-    );
+    let file = fs_err::OpenOptions::new().write(true).open(&path).unwrap();
+    let len = manifest.files[1].len;
     for found in [len - 1, len + 1, 0] {
         file.set_len(found).unwrap();
         let length = CheckpointError::Length {
@@ -420,22 +419,21 @@ fn threads_that_do_not_start_are_an_error_unless_one_does() {
         1,
         &[("a", Dtype::U8, shape.to_vec(), vec![Region::full(&shape)])],
     );
-    let (fs, options, wants) = (
-        real(),
-        ReadOptions::new().with_threads(3),
-        [want("a", Region::full(&shape))],
-    );
+    let fs = real();
+    let options = ReadOptions::new().with_threads(3);
+    let wants = [want("a", Region::full(&shape))];
     let reader = |thread| Reader {
         thread,
         ..Reader::new(&*fs, &folder.0, &manifest, &options, 7)
     };
     let read = |thread| {
         let mut found = Vec::new();
-        let done = |_, bytes: Bytes| {
-            found = bytes.to_vec();
-            Ok(())
-        };
-        reader(thread).read(&wants, done).map(|_| found)
+        reader(thread)
+            .read(&wants, |_, bytes| {
+                found = bytes.to_vec();
+                Ok(())
+            })
+            .map(|_| found)
     };
     // Stacks that no system has memory for.
     let error = read(|| thread::Builder::new().stack_size(1 << 60)).unwrap_err();

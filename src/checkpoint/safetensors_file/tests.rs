@@ -7,7 +7,7 @@ use safetensors::{Dtype, serialize};
 use serde_json::json;
 
 use super::super::fs::real;
-use super::super::manifest::{StoredDType, TensorEntry};
+use super::super::manifest::StoredDType;
 use super::super::region::Region;
 use super::super::tests::folder::Folder;
 use super::header::ALIGNMENT;
@@ -177,13 +177,16 @@ fn models_in_one_file_and_in_several() {
     let folder = Folder::new("safetensors-several");
     folder.write("model.safetensors", file(&[("a", &[2, 3]), ("b", &[])]));
     let keys = |(_, manifest): (PathBuf, Manifest)| {
-        let place = |(key, entry): (&String, &TensorEntry)| {
-            (
-                key.clone(),
-                manifest.files[entry.chunks[0].file].name.clone(),
-            )
-        };
-        manifest.tensors.iter().map(place).collect_vec()
+        manifest
+            .tensors
+            .iter()
+            .map(|(key, entry)| {
+                (
+                    key.clone(),
+                    manifest.files[entry.chunks[0].file].name.clone(),
+                )
+            })
+            .collect_vec()
     };
     let pair = |key: &str, file: &str| (key.to_owned(), file.to_owned());
     let single = [
@@ -430,13 +433,11 @@ fn a_header_above_the_limit_is_not_read() {
 #[test]
 fn random_changes_of_a_header_never_panic() {
     let original = r#"{"__metadata__":{"a":"b"},"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"b":{"dtype":"BF16","shape":[],"data_offsets":[24,26]},"c":{"dtype":"I64","shape":[0,7],"data_offsets":[26,26]}}"#;
-    let (mut valid, digits) = (
-        0,
-        original
-            .bytes()
-            .positions(|byte| byte.is_ascii_digit())
-            .collect_vec(),
-    );
+    let mut valid = 0;
+    let digits = original
+        .bytes()
+        .positions(|byte| byte.is_ascii_digit())
+        .collect_vec();
     for seed in 0..20_000 {
         let random = &mut StdRng::seed_from_u64(seed);
         let mut json = original.as_bytes().to_vec();

@@ -59,7 +59,9 @@ pub(super) struct Checker<'a> {
 
 impl<'a> Checker<'a> {
     fn new(mesh: &'a DeviceMesh, ranks: u64) -> Self {
-        let (checked, loads, saved_again) = (HashSet::new(), HashMap::new(), HashSet::new());
+        let checked = HashSet::new();
+        let loads = HashMap::new();
+        let saved_again = HashSet::new();
         Self {
             mesh,
             ranks,
@@ -145,7 +147,8 @@ impl<'a> Checker<'a> {
 
     fn load(&mut self, left: &Recorder, folder: &Path, step: u64) -> Result<(), String> {
         let digest = left.digest(folder).ok_or("there is no folder")?;
-        let (mesh, ranks) = (self.mesh, self.ranks);
+        let mesh = self.mesh;
+        let ranks = self.ranks;
         let load = || {
             let opened = Checkpoint::open_in(Arc::new(left.clone()), folder, mesh);
             is_saved(

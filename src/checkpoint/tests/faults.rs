@@ -80,7 +80,9 @@ fn names(fs: &Recorder) -> Vec<String> {
 fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remains() {
     let start = Recorder::new();
     assert_eq!(save([&start; 2], 1), [SAVED; 2]);
-    let (mut failed, mut saved, mut not_removed) = (0, 0, 0);
+    let mut failed = 0;
+    let mut saved = 0;
+    let mut not_removed = 0;
     for kind in [
         ErrorKind::StorageFull,
         ErrorKind::ReadOnlyFilesystem,
@@ -274,7 +276,8 @@ fn two_programs_that_save_under_one_name_do_not_mix_their_files() {
     let saved = launch(Launch::threads(1), |world| {
         let mesh = DeviceMesh::new(world, [1], ["shard"])?;
         let [state, others] = [0, 1].map(|variant| state(&mesh, 1, variant));
-        let (state, others) = (state?, others?);
+        let state = state?;
+        let others = others?;
         let path = Path::new("/run/step-1");
         let other = || {
             let plan = SavePlan::new(&others).unwrap();
@@ -312,7 +315,8 @@ fn a_save_that_fails_late_leaves_what_another_has_saved_under_its_name() {
         launch(Launch::threads(1), |world| {
             let mesh = DeviceMesh::new(world, [1], ["shard"])?;
             let [state, others] = [0, 1].map(|variant| state(&mesh, 1, variant));
-            let (state, others) = (state?, others?);
+            let state = state?;
+            let others = others?;
             let path = Path::new("/run/step-1");
             let save = OpenSave::begin(&fs, path, SavePlan::new(&state)?)?;
             write(

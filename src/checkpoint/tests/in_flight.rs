@@ -178,7 +178,9 @@ impl Training<'_> {
         if moment.made != counts.files {
             assert_eq!(self.behind.poll()?, None);
         }
-        let (manager, mesh, step) = (self.behind.manager(), self.mesh, self.run.step());
+        let manager = self.behind.manager();
+        let mesh = self.mesh;
+        let step = self.run.step();
         assert!(self.behind.is_writing());
         assert!(
             !manager.steps()?.is_empty(),
@@ -241,7 +243,8 @@ impl Training<'_> {
     }
 
     fn end(mut self, end: End) -> Result<()> {
-        let (mesh, step) = (self.mesh, self.run.step());
+        let mesh = self.mesh;
+        let step = self.run.step();
         match end {
             End::Finish => assert!(self.behind.finish()?.is_some()),
             End::SaveAsync => {
@@ -287,7 +290,8 @@ impl Training<'_> {
 /// `exported`, `saved`, `saved next`. Returns true if the training was interrupted, if it should
 /// be.
 fn fly(run: Run, start: &Recorder, counts: Counts, moment: Moment, end: End) -> (Recorder, bool) {
-    let (fs, schedule) = (start.durable_copy(), Schedule::new(RANKS));
+    let fs = start.durable_copy();
+    let schedule = Schedule::new(RANKS);
     launch(Launch::threads(RANKS), |world| {
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
         let fs = fs.scheduled(mesh.rank(), &schedule);
@@ -317,7 +321,8 @@ fn fly(run: Run, start: &Recorder, counts: Counts, moment: Moment, end: End) -> 
 
 /// Counts the calls of the threads behind training.
 fn count(run: Run, start: &Recorder) -> Counts {
-    let (fs, schedule) = (start.durable_copy(), Schedule::new(RANKS));
+    let fs = start.durable_copy();
+    let schedule = Schedule::new(RANKS);
     schedule.allow_all();
     launch(Launch::threads(RANKS), |world| {
         let mesh = DeviceMesh::new(world, [RANKS], ["shard"])?;
@@ -327,7 +332,8 @@ fn count(run: Run, start: &Recorder) -> Counts {
         behind.finish()
     })
     .unwrap();
-    let (first, second) = (schedule.made_by_threads(0), schedule.made_by_threads(1));
+    let first = schedule.made_by_threads(0);
+    let second = schedule.made_by_threads(1);
     Counts {
         files: [first[0], second[0]],
         manifest: first[1],
@@ -393,7 +399,8 @@ fn calls_while_a_checkpoint_is_written_survive_a_loss_of_power() {
 /// same folder.
 #[test]
 fn a_poll_that_fails_has_ended_the_thread_behind_training() {
-    let (fs, schedule) = (Recorder::new(), Schedule::new(RANKS));
+    let fs = Recorder::new();
+    let schedule = Schedule::new(RANKS);
     let run = Run { done: &[], keep: 1 };
     let files = count(run, &fs).files;
     let written = AtomicUsize::new(0);

@@ -54,7 +54,8 @@ const CALLS: [Call; 7] = [
 impl Expected {
     /// Returns what is expected once a call has returned.
     pub fn after(&self, call: Call) -> Self {
-        let (next, last) = (self.last() + 1, self.last());
+        let next = self.last() + 1;
+        let last = self.last();
         let and_next = || self.saved.iter().copied().chain([next]).collect();
         let only = |step| Self::new(vec![step], [Some(step)]);
         match call {
@@ -102,11 +103,9 @@ fn perform(
     fs: &Recorder,
     mesh: &DeviceMesh,
 ) -> Result<()> {
-    let (next, last, run) = (
-        expected.last() + 1,
-        expected.last(),
-        behind.manager().clone(),
-    );
+    let next = expected.last() + 1;
+    let last = expected.last();
+    let run = behind.manager().clone();
     let on_first_rank = |run: CheckpointManager, step| match mesh.rank() {
         0 => run
             .commit(fs, step)
@@ -199,14 +198,13 @@ fn any_three_calls_survive_a_loss_of_power() {
             // Shorter sequences have the crashes before.
             let (last, before) = calls.split_last().expect("there is a call");
             let (before, marks) = (Expected::after_all(before), before.len() - done);
-            let expected = |crash: &Crash| {
+            let checked = checker.check_crashes(fs, marks, before.last() + 1, |crash| {
                 if crash.marks.len() > marks {
                     before.after(*last)
                 } else {
                     before.during(*last)
                 }
-            };
-            let checked = checker.check_crashes(fs, marks, before.last() + 1, expected);
+            });
             checked.unwrap_or_else(|fault| panic!("{calls:?}: {fault}"));
         }
         let steps: usize = recorded.iter().map(|(.., fs)| fs.steps()).sum();
@@ -244,17 +242,17 @@ fn every_sync_is_needed() {
         }));
     }
     let (found, missed) = on_one_rank(2, |checker| {
-        let (mut found, mut missed) = (BTreeSet::new(), BTreeSet::new());
+        let mut found = BTreeSet::new();
+        let mut missed = BTreeSet::new();
         for (done, call, sync, fs) in &recorded {
             let before = Expected::after_all(done);
-            let expected = |crash: &Crash| {
+            let checked = checker.check_crashes(fs, 0, before.last() + 1, |crash| {
                 if crash.marks.is_empty() {
                     before.during(*call)
                 } else {
                     before.after(*call)
                 }
-            };
-            let checked = checker.check_crashes(fs, 0, before.last() + 1, expected);
+            });
             let site = (done.is_empty(), *call, sync.clone());
             if checked.is_err() {
                 found.insert(site)
@@ -272,7 +270,7 @@ fn every_sync_is_needed() {
     );
     // The run folder's entry is synced by every save, since the process that created it may have
     // been killed before.
-    let of_run = |call| {
+    let expected = SAVES.map(|call| {
         (
             false,
             call,
@@ -281,8 +279,7 @@ fn every_sync_is_needed() {
                 index: 0,
             },
         )
-    };
-    let expected = SAVES.map(of_run);
+    });
     assert_eq!(missed, expected.iter().collect_vec());
 }
 

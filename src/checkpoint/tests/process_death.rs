@@ -314,7 +314,8 @@ fn setting(name: &str, default: u64) -> u64 {
 
 #[test]
 fn survivors_of_a_killed_process_load_what_was_saved() {
-    let (kills, first_seed) = (setting("KILLED_SAVES", 4), setting("KILLED_SAVES_FROM", 0));
+    let kills = setting("KILLED_SAVES", 4);
+    let first_seed = setting("KILLED_SAVES_FROM", 0);
     let mut killed = 0;
     for (seed, (processes, ranks)) in
         (first_seed..).zip([(4, 4), (2, 4), (2, 2)].into_iter().cycle())

@@ -72,7 +72,8 @@ pub(crate) fn reduce(
     if ranges.iter().any(|range| range.is_empty()) {
         return concat(&[(sources[0], ranges.clone())], 0, device);
     }
-    let (rank, dtype) = (sources[0].shape().num_dims(), sources[0].dtype());
+    let rank = sources[0].shape().num_dims();
+    let dtype = sources[0].dtype();
     if dtype.is_float() {
         with_rank!(rank, D => reduce_float::<D>(blocks(sources, ranges, device), dtype, op).into_dispatch())
     } else if dtype.is_bool() {

@@ -99,7 +99,8 @@ pub trait GroupBackend: Debug + Send + Sync {
         tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let (size, device) = (self.member().group.size(), self.member().home(&tensors));
+        let size = self.member().group.size();
+        let device = self.member().home(&tensors);
         let metas: Vec<_> = tensors.iter().map(meta).collect();
         let terms = self.all_to_all(post, vec![tensors; size], vec![metas.clone(); size])?;
         Ok(mapped(terms, move |terms| {
@@ -126,7 +127,8 @@ pub trait GroupBackend: Debug + Send + Sync {
             dim,
             sizes: from_sizes,
         } = shard;
-        let (group, device) = (self.member().group.clone(), Device::new(tensor.device()));
+        let group = self.member().group.clone();
+        let device = Device::new(tensor.device());
         let given = |rank: usize| {
             vec![block(
                 &tensor,
@@ -165,12 +167,14 @@ pub trait GroupBackend: Debug + Send + Sync {
         recv_counts: &[usize],
     ) -> PostResult<DispatchTensor> {
         let device = Device::new(tensor.device());
-        let of_rank = |count: &usize| {
-            let mut meta = meta(&tensor);
-            meta.shape[0] = *count;
-            vec![meta]
-        };
-        let metas = recv_counts.iter().map(of_rank).collect();
+        let metas = recv_counts
+            .iter()
+            .map(|count| {
+                let mut meta = meta(&tensor);
+                meta.shape[0] = *count;
+                vec![meta]
+            })
+            .collect();
         let parts = self.all_to_all(post, rows_for_each(&tensor, send_counts), metas)?;
         Ok(mapped(parts, move |parts| joined(&parts, 0, &device)))
     }
@@ -187,12 +191,16 @@ pub trait GroupBackend: Debug + Send + Sync {
         shardings: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let (group, device) = (self.member().group.clone(), self.member().home(&tensors));
+        let group = self.member().group.clone();
+        let device = self.member().home(&tensors);
         let given = |rank: usize| {
-            let part = |(tensor, (dim, sizes)): (&DispatchTensor, &(usize, ShardSizes))| {
-                block(tensor, *dim, sizes, group.size(), rank, &device)
-            };
-            tensors.iter().zip(&shardings).map(part).collect()
+            tensors
+                .iter()
+                .zip(&shardings)
+                .map(|(tensor, (dim, sizes))| {
+                    block(tensor, *dim, sizes, group.size(), rank, &device)
+                })
+                .collect()
         };
         let part = |(mut meta, (dim, sizes)): (TensorMeta, &(usize, ShardSizes))| {
             meta.shape[*dim] = sizes.range(group.size(), group.rank()).len();
@@ -209,11 +217,13 @@ pub trait GroupBackend: Debug + Send + Sync {
 /// `counts[1]`, ..
 pub(crate) fn rows_for_each(tensor: &DispatchTensor, counts: &[usize]) -> Vec<Vec<DispatchTensor>> {
     let mut start = 0;
-    let next = |count: &usize| {
-        start += count;
-        vec![rows(tensor, start - count..start)]
-    };
-    counts.iter().map(next).collect()
+    counts
+        .iter()
+        .map(|count| {
+            start += count;
+            vec![rows(tensor, start - count..start)]
+        })
+        .collect()
 }
 
 /// Returns a copy of `rank`'s shard along `dim`.

@@ -67,9 +67,11 @@ impl PairwiseSignature {
             .iter()
             .enumerate()
             .filter(|(to, _)| *to != self.member);
-        let bytes = |meta: &TensorMeta| (meta.shape.num_elements() * meta.dtype.size()) as u64;
         others
-            .filter_map(|(_, meta)| meta.as_ref().map(bytes))
+            .filter_map(|(_, meta)| {
+                meta.as_ref()
+                    .map(|meta| (meta.shape.num_elements() * meta.dtype.size()) as u64)
+            })
             .sum()
     }
 
@@ -88,7 +90,8 @@ impl PairwiseSignature {
     fn difference(&self, other: &Self) -> Option<String> {
         let says =
             |from: usize, to: usize| format!("tensor of group rank {from} for group rank {to}");
-        let (own, its) = (self.member, other.member);
+        let own = self.member;
+        let its = other.member;
         differ(
             &says(own, its),
             &self.sent[its],
@@ -349,16 +352,16 @@ impl CallSignature {
     /// Describes the first difference between the states of one model's parameters, with the
     /// parameter's name if it has one.
     fn states_differ(&self, other: &Self) -> Option<String> {
-        let (own, its) = (self.model.as_ref()?, other.model.as_ref()?);
+        let own = self.model.as_ref()?;
+        let its = other.model.as_ref()?;
         if own.states == its.states {
             return None;
         }
         let state = |model: &ShardedModel, i: usize| {
             *model.states.get(i).or(model.states.first()).unwrap_or(&0)
         };
-        let differs = |i: &usize| state(own, *i) != state(its, *i);
         let i = (0..own.states.len().max(its.states.len()))
-            .find(differs)
+            .find(|i| state(own, *i) != state(its, *i))
             .unwrap_or_default();
         let clone = format!("clone of model {own}: {} is in state", self.tensor(i));
         Some(format!(
@@ -405,7 +408,8 @@ impl CallSignature {
 
     /// Describes the first list of digests that does not describe the same values in both.
     fn compared_otherwise(&self, other: &Self) -> Option<String> {
-        let (own, its) = (self.digests(), other.digests());
+        let own = self.digests();
+        let its = other.digests();
         let mut pairs = (0..own.len().max(its.len())).map(|list| (own.get(list), its.get(list)));
         let (own, its) = pairs.find(|(own, its)| {
             !own.zip(*its)

@@ -60,18 +60,22 @@ impl Communicator {
         parts: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> Work<DispatchTensor> {
-        let (size, own) = (self.group().size(), self.group().rank());
+        let size = self.group().size();
+        let own = self.group().rank();
         accepted!(
             arguments::one_each("parts", parts.len(), self.group()),
             self,
             Op::ReduceScatter,
             call
         );
-        let full = |(rank, tensor): (usize, DispatchTensor)| {
-            let (dim, sizes) = all_for(rank, &tensor, size);
-            ShardedTensor { tensor, dim, sizes }
-        };
-        let full_tensors = parts.into_iter().enumerate().map(full).collect();
+        let full_tensors = parts
+            .into_iter()
+            .enumerate()
+            .map(|(rank, tensor)| {
+                let (dim, sizes) = all_for(rank, &tensor, size);
+                ShardedTensor { tensor, dim, sizes }
+            })
+            .collect();
         self.reduce_scatter(call, full_tensors, op)
             .then(move |mut parts| parts.swap_remove(own))
     }

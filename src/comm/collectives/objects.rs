@@ -52,12 +52,15 @@ impl Communicator {
         };
         let all = read_words(self.all_gather(call.clone(), vec![shard]).wait()?.remove(0));
         let mut rest = &all[..];
-        let object = |(part, len): (usize, usize)| {
-            let (object, others) = rest.split_at(part);
-            rest = others;
-            self.decode(op, &call, object, len)
-        };
-        parts.into_iter().zip(lengths).map(object).collect()
+        parts
+            .into_iter()
+            .zip(lengths)
+            .map(|(part, len)| {
+                let (object, others) = rest.split_at(part);
+                rest = others;
+                self.decode(op, &call, object, len)
+            })
+            .collect()
     }
 
     /// Sends an object from group rank `root` to all ranks. `object` is `Some` on the root, and
@@ -121,11 +124,10 @@ impl Communicator {
         let Some((objects, lengths)) = objects.zip(lengths) else {
             return Ok(None);
         };
-        let object = |(words, len)| self.decode(op, &call, &read_words(words), len);
         objects
             .into_iter()
             .zip(lengths)
-            .map(object)
+            .map(|(words, len)| self.decode(op, &call, &read_words(words), len))
             .collect::<Result<_>>()
             .map(Some)
     }
@@ -142,13 +144,14 @@ impl Communicator {
         root: usize,
     ) -> Result<T> {
         let op = Op::Scatter;
-        let encode = |objects: &[T]| {
-            objects
-                .iter()
-                .map(|object| self.encode(op, &call, object))
-                .collect()
-        };
-        let bytes: Option<Vec<Vec<u8>>> = objects.map(encode).transpose()?;
+        let bytes: Option<Vec<Vec<u8>>> = objects
+            .map(|objects| {
+                objects
+                    .iter()
+                    .map(|object| self.encode(op, &call, object))
+                    .collect()
+            })
+            .transpose()?;
         let each = |tensor: fn(&Self, &[u8]) -> DispatchTensor| {
             bytes
                 .as_ref()
@@ -283,12 +286,17 @@ fn as_object(tensors: Vec<DispatchTensor>) -> Option<[DispatchTensor; 2]> {
 
 /// Creates a tensor of words from bytes, padded with zeros to a multiple of the word size.
 fn words(bytes: &[u8], comm: &Communicator) -> DispatchTensor {
-    let word = |bytes: &[u8]| {
-        let mut word = [0; WORD];
-        word[..bytes.len()].copy_from_slice(bytes);
-        i32::from_le_bytes(word)
-    };
-    words_of(bytes.chunks(WORD).map(word).collect(), comm)
+    words_of(
+        bytes
+            .chunks(WORD)
+            .map(|bytes| {
+                let mut word = [0; WORD];
+                word[..bytes.len()].copy_from_slice(bytes);
+                i32::from_le_bytes(word)
+            })
+            .collect(),
+        comm,
+    )
 }
 
 /// Describes the tensor that [`words`] creates from `len` bytes.

@@ -112,12 +112,13 @@ impl Communicator {
         signatures: Result<Vec<TensorSignature>, Problem>,
         shardings: Vec<(usize, ShardSizes)>,
     ) -> Result<Arc<CollectivePlan>, CommError> {
-        let reducible = |signatures: Vec<TensorSignature>| {
-            reduce
-                .map_or(Ok(()), |op| arguments::all_reducible(&signatures, op))
-                .map(|()| signatures)
-        };
-        match signatures.and_then(reducible) {
+        let reducible = signatures.and_then(|signatures| {
+            if let Some(op) = reduce {
+                arguments::all_reducible(&signatures, op)?;
+            }
+            Ok(signatures)
+        });
+        match reducible {
             Ok(signatures) => {
                 Ok(
                     CollectivePlan::new(op, reduce, signatures, shardings, self.group().size())

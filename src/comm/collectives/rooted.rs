@@ -95,7 +95,8 @@ impl Communicator {
         if self.is_alone() {
             return Work::done(Some(self.of_one(tensors, op)));
         }
-        let (size, is_root) = (self.group().size(), self.group().rank() == root);
+        let size = self.group().size();
+        let is_root = self.group().rank() == root;
         let shardings = tensors
             .iter()
             .map(|tensor| all_for(root, tensor, size))
@@ -129,7 +130,8 @@ impl Communicator {
         metas: Option<Vec<TensorMeta>>,
         root: usize,
     ) -> Work<Option<Vec<DispatchTensor>>> {
-        let (size, is_root) = (self.group().size(), self.group().rank() == root);
+        let size = self.group().size();
+        let is_root = self.group().rank() == root;
         accepted!(
             arguments::on_root("metas", metas.is_some(), root, self.group()),
             self,

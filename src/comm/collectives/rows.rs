@@ -140,9 +140,10 @@ pub(super) fn numbers_meta(count: usize) -> TensorMeta {
 }
 
 pub(super) fn read_numbers(tensor: DispatchTensor) -> Vec<usize> {
-    let number =
-        |words: &[i32]| (u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32) as usize;
-    read_words(tensor).chunks_exact(WORDS).map(number).collect()
+    read_words(tensor)
+        .chunks_exact(WORDS)
+        .map(|words| (u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32) as usize)
+        .collect()
 }
 
 /// Creates a tensor from 32-bit words.

@@ -43,15 +43,20 @@ impl Communicator {
             .iter()
             .map(|tensor| [&[size], &tensor.shape()[..]].concat())
             .collect();
-        let shard = |tensor: DispatchTensor| {
-            let sizes = ShardSizes::Chunked(size * tensor.shape()[0]);
-            ShardedTensor {
-                tensor,
-                dim: 0,
-                sizes,
-            }
-        };
-        let work = self.all_gather(call, tensors.into_iter().map(shard).collect());
+        let work = self.all_gather(
+            call,
+            tensors
+                .into_iter()
+                .map(|tensor| {
+                    let sizes = ShardSizes::Chunked(size * tensor.shape()[0]);
+                    ShardedTensor {
+                        tensor,
+                        dim: 0,
+                        sizes,
+                    }
+                })
+                .collect(),
+        );
         work.then(|full_tensors| {
             full_tensors
                 .into_iter()

@@ -51,10 +51,8 @@ impl Communicator {
             sizes: sizes.clone(),
         });
         let mut full_tensors = self.all_gather(call, shards.into()).wait()?.into_iter();
-        let (indices, values) = (
-            full_tensors.next().expect("the first of two"),
-            full_tensors.next().expect("the second of two"),
-        );
+        let indices = full_tensors.next().expect("the first of two");
+        let values = full_tensors.next().expect("the second of two");
         let dtype = indices.dtype();
         let of_rows: Vec<i64> = Tensor::<1, Int>::from_dispatch(indices)
             .into_data()
@@ -63,12 +61,14 @@ impl Communicator {
         let mut union = of_rows.clone();
         union.sort_unstable();
         union.dedup();
-        let place = |index: &i64| {
-            union
-                .binary_search(index)
-                .expect("the union has every index") as i64
-        };
-        let places: Vec<i64> = of_rows.iter().map(place).collect();
+        let places: Vec<i64> = of_rows
+            .iter()
+            .map(|index| {
+                union
+                    .binary_search(index)
+                    .expect("the union has every index") as i64
+            })
+            .collect();
         let int = |values: Vec<i64>, dtype: DType| {
             let len = values.len();
             Tensor::<1, Int>::from_data(TensorData::new(values, [len]), (self.device(), dtype))

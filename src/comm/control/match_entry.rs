@@ -31,9 +31,16 @@ impl<F: Signature, P> MatchEntry<F, P> {
     /// Creates the entry of a collective of `size` ranks.
     pub(super) fn new(size: usize) -> Self {
         let posts = (0..size).map(|_| None).collect();
-        let (expected, absent, unreleased) = (size, size, size);
-        let (first, waits, last, parts, offered) = (size, 0, 0, None, Vec::new());
-        let (is_wanted, is_internal) = (false, false);
+        let expected = size;
+        let absent = size;
+        let unreleased = size;
+        let first = size;
+        let waits = 0;
+        let last = 0;
+        let parts = None;
+        let offered = Vec::new();
+        let is_wanted = false;
+        let is_internal = false;
         Self {
             posts,
             first,
@@ -81,13 +88,12 @@ impl<F: Signature, P> MatchEntry<F, P> {
 
     /// Takes the contributions that have arrived.
     pub(super) fn take_parts(&mut self) -> Parts<P> {
-        let arrived = || {
+        self.parts.take().unwrap_or_else(|| {
             self.posts
                 .iter_mut()
                 .flatten()
                 .filter_map(|(_, part)| part.take())
                 .collect()
-        };
-        self.parts.take().unwrap_or_else(arrived)
+        })
     }
 }

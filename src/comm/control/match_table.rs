@@ -177,8 +177,12 @@ struct GroupState<F, P> {
 
 impl<F: Signature, P> MatchTable<F, P> {
     pub fn new(ranks: usize, multithreaded: bool) -> Self {
-        let (groups, keys, arbiter) = (Vec::new(), HashMap::new(), FailureArbiter::default());
-        let (waits_at_failure, freed, declined) = (Vec::new(), Vec::new(), Vec::new());
+        let groups = Vec::new();
+        let keys = HashMap::new();
+        let arbiter = FailureArbiter::default();
+        let waits_at_failure = Vec::new();
+        let freed = Vec::new();
+        let declined = Vec::new();
         let ranks = (0..ranks).map(|_| RankState::default()).collect();
         Self {
             ranks,
@@ -200,13 +204,16 @@ impl<F: Signature, P> MatchTable<F, P> {
         if let Some(key) = named.get(ranks) {
             return *key;
         }
-        let (key, ranks) = (GroupKey(self.groups.len()), Arc::from(ranks));
+        let key = GroupKey(self.groups.len());
+        let ranks = Arc::from(ranks);
         named.insert(Arc::clone(&ranks), key);
         let returned = ranks
             .iter()
             .filter(|rank| self.ranks[**rank].returned)
             .count();
-        let (next, entries, queues) = (vec![0; ranks.len()], VecDeque::new(), Vec::new());
+        let next = vec![0; ranks.len()];
+        let entries = VecDeque::new();
+        let queues = Vec::new();
         self.groups.push(GroupState {
             ranks,
             next,
@@ -261,7 +268,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         };
         let is_internal = part.is_none() && mode.is_none();
         let g = &self.groups[group.0];
-        let (rank, seq) = (g.ranks[member], g.next[member]);
+        let rank = g.ranks[member];
+        let seq = g.next[member];
         let id = g.id(seq, &signature);
         let reported = is_internal.then(|| self.ranks[rank].last.clone());
         if let Err(error) = self.enter(rank, id) {
@@ -296,7 +304,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         let Some(mode) = mode else {
             return Ok((op, part.is_some_and(|part| self.provide_data(op, part))));
         };
-        let (entry, is_offered) = (self.entry_mut(op), mode == DataMode::OnDemand);
+        let entry = self.entry_mut(op);
+        let is_offered = mode == DataMode::OnDemand;
         let is_needed = is_offered && entry.is_wanted;
         entry
             .offered
@@ -364,7 +373,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         match entry.parts.clone() {
             Some(parts) => {
                 if !entry.is_internal {
-                    let (rank, id) = (self.ranks(op.group)[op.member], self.id(Wait::All(op)));
+                    let rank = self.ranks(op.group)[op.member];
+                    let id = self.id(Wait::All(op));
                     self.ranks[rank].last = Some(id);
                 }
                 Poll::Ready(parts)

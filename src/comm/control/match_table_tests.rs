@@ -98,8 +98,11 @@ impl Watched {
     fn join(&mut self, joined: usize) -> Vec<OpHandle> {
         let parts: Vec<_> = (0..joined).map(|_| Arc::new(())).collect();
         self.2.push(parts.iter().map(Arc::downgrade).collect());
-        let join = |(member, part)| self.0.post(self.1, member, Name("x"), part).unwrap().0;
-        parts.into_iter().enumerate().map(join).collect()
+        parts
+            .into_iter()
+            .enumerate()
+            .map(|(member, part)| self.0.post(self.1, member, Name("x"), part).unwrap().0)
+            .collect()
     }
 
     /// Drops the freed contributions, and returns for each collective whether its contributions are
@@ -151,7 +154,8 @@ fn invariant_3_deposits_go_when_all_have_taken_theirs() {
 #[test]
 fn invariant_3_a_failure_frees_what_it_leaves_incomplete() {
     let mut watched = Watched::new();
-    let (complete, incomplete) = (watched.join(2), watched.join(1));
+    let complete = watched.join(2);
+    let incomplete = watched.join(1);
     assert_eq!(watched.alive(), [true, true]);
     watched.0.fail(Failure::Panicked {
         rank: 1,
@@ -171,7 +175,8 @@ fn invariant_3_a_failure_frees_what_it_leaves_incomplete() {
 fn invariant_3_a_mismatch_frees_what_it_is_about() {
     let mut watched = Watched::new();
     watched.join(1);
-    let (part, group) = (Arc::new(()), watched.1);
+    let part = Arc::new(());
+    let group = watched.1;
     watched.2.push(vec![Arc::downgrade(&part)]);
     watched.0.post(group, 1, Name("y"), part).unwrap_err();
     assert_eq!(watched.alive(), [false, false]);
@@ -323,7 +328,8 @@ impl Signature for Expects {
     }
 
     fn difference(&self, other: &Self) -> Option<String> {
-        let (a, b) = (self.1[other.0], other.1[self.0]);
+        let a = self.1[other.0];
+        let b = other.1[self.0];
         (a != b).then(|| format!("{a} vs {b}"))
     }
 
@@ -357,7 +363,8 @@ pub(super) struct Holds(Vec<Digests>);
 
 impl Holds {
     pub fn of(value: u64) -> Self {
-        let (names, values) = (["a".into()].into(), [Some(value)].into());
+        let names = ["a".into()].into();
+        let values = [Some(value)].into();
         Self(vec![Digests {
             of: ReplicatedValue::Weight,
             step: 3,

@@ -207,7 +207,8 @@ fn invariant_5_a_deadlock_is_told_just_when_waits_form_a_cycle() {
             .wrapping_add(1442695040888963407);
         (state >> 33) as usize % below
     };
-    let (mut cycles, mut longest) = (0, 0);
+    let mut cycles = 0;
+    let mut longest = 0;
     for _ in 0..5000 {
         let mut board = Plain::new(RANKS, false);
         let keys = groups.map(|ranks| board.group(ranks, ""));

@@ -337,8 +337,8 @@ impl<F: Signature, P> MatchTable<F, P> {
 
     /// Returns the ranks of which one must still send the message of `receive`.
     pub(super) fn senders(&self, receive: RecvHandle) -> &[usize] {
-        let (ranks, Receive { from, message, .. }) =
-            (self.ranks(receive.group), self.find_receive(receive));
+        let ranks = self.ranks(receive.group);
+        let Receive { from, message, .. } = self.find_receive(receive);
         match from {
             _ if message.is_some() => &[],
             Some(from) => &ranks[*from..from + 1],
@@ -385,7 +385,8 @@ impl<F: Signature, P> MatchTable<F, P> {
         let Some(differs) = receive.signature.refusal(&message.signature) else {
             return Ok(());
         };
-        let (rank, other) = (group.ranks[to], group.ranks[message.from]);
+        let rank = group.ranks[to];
+        let other = group.ranks[message.from];
         let error = CommError::Mismatch {
             rank,
             other,

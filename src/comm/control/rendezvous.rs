@@ -160,7 +160,8 @@ type Guard<'a, F, P> = MutexGuard<'a, RendezvousState<F, P>>;
 impl<F: Signature, P> Rendezvous<F, P> {
     /// Creates the rendezvous of a world of `ranks` ranks in this process.
     pub fn new(ranks: usize, spin: SpinPolicy, multithreaded: bool) -> Self {
-        let (events, end) = (Vec::new(), Arc::default());
+        let events = Vec::new();
+        let end = Arc::default();
         let state = RendezvousState {
             table: MatchTable::new(ranks, multithreaded),
             events,
@@ -269,8 +270,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
 
     /// Adds the data of a message that was sent without.
     pub fn provide_message(&self, message: MessageHandle, part: P) {
-        let provide = |table: &mut MatchTable<F, P>| (Ok(()), table.provide_message(message, part));
-        let _ = self.change(message.group, None, provide);
+        let _ = self.change(message.group, None, |table| {
+            (Ok(()), table.provide_message(message, part))
+        });
     }
 
     /// Posts a receive of `member` for a message from `from`, or from any member if that is `None`.
@@ -283,10 +285,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
         tag: u32,
         signature: F,
     ) -> Result<RecvHandle, CommError> {
-        let receive = |table: &mut MatchTable<F, P>| {
+        self.change(group, Some(member), |table| {
             (table.receive(group, member, from, tag, signature), false)
-        };
-        self.change(group, Some(member), receive)
+        })
     }
 
     /// Changes the table by a call on `group`, and notifies the waiters that the result concerns:
@@ -354,7 +355,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
     ) -> (Guard<'_, F, P>, Result<T, CommError>) {
         let mut state = self.state.lock();
         let rank = state.table.rank(wait);
-        let (mut until, mut spins) = (None, SPINS);
+        let mut until = None;
+        let mut spins = SPINS;
         let result = loop {
             match poll(&mut state.table) {
                 Poll::Ready(value) => break Ok(value),
@@ -418,7 +420,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
             return self.spin.pass(until, quiet);
         };
         let soon = || until.min(Instant::now() + LINGER);
-        let (mut end, mut makes_progress) = (soon(), true);
+        let mut end = soon();
+        let mut makes_progress = true;
         while quiet() && makes_progress && Instant::now() < end {
             match peers.progress() {
                 None => makes_progress = false,
@@ -540,7 +543,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
         time: Duration,
         is_pending: impl Fn(&MatchTable<F, P>) -> bool,
     ) -> (Guard<'_, F, P>, bool) {
-        let (mut state, until, mut is_late) = (self.state.lock(), Instant::now() + time, false);
+        let mut state = self.state.lock();
+        let until = Instant::now() + time;
+        let mut is_late = false;
         while is_pending(&state.table) {
             if is_late {
                 return (state, true);
@@ -623,11 +628,9 @@ impl<F: Signature, P> RendezvousState<F, P> {
         if self.table.is_over(wait) {
             return;
         }
-        let (rank, missing, during) = (
-            self.table.rank(wait),
-            self.table.missing(wait),
-            self.table.id(wait),
-        );
+        let rank = self.table.rank(wait);
+        let missing = self.table.missing(wait);
+        let during = self.table.id(wait);
         let error = CommError::DeadlineExceeded {
             rank,
             missing,

@@ -31,7 +31,9 @@ fn run(ranks: usize, lingers: SpinPolicy, program: impl Fn(usize, &Plain, GroupK
     let all: Vec<_> = (0..ranks).collect();
     thread::scope(|scope| {
         for rank in 0..ranks {
-            let (rendezvous, program, all) = (&rendezvous, &program, &all);
+            let rendezvous = &rendezvous;
+            let program = &program;
+            let all = &all;
             scope.spawn(move || program(rank, rendezvous, rendezvous.group(all, "")));
         }
     });

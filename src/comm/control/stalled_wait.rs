@@ -231,7 +231,8 @@ impl<F: Signature, P> MatchTable<F, P> {
     /// Searches for a cycle of waits through `start`. Returns each rank of it, the call that it
     /// waits in, and the next rank.
     fn cycle(&self, start: usize) -> Option<Vec<(usize, CollectiveId, usize)>> {
-        let (mut path, mut seen) = (Vec::new(), HashSet::new());
+        let mut path = Vec::new();
+        let mut seen = HashSet::new();
         self.follow(start, start, &mut seen, &mut path).then(|| {
             path.reverse();
             path

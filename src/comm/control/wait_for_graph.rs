@@ -105,10 +105,11 @@ impl WaitForGraph {
         let Some(waiting) = self.0.get(&rank).filter(|_| seen.insert(rank)) else {
             return false;
         };
-        let is_in = |(other, in_wait): &(&usize, &u64)| {
-            self.0.get(other).is_some_and(|it| it.number == **in_wait)
-        };
-        for (other, _) in waiting.needs.iter().filter(is_in) {
+        for (other, _) in waiting
+            .needs
+            .iter()
+            .filter(|(other, in_wait)| self.0.get(other).is_some_and(|it| it.number == **in_wait))
+        {
             if *other == start || self.follow(*other, start, seen, path) {
                 path.push((rank, waiting.during.clone(), *other));
                 return true;

@@ -42,12 +42,11 @@ impl<'a> CollectiveInputs<'a> {
         if !self.is_distributed {
             return None;
         }
-        let received = || {
+        let buffer = self.result_buffer.or_else(|| {
             self.all
                 .iter()
                 .find_map(|contribution| contribution.result_buffer.as_deref())
-        };
-        let buffer = self.result_buffer.or_else(received)?;
+        })?;
         for (member, contribution) in self.all.iter().enumerate() {
             let has_own = member == self.op.member && self.result_buffer.is_some();
             if contribution.result_buffer.is_none() && !has_own {
@@ -86,20 +85,21 @@ impl<'a> CollectiveInputs<'a> {
             let copies = || host::GatherCopyPlan::new(plan, self.all.len());
             // One rank keeps it for all, because its size is proportional to the number of ranks.
             let copies = first.plan.as_deref().unwrap_or(plan).kept(copies);
-            let shards = |contribution: &'a Contribution| {
-                contribution.tensors.iter().map(host::primitive).collect()
-            };
-            let sources = first
-                .cache
-                .gathered(copies, || self.all.iter().map(shards).collect());
+            let sources = first.cache.gathered(copies, || {
+                self.all
+                    .iter()
+                    .map(|contribution| contribution.tensors.iter().map(host::primitive).collect())
+                    .collect()
+            });
             if let Some(sources) = sources {
                 return copies.full_tensors(sources, self.owner(host::ResultRetention::Latest));
             }
         }
-        let of_tensor = |(index, (dim, _)): (usize, &(usize, ShardSizes))| {
-            self.gather_one(index, *dim, &self.home(index))
-        };
-        plan.shardings().iter().enumerate().map(of_tensor).collect()
+        plan.shardings()
+            .iter()
+            .enumerate()
+            .map(|(index, (dim, _))| self.gather_one(index, *dim, &self.home(index)))
+            .collect()
     }
 
     /// Concatenates tensor `index` of all ranks along `dim`.
@@ -116,12 +116,11 @@ impl<'a> CollectiveInputs<'a> {
 
     /// Returns `count` one-dimensional tensors, each concatenated from the tensors of all ranks.
     pub fn rows(&self, count: usize) -> Vec<DispatchTensor> {
-        let rows = || {
+        self.received().unwrap_or_else(|| {
             (0..count)
                 .map(|index| self.gather_one(index, 0, self.device))
                 .collect()
-        };
-        self.received().unwrap_or_else(rows)
+        })
     }
 
     /// Changes the sharding of tensor 0 from `dim` to `to_dim`, and returns this rank's shard along
@@ -286,14 +285,13 @@ impl<'a> CollectiveInputs<'a> {
     #[cfg(feature = "flex")]
     fn operands(&self, index: usize, op: ReduceOp) -> Option<&'a host::ReduceOperands> {
         let first = &self.all[0];
-        let operands = || {
-            self.all
-                .iter()
-                .map(|contribution| host::primitive(&contribution.tensors[index]))
-                .collect()
-        };
         if has_kernel(op) {
-            first.cache.terms((index, first.tensors.len()), operands)
+            first.cache.terms((index, first.tensors.len()), || {
+                self.all
+                    .iter()
+                    .map(|contribution| host::primitive(&contribution.tensors[index]))
+                    .collect()
+            })
         } else {
             None
         }

@@ -115,7 +115,8 @@ pub(in crate::comm) unsafe fn received(
     tensors: Vec<TensorMeta>,
     buffers: Vec<Box<dyn RecvBuffer>>,
 ) -> Vec<DispatchTensor> {
-    let (host, mut buffers) = (memory::host(), buffers.into_iter());
+    let host = memory::host();
+    let mut buffers = buffers.into_iter();
     let tensor = |meta: TensorMeta| {
         let space = match meta.shape.num_elements() {
             0 => UninitBytes::at(None, meta.dtype.size(), 0),

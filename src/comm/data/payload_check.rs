@@ -119,7 +119,8 @@ fn shard_of(
     ranks: usize,
     member: usize,
 ) -> Option<TensorMeta> {
-    let (mut meta, sharding) = (full(tensor)?, sharding.as_ref()?);
+    let mut meta = full(tensor)?;
+    let sharding = sharding.as_ref()?;
     let len = meta.shape.get_mut(sharding.dim)?;
     *len = sharding.of(*len).range(ranks, member).len();
     Some(meta)

@@ -81,7 +81,8 @@ impl ContiguousLayout {
         if before.iter().product::<usize>() != 1 {
             return None;
         }
-        let (mut end, row) = (0, inner.iter().product::<usize>() * dtype.size());
+        let mut end = 0;
+        let row = inner.iter().product::<usize>() * dtype.size();
         let ends = lengths.into_iter().map(|len| {
             end += len * row;
             end
@@ -141,8 +142,10 @@ impl ResultBuffer {
             UninitBytes::at(Some(home), layout.dtype.size(), layout.shape.num_elements())
         };
         let mut spaces: Vec<_> = layouts.iter().map(space).collect();
-        let start = |space: &mut UninitBytes| BufferStart(NonNull::from(space.bytes()).cast());
-        let starts = spaces.iter_mut().map(start).collect();
+        let starts = spaces
+            .iter_mut()
+            .map(|space| BufferStart(NonNull::from(space.bytes()).cast()))
+            .collect();
         Arc::new(Self {
             layouts,
             starts,
@@ -182,17 +185,16 @@ impl ResultBuffer {
         {
             return None;
         }
-        let region = |(at, len)| -> Box<dyn RecvBuffer> {
-            Box::new(BufferRegion {
-                at,
-                len,
-                buffer: self.clone(),
-            })
-        };
         Some(
             self.places(member)
                 .filter(|(_, len)| *len > 0)
-                .map(region)
+                .map(|(at, len)| -> Box<dyn RecvBuffer> {
+                    Box::new(BufferRegion {
+                        at,
+                        len,
+                        buffer: self.clone(),
+                    })
+                })
                 .collect(),
         )
     }
@@ -289,10 +291,8 @@ mod tests {
     fn parts_of_large_results_are_put_where_they_belong() {
         let lens = [1_400_003, 0, 2_800_001];
         let layout = ContiguousLayout::new(Shape::from([4_200_004]), DType::F32, 0, lens).unwrap();
-        let (results, device) = (
-            ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread()),
-            crate::memory::host(),
-        );
+        let results = ResultBuffer::new(vec![layout], &HostMemoryPool::of_thread());
+        let device = crate::memory::host();
         let mut values = (0..4_200_004).map(|value| value as f32);
         for (member, len) in lens.into_iter().enumerate() {
             let part = TensorData::new(values.by_ref().take(len).collect(), [len]);

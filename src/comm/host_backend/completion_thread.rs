@@ -116,9 +116,8 @@ impl CompletionThread {
 
 fn start() -> io::Result<Sender<QueuedTask>> {
     let (sender, tasks) = channel::<QueuedTask>();
-    let run = move || tasks.into_iter().for_each(|task| task());
     thread::Builder::new()
         .name("completion".into())
-        .spawn(run)?;
+        .spawn(move || tasks.into_iter().for_each(|task| task()))?;
     Ok(sender)
 }

@@ -88,7 +88,8 @@ impl HostGroupBackend {
     ) -> PostResult<T> {
         self.note_device(&contribution);
         let contribution = contribution.after_submitted_work();
-        let (backend, member) = (&self.backend, self.member.group.rank());
+        let backend = &self.backend;
+        let member = self.member.group.rank();
         let CallContext {
             signature,
             is_deferred,
@@ -129,13 +130,11 @@ impl HostGroupBackend {
             }
         };
         let is_deferred = is_deferred && self.remote.is_some();
-        let (handle, finish) = (
-            OpHandleGuard {
-                backend: backend.clone(),
-                op: Some(op),
-            },
-            Box::new(finish),
-        );
+        let handle = OpHandleGuard {
+            backend: backend.clone(),
+            op: Some(op),
+        };
+        let finish = Box::new(finish);
         let collective = PostedCollective {
             handle,
             is_deferred,
@@ -325,11 +324,9 @@ impl GroupBackend for HostGroupBackend {
         to: usize,
         tag: u32,
     ) -> PostResult<()> {
-        let (from, part, signature) = (
-            self.member.group.rank(),
-            Contribution::new(tensors),
-            post.signature,
-        );
+        let from = self.member.group.rank();
+        let part = Contribution::new(tensors);
+        let signature = post.signature;
         self.note_device(&part);
         let part = part.after_submitted_work();
         let rendezvous = &self.backend.rendezvous;
@@ -339,8 +336,9 @@ impl GroupBackend for HostGroupBackend {
             .and_then(|remote| Some((remote, remote.process_of(to)?)))
         {
             Some((remote, process)) => {
-                let count = || rendezvous.send_elsewhere(self.key, from, &signature);
-                remote.send(process, to, tag, &signature, &part, count)?;
+                remote.send(process, to, tag, &signature, &part, || {
+                    rendezvous.send_elsewhere(self.key, from, &signature)
+                })?;
             }
             None => {
                 let message = P2pMessage {
@@ -363,7 +361,8 @@ impl GroupBackend for HostGroupBackend {
         tag: u32,
         _metas: Option<Vec<TensorMeta>>,
     ) -> PostResult<ReceivedTensors> {
-        let (backend, member) = (self.backend.clone(), self.member.clone());
+        let backend = self.backend.clone();
+        let member = self.member.clone();
         let handle = Some(backend.rendezvous.receive(
             self.key,
             member.group.rank(),
@@ -412,7 +411,8 @@ impl GroupBackend for HostGroupBackend {
         to_dim: usize,
         to_sizes: ShardSizes,
     ) -> PostResult<DispatchTensor> {
-        let (ranks, rank) = (self.member.group.size(), self.member.group.rank());
+        let ranks = self.member.group.size();
+        let rank = self.member.group.rank();
         let ShardedTensor { tensor, dim, sizes } = shard;
         let mut shape = tensor.shape();
         let lengths: Vec<_> = (0..ranks)
@@ -422,8 +422,9 @@ impl GroupBackend for HostGroupBackend {
         (shape[dim], shape[to_dim]) = (lengths.iter().sum(), range.len());
         let contribution = Contribution::new(vec![tensor]);
         let tensor = &contribution.tensors[0];
-        let shard = || contribution::shard(tensor, to_dim, range);
-        let own = self.own_shard(shape, dim, &lengths, tensor, shard);
+        let own = self.own_shard(shape, dim, &lengths, tensor, || {
+            contribution::shard(tensor, to_dim, range)
+        });
         let shardings = [(to_dim, to_sizes.clone())];
         self.post(
             post,
@@ -472,10 +473,11 @@ impl GroupBackend for HostGroupBackend {
             RecipientData::Shards(&needed),
             None,
             move |inputs| {
-                let shard = |(index, (dim, sizes)): (usize, &(usize, ShardSizes))| {
-                    inputs.shard(index, root, *dim, sizes)
-                };
-                shardings.iter().enumerate().map(shard).collect()
+                shardings
+                    .iter()
+                    .enumerate()
+                    .map(|(index, (dim, sizes))| inputs.shard(index, root, *dim, sizes))
+                    .collect()
             },
         )
     }

@@ -64,13 +64,12 @@ impl HostBackend {
         // The signature of an all-gather determines the layout. For an all-to-all, the local rank
         // provides it when it calls.
         let is_gathered = contents.recipients.is_empty() && signature.op == Op::AllGather;
-        let layouts = || {
+        self.result_buffer(op, || {
             is_gathered
                 .then(|| ContiguousLayout::of_full(&signature.tensors, ranks.len()))
                 .flatten()
-        };
-        self.result_buffer(op, layouts)?
-            .regions(op.member, &contents.tensors)
+        })?
+        .regions(op.member, &contents.tensors)
     }
 
     /// Returns the result buffer of the collective `op` for the only local rank of the group. If
@@ -80,7 +79,8 @@ impl HostBackend {
         op: OpHandle,
         layouts: impl FnOnce() -> Option<Vec<ContiguousLayout>>,
     ) -> Option<Arc<ResultBuffer>> {
-        let (key, mut known) = ((op.group, op.seq), self.remote().result_buffers.lock());
+        let key = (op.group, op.seq);
+        let mut known = self.remote().result_buffers.lock();
         if let Some(buffer) = known.get(&key).and_then(Weak::upgrade) {
             return Some(buffer);
         }
@@ -154,11 +154,12 @@ impl HostBackend {
         if interrupted.is_empty() && !is_owed() {
             return;
         }
-        let error = |rank| CommError::Disconnected {
-            rank,
-            problem: problem.into(),
-        };
-        self.lose(remote.ranks_of(process).start, interrupted, error);
+        self.lose(remote.ranks_of(process).start, interrupted, |rank| {
+            CommError::Disconnected {
+                rank,
+                problem: problem.into(),
+            }
+        });
     }
 
     /// Fails the world with `error` of rank `first`, and continues without these ranks, which will
@@ -196,16 +197,17 @@ impl HostBackend {
         if from == remote.first() {
             self.rendezvous.decide_here();
         }
-        let (process, processes) = (remote.here(), self.size / ranks.len().max(1));
-        let (size, other_ranks) = (self.size, processes * each);
-        let error = |rank| CommError::UnequalRanks {
+        let process = remote.here();
+        let processes = self.size / ranks.len().max(1);
+        let size = self.size;
+        let other_ranks = processes * each;
+        self.lose(ranks.start, ranks.clone(), |rank| CommError::UnequalRanks {
             rank,
             process,
             ranks: size,
             other: from,
             other_ranks,
-        };
-        self.lose(ranks.start, ranks.clone(), error);
+        });
     }
 
     fn handle(

@@ -174,12 +174,11 @@ impl HostBackend {
         job: Weak<ProcessJob>,
         options: ProcessOptions,
     ) -> Arc<Self> {
-        let (size, peers) = (peers.size(), Arc::new(peers));
-        let (completion, result_buffers, memory) = (
-            CompletionThread::default(),
-            Mutex::default(),
-            Arc::default(),
-        );
+        let size = peers.size();
+        let peers = Arc::new(peers);
+        let completion = CompletionThread::default();
+        let result_buffers = Mutex::default();
+        let memory = Arc::default();
         let remote = RemoteRanks {
             peers,
             job,
@@ -347,10 +346,10 @@ impl Backend for HostBackend {
     }
 
     fn launch_id(&self) -> LaunchId {
-        let alone = || LaunchId::of_process(launcher::process_index(), self.launch);
-        self.remote
-            .as_ref()
-            .map_or_else(alone, |remote| remote.launch())
+        self.remote.as_ref().map_or_else(
+            || LaunchId::of_process(launcher::process_index(), self.launch),
+            |remote| remote.launch(),
+        )
     }
 
     fn channel(self: Arc<Self>, member: GroupMember, name: &'static str) -> Arc<dyn GroupBackend> {
@@ -398,11 +397,10 @@ impl Backend for HostBackend {
             remote.withdraw_offers();
         }
         let ranks = self.membership.survivors(rank, deadline)?;
-        let next = || ShrunkWorld {
+        Ok(self.membership.next_or(|| ShrunkWorld {
             backend: self.of_survivors(&ranks),
             ranks: ranks.clone(),
-        };
-        Ok(self.membership.next_or(next))
+        }))
     }
 
     fn successor(&self) -> Option<ShrunkWorld> {
@@ -428,19 +426,21 @@ impl Backend for HostBackend {
         // If the other ranks have continued without a remote rank, the outcome of that rank does
         // not matter.
         let roster = self.membership.roster();
-        let counts = |rank: &usize| {
-            self.local_ranks.contains(rank)
-                || roster.as_ref().is_none_or(|ranks| ranks.contains(rank))
-        };
-        let failure = remote.unsuccessful(counts).map(|rank| {
-            // The message with the cause may come from another process than the message that the
-            // rank has exited.
-            let unknown = || Failure::Failed {
-                rank,
-                message: "its process did not report the cause".into(),
-            };
-            self.rendezvous.await_failure().unwrap_or_else(unknown)
-        });
+        let failure = remote
+            .unsuccessful(|rank| {
+                self.local_ranks.contains(rank)
+                    || roster.as_ref().is_none_or(|ranks| ranks.contains(rank))
+            })
+            .map(|rank| {
+                // The message with the cause may come from another process than the message that the
+                // rank has exited.
+                self.rendezvous
+                    .await_failure()
+                    .unwrap_or_else(|| Failure::Failed {
+                        rank,
+                        message: "its process did not report the cause".into(),
+                    })
+            });
         RemoteOutcome {
             failure,
             reports: remote.reports(),

@@ -96,7 +96,8 @@ impl ProcessJob {
             ..JobState::default()
         };
         let state = Mutex::new(state);
-        let (own, memory) = (transport.clone(), Arc::default());
+        let own = transport.clone();
+        let memory = Arc::default();
         let this = Arc::new_cyclic(|this: &Weak<Self>| {
             let this = this.clone();
             Self {

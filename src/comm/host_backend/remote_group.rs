@@ -73,12 +73,10 @@ impl RemoteGroup {
             introduced: vec![false; processes.len()],
             ..SentState::default()
         };
-        let (backend, member, number, sent) = (
-            backend.clone(),
-            member.clone(),
-            peers.number(),
-            Mutex::new(sent),
-        );
+        let backend = backend.clone();
+        let member = member.clone();
+        let number = peers.number();
+        let sent = Mutex::new(sent);
         (!processes.is_empty()).then_some(Self {
             backend,
             member,
@@ -104,22 +102,19 @@ impl RemoteGroup {
         let posted = post(signature)?;
         let seq = sent.calls;
         sent.calls += 1;
-        let (signature, stamp) = (
-            message.abbreviated(&mut sent.signatures),
-            SendStamp::default(),
-        );
+        let signature = message.abbreviated(&mut sent.signatures);
+        let stamp = SendStamp::default();
         for (at, data) in data.into_iter().enumerate() {
-            let (channel, to, signature) = (
-                self.channel(&mut sent, at),
-                self.processes[at].0,
-                signature.clone(),
-            );
+            let channel = self.channel(&mut sent, at);
+            let to = self.processes[at].0;
+            let signature = signature.clone();
             let mode = match mode {
                 DataMode::OnDemand if data.payloads.is_empty() => DataMode::Eager,
                 DataMode::Eager if data.device_of.is_some() => DataMode::Deferred,
                 mode => mode,
             };
-            let (mut now, mut later) = (PayloadData::default(), None);
+            let mut now = PayloadData::default();
+            let mut later = None;
             match mode {
                 DataMode::Eager => now = data,
                 DataMode::OnDemand => self.backend.remote().offer(to, self.number, seq, data),
@@ -207,16 +202,16 @@ impl RemoteGroup {
     }
 
     fn channel(&self, sent: &mut SentState, at: usize) -> RemoteGroupId {
-        let (group, name) = (&self.member.group, &self.name);
+        let group = &self.member.group;
+        let name = &self.name;
         let is_new = !std::mem::replace(&mut sent.introduced[at], true);
-        let introduce = || RemoteGroupInfo {
-            ranks: group.ranks().to_vec(),
-            name: name.clone(),
-            member: group.rank(),
-        };
         RemoteGroupId {
             number: self.number,
-            introduction: is_new.then(introduce),
+            introduction: is_new.then(|| RemoteGroupInfo {
+                ranks: group.ranks().to_vec(),
+                name: name.clone(),
+                member: group.rank(),
+            }),
         }
     }
 
@@ -230,18 +225,14 @@ impl RemoteGroup {
         let ranks = self.member.group.size();
         let tensors_for = |member: usize| -> Vec<DispatchTensor> {
             match needed {
-                RecipientData::Shards(shardings) => {
-                    let shard =
-                        |(tensor, (dim, sizes)): (&DispatchTensor, &(usize, ShardSizes))| {
-                            contribution::shard(tensor, *dim, sizes.range(ranks, member))
-                        };
-                    contribution
-                        .tensors
-                        .iter()
-                        .zip(shardings)
-                        .map(shard)
-                        .collect()
-                }
+                RecipientData::Shards(shardings) => contribution
+                    .tensors
+                    .iter()
+                    .zip(shardings)
+                    .map(|(tensor, (dim, sizes))| {
+                        contribution::shard(tensor, *dim, sizes.range(ranks, member))
+                    })
+                    .collect(),
                 RecipientData::Full | RecipientData::Addressed => {
                     contribution.tensors_for(member).to_vec()
                 }

@@ -157,10 +157,8 @@ impl<T> PostedCollective<T> {
             finish,
             ..
         } = self;
-        let (op, backend) = (
-            handle.op.take().expect("a posted collective has a handle"),
-            &handle.backend,
-        );
+        let op = handle.op.take().expect("a posted collective has a handle");
+        let backend = &handle.backend;
         // While the remote shards are in flight.
         let put = Completed::timed(|| own.and_then(|own| own.put(backend, op)));
         let Matched { parts, last } = backend.rendezvous.wait(op, deadline)?;
@@ -168,8 +166,9 @@ impl<T> PostedCollective<T> {
             result_buffer: put.value.as_deref(),
             ..backend.inputs(&parts, op, &device)
         };
-        let read = || Contribution::read_in_order(&parts, Some(op.member), || finish(&inputs));
-        let finished = Completed::timed(read);
+        let finished = Completed::timed(|| {
+            Contribution::read_in_order(&parts, Some(op.member), || finish(&inputs))
+        });
         let local_work = put.local_work + finished.local_work.saturating_sub(inputs.waited.get());
         // Without other processes, every rank would search all contributions for nothing.
         let transfer = backend
@@ -190,7 +189,8 @@ impl<T: Send + 'static> HostRequest<T> {
     /// [`complete_when_ready`](Self::complete_when_ready). If `is_owed`, `rank` contributes to a
     /// collective of other ranks with it, so that it is completed even if the rank drops it.
     pub fn new(rank: usize, is_owed: bool, collective: PostedCollective<T>) -> Self {
-        let (backend, finished) = (collective.handle.backend.clone(), Condvar::new());
+        let backend = collective.handle.backend.clone();
+        let finished = Condvar::new();
         let state = Mutex::new(RequestState::Posted(collective));
         Self {
             before: None,
@@ -250,7 +250,8 @@ impl<T> SharedRequest<T> {
     /// Waits for the result of the completion thread, which has taken the request. Fails the world
     /// if there is none after `deadline`.
     fn await_thread(&self, deadline: Duration) -> Result<Completed<T>, CommError> {
-        let (mut state, until) = (self.state.lock(), Instant::now() + deadline.min(LONGEST));
+        let mut state = self.state.lock();
+        let until = Instant::now() + deadline.min(LONGEST);
         let mut is_late = false;
         loop {
             match mem::replace(&mut *state, RequestState::Taken) {
@@ -309,11 +310,13 @@ impl<T: Send + 'static> Request<T> for HostRequest<T> {
         let Some(first) = first else {
             return Ok(result);
         };
-        let completed = |(first, second): (TransferTiming, TransferTiming)| TransferTiming {
-            completed: second.completed,
-            ..first
-        };
-        let transfer = first.transfer.zip(result.transfer).map(completed);
+        let transfer = first
+            .transfer
+            .zip(result.transfer)
+            .map(|(first, second)| TransferTiming {
+                completed: second.completed,
+                ..first
+            });
         Ok(Completed {
             local_work: first.local_work + result.local_work,
             last: first.last,
@@ -404,10 +407,8 @@ mod tests {
             backend: backend.clone(),
             op: Some(op),
         };
-        let (finish, device) = (
-            Box::new(move |_: &CollectiveInputs| make()),
-            crate::memory::host(),
-        );
+        let finish = Box::new(move |_: &CollectiveInputs| make());
+        let device = crate::memory::host();
         let collective = PostedCollective {
             handle,
             is_deferred: false,

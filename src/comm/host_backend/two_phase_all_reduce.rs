@@ -35,7 +35,9 @@ const MESSAGE: u64 = 1 << 20;
 /// Returns true if an all-reduce of `bytes` bytes, of `ranks` ranks in `processes` processes, is
 /// faster in two phases: if a process sends and adds enough less.
 fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
-    let (bytes, n, p) = (u128::from(bytes), ranks as u128, processes as u128);
+    let bytes = u128::from(bytes);
+    let n = ranks as u128;
+    let p = processes as u128;
     // In one phase, a process sends the tensors of its `n / p` ranks to each other process. In two
     // phases, it sends a shard of `1 / n` of them for each rank there, and the shards of its own
     // sums. It adds half as much or less.
@@ -62,7 +64,9 @@ impl HostGroupBackend {
         tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let (backend, group, bytes) = (&self.backend, &self.member.group, post.signature.bytes());
+        let backend = &self.backend;
+        let group = &self.member.group;
+        let bytes = post.signature.bytes();
         let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
         let row = |(tensor, shape): (DispatchTensor, &Shape)| {
             reshaped(tensor, Shape::from([shape.num_elements()]))
@@ -101,12 +105,12 @@ impl HostGroupBackend {
 
         let mut phases = self.second.lock();
         let (key, later) = phases.get_or_insert_with(|| self.second_phases()).clone();
-        let post_first = |signature| {
-            backend
-                .rendezvous
-                .post(self.key, group.rank(), signature, contribution)
-        };
-        let ((first, _), sent) = remote.post(post.signature, data, DataMode::Eager, post_first)?;
+        let ((first, _), sent) =
+            remote.post(post.signature, data, DataMode::Eager, |signature| {
+                backend
+                    .rendezvous
+                    .post(self.key, group.rank(), signature, contribution)
+            })?;
         let first_handle = OpHandleGuard {
             backend: backend.clone(),
             op: Some(first),
@@ -157,7 +161,8 @@ impl HostGroupBackend {
             this.progress();
             this.provide_data(second, contribution.after_submitted_work().arrived(None));
         });
-        let (handle, sent) = (first_handle, Some(sent));
+        let handle = first_handle;
+        let sent = Some(sent);
         let reduce = PostedCollective {
             handle,
             is_deferred: false,

@@ -31,7 +31,8 @@ impl ObservedCall {
         posting: &Posting<'_>,
         is_deferred: bool,
     ) -> Self {
-        let (posted, span) = (Instant::now(), Span::none());
+        let posted = Instant::now();
+        let span = Span::none();
         let record = RecordedCall {
             posted,
             sequence,

@@ -127,11 +127,9 @@ impl SentSignature {
     /// Prepares a signature for sending, in full.
     pub fn new(signature: &CallSignature) -> Self {
         let mut full = signature.clone();
-        let (forward_index, decision, digests) = (
-            full.forward_index.take(),
-            full.decision.take(),
-            full.digests.take(),
-        );
+        let forward_index = full.forward_index.take();
+        let decision = full.decision.take();
+        let digests = full.digests.take();
         let states = full
             .model
             .as_mut()

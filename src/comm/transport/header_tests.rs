@@ -139,7 +139,9 @@ fn errors() -> Vec<CommError> {
         label: "é".into(),
         ranks: [0, 500].into(),
     };
-    let (rank, label, problem) = (1, String::from("l"), String::from("p"));
+    let rank = 1;
+    let label = String::from("l");
+    let problem = String::from("p");
     vec![
         CommError::RankPanicked {
             rank,
@@ -270,7 +272,8 @@ fn headers() -> Vec<Vec<u8>> {
         }));
     }
     let [_, again] = sent_twice(&signatures()[0]);
-    let (channel, mode) = (channel(false), DataMode::Eager);
+    let channel = channel(false);
+    let mode = DataMode::Eager;
     headers.push(write(ControlMessage::Joined {
         channel,
         seq: 0,
@@ -407,7 +410,8 @@ fn a_signature_that_was_sent_is_known_by_its_hash() {
             vec![tensor(&[4, 301], DType::F32)],
         )
     };
-    let (mut sender, mut receiver) = (KnownSignatures::default(), KnownSignatures::default());
+    let mut sender = KnownSignatures::default();
+    let mut receiver = KnownSignatures::default();
     let mut sizes = Vec::new();
     // More different ones than are kept, and some of them again.
     for (step, label) in (0..1500)

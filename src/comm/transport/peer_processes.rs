@@ -88,8 +88,11 @@ impl PeerProcesses {
             .map(|(end, count)| end - count..end)
             .collect();
         let numbers = AtomicUsize::default();
-        let (channels, offered) = (Mutex::default(), Mutex::default());
-        let (waits, ended, refused) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let channels = Mutex::default();
+        let offered = Mutex::default();
+        let waits = Mutex::default();
+        let ended = Mutex::default();
+        let refused = Mutex::default();
         Self {
             transport,
             launch,
@@ -105,8 +108,11 @@ impl PeerProcesses {
 
     /// Creates the processes of the next launch, which has only the surviving `ranks`.
     pub fn of_survivors(&self, ranks: &[usize]) -> Self {
-        let count = |range: &Range<usize>| ranks.iter().filter(|rank| range.contains(rank)).count();
-        let counts: Vec<_> = self.ranks.iter().map(count).collect();
+        let counts: Vec<_> = self
+            .ranks
+            .iter()
+            .map(|range| ranks.iter().filter(|rank| range.contains(rank)).count())
+            .collect();
         Self::new(self.transport.clone(), self.launch.next(), &counts)
     }
 
@@ -288,7 +294,8 @@ impl PeerProcesses {
         channel: RemoteGroupId,
         group: impl FnOnce(&[usize], String) -> GroupKey,
     ) -> Result<(GroupKey, usize), String> {
-        let (id, mut channels) = ((from, channel.number), self.channels.lock());
+        let id = (from, channel.number);
+        let mut channels = self.channels.lock();
         let Some(RemoteGroupInfo {
             ranks,
             name,
@@ -299,8 +306,7 @@ impl PeerProcesses {
             return known
                 .ok_or_else(|| format!("it has not introduced channel {}", channel.number));
         };
-        let is_known = |rank: &usize| *rank < self.size();
-        if !ranks.iter().all(is_known)
+        if !ranks.iter().all(|rank| *rank < self.size())
             || !ranks
                 .get(member)
                 .is_some_and(|rank| self.ranks_of(from).contains(rank))
@@ -405,7 +411,8 @@ impl PeerProcesses {
 
     /// Returns the outcomes of the ranks of other processes.
     pub fn reports(&self) -> Vec<RankReport> {
-        let (ended, here) = (self.ended.lock(), self.local_ranks());
+        let ended = self.ended.lock();
+        let here = self.local_ranks();
         ended
             .values()
             .map(|ended| &ended.report)

@@ -55,7 +55,8 @@ pub fn apply<R: ShardingRule, I: Inputs, O: Outputs>(
 #[track_caller]
 #[inline(always)]
 fn globalized<R: ShardingRule, O: Outputs>(rule: &R, outputs: O, operator: &Operator) -> O::Global {
-    let (made, said) = (outputs.count(), operator.outputs());
+    let made = outputs.count();
+    let said = operator.outputs();
     assert!(
         made == said,
         "`{}` returned {made} outputs, but its rule has {said}",

@@ -54,7 +54,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[track_caller]
     fn one_element<const P: usize>(&self, operator: &'static str, plain: Tensor<P, K>) -> Self {
         if plain.shape().num_elements() != 1 {
-            let (shape, mesh) = (plain.shape().to_vec(), self.mesh().to_string());
+            let shape = plain.shape().to_vec();
+            let mesh = self.mesh().to_string();
             Error::from(DTensorError::PlainTensor {
                 operator,
                 shape,

@@ -106,11 +106,9 @@ fn local(
 /// rank that holds only some of the queries gets an explicit mask, because burn aligns the last
 /// query with the last key.
 fn visible(op: &Operator, query: &Tensor<4>, mask: Mask, is_causal: bool) -> (Mask, bool) {
-    let (rows, queries, keys) = (
-        op.input_range(0, 2),
-        op.input_spec(0).shape()[2],
-        op.input_spec(1).shape()[2],
-    );
+    let rows = op.input_range(0, 2);
+    let queries = op.input_spec(0).shape()[2];
+    let keys = op.input_spec(1).shape()[2];
     if !is_causal || rows.len() == queries || rows.is_empty() {
         return (mask, is_causal && !rows.is_empty());
     }

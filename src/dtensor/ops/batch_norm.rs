@@ -133,7 +133,8 @@ pub fn batch_norm_train<const D: usize>(
 /// Returns this rank's contribution to the mean of each channel: the mean of its elements, times
 /// its share of all elements.
 fn term_of_mean<const D: usize>(x: Tensor<D>, op: &Operator) -> Tensor<1> {
-    let (local, global) = (x.shape(), op.input_spec(0).shape());
+    let local = x.shape();
+    let global = op.input_spec(0).shape();
     let others: Vec<usize> = (0..D).filter(|&dim| dim != 1).collect();
     let share: f64 = others
         .iter()

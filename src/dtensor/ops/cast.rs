@@ -52,7 +52,8 @@ impl<const D: usize> DTensor<D> {
     where
         T::OutputKind: Kind,
     {
-        let (from, to): (DType, DType) = (self.dtype(), dtype.into());
+        let from: DType = self.dtype();
+        let to: DType = dtype.into();
         let exact = to.is_float() && (to == from || to.size() > from.size());
         apply(if exact { &WIDENED } else { &NEITHER }, self, |x, _| {
             x.cast(dtype)

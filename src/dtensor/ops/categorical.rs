@@ -40,8 +40,10 @@ impl<const D: usize> DTensor<D> {
 /// Returns the category of each number of `uniform` in `0..1`: the number of cumulative shares that
 /// are below it.
 fn sample<const D: usize>(weights: Tensor<D>, uniform: Tensor<D>) -> Tensor<D, Int> {
-    let (categories, shape) = (weights.dims()[D - 1], uniform.shape());
-    let (rows, samples) = (shape.num_elements() / shape[D - 1], shape[D - 1]);
+    let categories = weights.dims()[D - 1];
+    let shape = uniform.shape();
+    let rows = shape.num_elements() / shape[D - 1];
+    let samples = shape[D - 1];
     let total = weights.clone().sum_dim(D - 1);
     let shares: Tensor<3> = reshape(
         (weights / total).cumsum(D - 1),

@@ -118,7 +118,8 @@ impl<const N: usize> ShardingRule for Convolution<N> {
     }
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let (x, weight) = (&inputs[0], &inputs[1]);
+        let x = &inputs[0];
+        let weight = &inputs[1];
         // Transposed or not, the groups follow one another along the first dimension of the weight.
         let (taken, made) = if self.transposed {
             (weight[0], weight[1] * self.groups)
@@ -166,19 +167,22 @@ fn convolve<const N: usize, const D: usize>(
     bias: Option<DTensor<1>>,
     local: impl FnOnce(Tensor<D>, Tensor<D>, Option<Tensor<1>>, usize, &[usize]) -> Tensor<D>,
 ) -> DTensor<D> {
-    let (rule, lens, at) = (Spatial(rule), x.tensor.dims(), Location::caller());
+    let rule = Spatial(rule);
+    let lens = x.tensor.dims();
+    let at = Location::caller();
     apply(&rule, (x, weight, bias), |(x, weight, bias), op| {
         let Spatial(rule) = &rule;
-        let (groups, kernel) = (rule.local_groups(op, &weight.shape()), weight.shape());
-        let reach = |at: usize, output| {
+        let groups = rule.local_groups(op, &weight.shape());
+        let kernel = weight.shape();
+        let halo = Halo::of(rule.name(), op, |at, output| {
             rule.reach(
                 rule.windows[at],
                 kernel[SPATIAL + at],
                 lens[SPATIAL + at],
                 output,
             )
-        };
-        match Halo::of(rule.name(), op, reach) {
+        });
+        match halo {
             None => local(x, weight, bias, groups, &[]),
             Some(halo) => halo.run(x, 0.0, at, |x, halo| {
                 let padded: SmallVec<[usize; 3]> =

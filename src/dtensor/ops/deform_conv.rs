@@ -82,8 +82,10 @@ fn misfits(
     bias: Option<&DTensor<1>>,
     options: &DeformConvOptions<2>,
 ) -> Option<&'static str> {
-    let ([_, taken, height, width], [made, per_group, tall, wide]) = (x.dims(), weight.dims());
-    let (groups, elements) = (options.weight_groups, options.offset_groups * tall * wide);
+    let [_, taken, height, width] = x.dims();
+    let [made, per_group, tall, wide] = weight.dims();
+    let groups = options.weight_groups;
+    let elements = options.offset_groups * tall * wide;
     if taken != per_group * groups || made % groups != 0 {
         return Some(
             "the input channels must match the weight and its groups, and the groups must divide the channels",

@@ -71,7 +71,8 @@ impl EinsumRule {
     /// # Panics
     /// If `text` has no `->`; in a `const`, this is a compile error.
     pub const fn new(name: &'static str, text: &'static str) -> Self {
-        let (bytes, mut at) = (text.as_bytes(), 1);
+        let bytes = text.as_bytes();
+        let mut at = 1;
         while at < bytes.len() && !(bytes[at - 1] == b'-' && bytes[at] == b'>') {
             at += 1;
         }
@@ -176,9 +177,9 @@ impl EinsumRule {
 
     fn outputs_at(&self, at: &[usize], lens: &[usize], inputs: &[Shape]) -> Result<Vec<Shape>> {
         let subscripts = self.subscripts(at, inputs, lens.len())?;
-        let explained =
-            |why| operand_error(self.name, inputs, format!("in `{}`, {why}", self.text));
-        subscripts.shapes(inputs, lens).map_err(explained)
+        subscripts
+            .shapes(inputs, lens)
+            .map_err(|why| operand_error(self.name, inputs, format!("in `{}`, {why}", self.text)))
     }
 
     fn strategies_at(

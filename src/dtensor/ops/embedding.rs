@@ -27,8 +27,15 @@ pub fn embedding(weights: DTensor<2>, indices: impl Into<Operand<2, Int>>) -> DT
         |(weights, indices), op| match lookup::part(op, 0, 0) {
             Some(range) => {
                 let [batch, seq] = indices.dims();
-                let along = |mask| reshape(mask, [batch, seq, 1].into());
-                lookup::look_up(weights, 0, indices, &range, op, along, module::embedding)
+                lookup::look_up(
+                    weights,
+                    0,
+                    indices,
+                    &range,
+                    op,
+                    |mask| reshape(mask, [batch, seq, 1].into()),
+                    module::embedding,
+                )
             }
             None => module::embedding(weights, indices),
         },

@@ -25,9 +25,15 @@ impl ShardingRule for Expand {
     }
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let (from, to) = (&inputs[0], &self.shape);
-        let fits = |(from, to): (&usize, &usize)| from == to || *from == 1;
-        if from.num_dims() > to.num_dims() || !from.iter().rev().zip(to.iter().rev()).all(fits) {
+        let from = &inputs[0];
+        let to = &self.shape;
+        if from.num_dims() > to.num_dims()
+            || !from
+                .iter()
+                .rev()
+                .zip(to.iter().rev())
+                .all(|(from, to)| from == to || *from == 1)
+        {
             let why = format!("{to} must end with the input's lengths, except where these are 1");
             return Err(operand_error(self.name(), inputs, why));
         }

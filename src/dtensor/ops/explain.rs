@@ -5,12 +5,12 @@ use std::fmt::{self, Write};
 
 use itertools::Itertools;
 
+use super::ShardingRule;
 use super::cost_model::DecisionScope;
 use super::operand::Arg;
 use super::resolve_sharding::{CandidateStrategies, incoming};
 use super::select_strategy::{SelectionProblem, Weighed, asked_for, select_strategy, weighed};
 use super::strategy_cost::{Infeasible, OperandTraffic, sends};
-use super::{ShardingRule, Strategy};
 use crate::Result;
 use crate::placement::{CommVolume, Layout};
 
@@ -120,7 +120,8 @@ pub(super) fn record<R: ShardingRule>(
         times: times.as_ref(),
     };
     let chosen = select_strategy(given);
-    let (mut found, mut unfit) = (Vec::new(), Vec::new());
+    let mut found = Vec::new();
+    let mut unfit = Vec::new();
     for Weighed {
         rows,
         found: weighed,
@@ -179,12 +180,9 @@ pub(super) fn record<R: ShardingRule>(
         inputs.iter().map(described).join(", ")
     );
     write_table(&mut text, &lines);
-    let asked = |row: &&Strategy| {
-        (0..mesh.ndim()).all(|dim| !asked_for(&rows, &operands, dim).contains(row))
-    };
     let partial = rows
         .iter()
-        .filter(asked)
+        .filter(|row| (0..mesh.ndim()).all(|dim| !asked_for(&rows, &operands, dim).contains(row)))
         .map(|row| (row.to_string(), "input not partial"));
     let out = out
         .iter()

@@ -44,7 +44,8 @@ struct Tuples<'a> {
 
 impl<'a> Tuples<'a> {
     fn new(operator: &'static str, inputs: &'a [Shape]) -> Result<Self> {
-        let (x, indices) = (&inputs[0][..], &inputs[1][..]);
+        let x = &inputs[0][..];
+        let indices = &inputs[1][..];
         let (&indexed, indices) = indices.split_last().expect("a tensor has a dimension");
         if indexed == 0 || indexed > x.len() {
             let why = format!(

@@ -25,7 +25,8 @@ use crate::dtensor::DTensor;
 #[must_use]
 #[track_caller]
 pub fn interpolate(x: DTensor<4>, options: InterpolateOptions) -> DTensor<4> {
-    let ([_, _, height, width], at) = (x.dims(), Location::caller());
+    let [_, _, height, width] = x.dims();
+    let at = Location::caller();
     let scaled = |len: usize, scale: f32| (len as f64 * f64::from(scale)) as usize;
     let size = options.output_size.or_else(|| {
         let [tall, wide] = options.scale_factor?;
@@ -88,7 +89,9 @@ impl InterpolationScale {
     /// Returns the element from which output `at` is computed, or the first of two, and the weight
     /// of the second.
     fn source(self, at: usize) -> (usize, f64) {
-        let (from, to, at) = (self.from as f64, self.to as f64, at as f64);
+        let from = self.from as f64;
+        let to = self.to as f64;
+        let at = at as f64;
         let last = self.from.saturating_sub(1);
         if !self.is_linear {
             return (((at * (from / to)).floor() as usize).min(last), 0.0);
@@ -110,10 +113,8 @@ impl InterpolationScale {
 
     fn reach(self, output: Range<usize>) -> Reach {
         let last = |(first, share)| if share > 0.0 { first + 1 } else { first };
-        let (start, end) = (
-            self.source(output.start).0,
-            last(self.source(output.end - 1)) + 1,
-        );
+        let start = self.source(output.start).0;
+        let end = last(self.source(output.end - 1)) + 1;
         Reach {
             input: start as isize..end as isize,
             needs: start..end,
@@ -123,10 +124,8 @@ impl InterpolationScale {
 
     /// Returns the elements `output` along `dim`. `x` starts at the first element that they reach.
     fn along<const D: usize>(self, x: Tensor<D>, dim: usize, output: Range<usize>) -> Tensor<D> {
-        let (start, len) = (
-            self.reach(output.clone()).input.start as usize,
-            x.dims()[dim],
-        );
+        let start = self.reach(output.clone()).input.start as usize;
+        let len = x.dims()[dim];
         let (firsts, shares): (Vec<usize>, Vec<f64>) = output.map(|at| self.source(at)).unzip();
         let select = |x: Tensor<D>, step: usize| {
             let places: Vec<i64> = firsts
@@ -142,7 +141,8 @@ impl InterpolationScale {
         let mut shape = [1; D];
         shape[dim] = shares.len();
         let shares = Tensor::<1>::from_data(&shares[..], (&x.device(), x.dtype())).reshape(shape);
-        let (first, second) = (select(x.clone(), 0), select(x, 1));
+        let first = select(x.clone(), 0);
+        let second = select(x, 1);
         first * (shares.clone().neg() + 1.0) + second * shares
     }
 }

@@ -148,13 +148,12 @@ pub fn cosine_similarity<const D: usize>(
     eps: Option<f64>,
 ) -> DTensor<D> {
     let dim = dim_of("cosine_similarity", dim, D);
-    let smallest = || {
+    let eps = eps.unwrap_or_else(|| {
         x1.dtype()
             .finfo()
             .expect("the tensor has a float type")
             .min_positive
-    };
-    let eps = eps.unwrap_or_else(smallest);
+    });
     let normalized = |x: DTensor<D>| vector_normalize(x, Norm::L2, dim, eps);
     (normalized(x1.clone()) * normalized(x2)).sum_dim(dim)
 }

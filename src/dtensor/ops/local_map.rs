@@ -194,7 +194,8 @@ impl LocalMap {
         }
         match (&self.mesh, args.first()) {
             (Some(mesh), Some(first)) if !mesh.congruent(first.spec.mesh()) => {
-                let (left, right) = (mesh.to_string(), first.spec.mesh().to_string());
+                let left = mesh.to_string();
+                let right = first.spec.mesh().to_string();
                 Err(DTensorError::MeshMismatch { left, right }.into())
             }
             (Some(mesh), _) => Ok(mesh.clone()),
@@ -239,10 +240,8 @@ impl Running<'_> {
             true => tensor.layout().clone(),
             false if self.map.redistributes => Layout::new(self.mesh.shape(), placements)?,
             false => {
-                let (from, to) = (
-                    tensor.layout().to_string(),
-                    Layout::new(self.mesh.shape(), placements)?.to_string(),
-                );
+                let from = tensor.layout().to_string();
+                let to = Layout::new(self.mesh.shape(), placements)?.to_string();
                 return Err(DTensorError::MapInput {
                     input: at,
                     from,

@@ -82,7 +82,8 @@ pub(super) fn localize<const I: usize>(
     other: usize,
 ) -> (Tensor<I, Int>, Tensor<I, Bool>) {
     let indices = holding(indices, len);
-    let (elsewhere, nowhere) = (outside(&indices, range), outside(&indices, &(0..len)));
+    let elsewhere = outside(&indices, range);
+    let nowhere = outside(&indices, &(0..len));
     let local = moved(indices, &elsewhere, range.start, other);
     (local.mask_fill(nowhere, len as i64), elsewhere)
 }

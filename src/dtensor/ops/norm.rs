@@ -100,7 +100,8 @@ impl ShardingRule for ChannelGroups {
     }
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let (x, groups) = (&inputs[0], self.0);
+        let x = &inputs[0];
+        let groups = self.0;
         let refuse = |why| Err(operand_error(self.name(), inputs, why));
         if x.num_dims() < 2 || groups == 0 || x[1] % groups != 0 {
             return refuse(format!(

@@ -180,7 +180,8 @@ impl Operator {
 
     #[cold]
     fn output_shape_error(&self, at: usize, found: &[usize]) -> Error {
-        let (operator, expected) = (self.name(), self.0.outputs[at].local.to_vec());
+        let operator = self.name();
+        let expected = self.0.outputs[at].local.to_vec();
         DTensorError::OutputShape {
             operator,
             output: at,
@@ -204,12 +205,10 @@ struct OperatorCacheEntry {
 impl OperatorCacheEntry {
     #[inline(always)]
     fn is_of<R: ShardingRule>(&self, rule: &R, inputs: &[Arg<'_>], scope: DecisionScope) -> bool {
-        let same =
-            |((spec, pin), input): (&(Arc<DTensorSpec>, Option<PlacementConstraint>), &Arg<'_>)| {
-                Arc::ptr_eq(spec, input.spec) && pin.as_ref() == input.pin
-            };
         self.inputs.len() == inputs.len()
-            && self.inputs.iter().zip(inputs).all(same)
+            && self.inputs.iter().zip(inputs).all(|((spec, pin), input)| {
+                Arc::ptr_eq(spec, input.spec) && pin.as_ref() == input.pin
+            })
             && self.model == scope.model
             && self.rule.downcast_ref::<R>() == Some(rule)
     }
@@ -247,8 +246,11 @@ impl Decisions {
             .iter()
             .for_each(|input| hasher.write_usize(Arc::as_ptr(input.spec).addr()));
         let hash = hasher.finish();
-        let same = |entry: &OperatorCacheEntry| entry.is_of(rule, inputs, scope);
-        if let Some(known) = self.entries.borrow().find(hash, same) {
+        if let Some(known) = self
+            .entries
+            .borrow()
+            .find(hash, |entry| entry.is_of(rule, inputs, scope))
+        {
             return Ok(known.operator.clone());
         }
         self.add(hash, rule, inputs, scope)

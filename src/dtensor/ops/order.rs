@@ -113,7 +113,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn topk<I: AsIndex>(self, k: usize, dim: I) -> Self {
-        let (dim, at) = (self.top("topk", k, dim), Location::caller());
+        let dim = self.top("topk", k, dim);
+        let at = Location::caller();
         let axes = &const { EinsumRule::new("topk", "..d.. -> ..K..") };
         apply(
             &axes.at([dim]).lens([k]).with_slots(2 * k),
@@ -141,7 +142,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
-        let (dim, at) = (self.top("topk_with_indices", k, dim), Location::caller());
+        let dim = self.top("topk_with_indices", k, dim);
+        let at = Location::caller();
         let axes = &const { EinsumRule::new("topk_with_indices", "..d.. -> ..K.., ..K..") };
         apply(
             &axes.at([dim]).lens([k]).with_slots(2 * k),
@@ -163,7 +165,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn argtopk(self, k: usize, dim: impl AsIndex) -> DTensor<D, Int> {
-        let (dim, at) = (self.top("argtopk", k, dim), Location::caller());
+        let dim = self.top("argtopk", k, dim);
+        let at = Location::caller();
         // burn's own function panics if `k` is as large as the dimension.
         let local = |x: Tensor<D, K>| {
             if x.dims()[dim] > k {

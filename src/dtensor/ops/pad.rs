@@ -17,10 +17,12 @@ impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn pad(self, padding: impl IntoPadding<D>, mode: impl Into<PadMode>) -> Self {
-        let (padding, mode) = (padding.into_padding(), mode.into());
+        let padding = padding.into_padding();
+        let mode = mode.into();
         let padded = |dim: &usize| padding[*dim] != (0, 0);
         for dim in (0..D).filter(padded) {
-            let (len, longest) = (self.dims()[dim], padding[dim].0.max(padding[dim].1));
+            let len = self.dims()[dim];
+            let longest = padding[dim].0.max(padding[dim].1);
             let is_too_short = match mode {
                 PadMode::Constant(_) => false,
                 // Reflection needs as many elements as the padding has, excluding the edge.

@@ -66,7 +66,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     #[must_use]
     #[track_caller]
     pub fn swap_dims<Dim1: AsIndex, Dim2: AsIndex>(self, dim1: Dim1, dim2: Dim2) -> Self {
-        let (dim1, dim2) = (dim_of("swap_dims", dim1, D), dim_of("swap_dims", dim2, D));
+        let dim1 = dim_of("swap_dims", dim1, D);
+        let dim2 = dim_of("swap_dims", dim2, D);
         let mut axes: [usize; D] = from_fn(|dim| dim);
         axes.swap(dim1, dim2);
         self.permute(axes)

@@ -113,7 +113,8 @@ fn max_pool<const D: usize, const N: usize>(
         kernel,
         counts,
     } = Windows::of_max(name, &x, &options);
-    let (lens, at) = (x.dims(), Location::caller());
+    let lens = x.dims();
+    let at = Location::caller();
     apply(&Spatial(rule.lens(counts)), x, |x, op| {
         match Halo::of(name, op, |at, output| {
             windows[at].reach(kernel[at], lens[SPATIAL + at], output)
@@ -143,7 +144,9 @@ fn avg_pool<const D: usize, const N: usize>(
         kernel,
         counts,
     } = Windows::of_avg(name, &x, &options);
-    let (lens, padding_counts, caller) = (x.dims(), options.count_include_pad, Location::caller());
+    let lens = x.dims();
+    let padding_counts = options.count_include_pad;
+    let caller = Location::caller();
     apply(&Spatial(rule.lens(counts)), x, |x, op| {
         match Halo::of(name, op, |at, output| {
             windows[at].reach(kernel[at], lens[SPATIAL + at], output)

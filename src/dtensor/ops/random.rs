@@ -320,7 +320,8 @@ pub fn fold_in(seed: u64, number: u64) -> u64 {
 
 fn derived(seed: u64, number: u64, purpose: Purpose) -> u64 {
     let halves = |number: u64| [number as u32, (number >> 32) as u32];
-    let ([low, high], key) = (halves(number), halves(seed));
+    let [low, high] = halves(number);
+    let key = halves(seed);
     let [low, high, ..] = philox4x32([low, high, 0, purpose as u32], key);
     u64::from(low) | u64::from(high) << 32
 }

@@ -98,7 +98,8 @@ fn share<const D: usize, const O: usize, K: Kind + kind::Numeric>(
     {
         return mean(x);
     }
-    let (local, global) = (spec.local_shape(), spec.shape());
+    let local = spec.local_shape();
+    let global = spec.shape();
     let share: f64 = dims
         .iter()
         .map(|&dim| local[dim] as f64 / global[dim] as f64)

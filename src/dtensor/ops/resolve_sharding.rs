@@ -241,12 +241,12 @@ fn wanted<R: ShardingRule>(
         return Ok(RequiredPlacements::new());
     };
     let wanted = pin.on(input.spec.mesh().ndim());
-    let lacks = |placement: &&Placement| {
-        placement
-            .shard_dim()
-            .is_some_and(|dim| dim >= input.spec.shape().num_dims())
-    };
-    if let Some(placement) = wanted.iter().flatten().find(lacks) {
+    let ndim = input.spec.shape().num_dims();
+    let lacking = wanted
+        .iter()
+        .flatten()
+        .find(|placement| placement.shard_dim().is_some_and(|dim| dim >= ndim));
+    if let Some(placement) = lacking {
         let why = format!(
             "a style or `constrained_to` requires {placement} of an input that does not have this dimension"
         );

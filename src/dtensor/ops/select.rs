@@ -2,7 +2,7 @@
 //! masked [lookup](super::lookup), and assignment [updates](super::update) the slices that each
 //! rank holds.
 
-use burn::tensor::{AsIndex, Bool, IndexingUpdateOp, Int, Shape, Tensor};
+use burn::tensor::{AsIndex, IndexingUpdateOp, Int, Shape, Tensor};
 
 use super::args::{dim_of, operand_error};
 use super::partial_rules::MOVED_BY;
@@ -32,18 +32,23 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         } else {
             &SELECT
         };
-        let along = |mask: Tensor<1, Bool>| {
-            let mut shape = [1; D];
-            shape[dim] = mask.dims()[0];
-            reshape(mask, shape.into())
-        };
         apply(
             &rule.at([dim]),
             (self, indices),
             |(x, indices), op| match lookup::part(op, 0, dim) {
-                Some(range) => lookup::look_up(x, dim, indices, &range, op, along, |x, indices| {
-                    x.select(dim, indices)
-                }),
+                Some(range) => lookup::look_up(
+                    x,
+                    dim,
+                    indices,
+                    &range,
+                    op,
+                    |mask| {
+                        let mut shape = [1; D];
+                        shape[dim] = mask.dims()[0];
+                        reshape(mask, shape.into())
+                    },
+                    |x, indices| x.select(dim, indices),
+                ),
                 None => lookup::of_type(x.select(dim, indices), dtype),
             },
         )

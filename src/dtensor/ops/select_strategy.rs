@@ -327,9 +327,9 @@ fn varying(mesh_shape: &[usize], placements: &[Placement], rows: &[&Strategy]) -
             .chain(&row.outputs)
             .all(|placement| placement.is_replicate())
     };
-    let varies =
-        |&dim: &usize| mesh_shape[dim] > 1 && placements[dim].is_replicate() && !same(rows[dim]);
-    (0..mesh_shape.len()).filter(varies).collect()
+    (0..mesh_shape.len())
+        .filter(|&dim| mesh_shape[dim] > 1 && placements[dim].is_replicate() && !same(rows[dim]))
+        .collect()
 }
 
 #[cfg(test)]

@@ -70,7 +70,8 @@ impl<'a> ShardSummaries<'a> {
 
     /// Returns the index of this rank's shard in the order along the dimension.
     fn index(&self) -> usize {
-        let (sizes, coordinate) = (self.spec.mesh().shape(), self.spec.coordinate());
+        let sizes = self.spec.mesh().shape();
+        let coordinate = self.spec.coordinate();
         self.sharding_dims().iter().fold(0, |index, &mesh_dim| {
             index * sizes[mesh_dim] + coordinate[mesh_dim]
         })
@@ -93,8 +94,10 @@ impl<'a> ShardSummaries<'a> {
         start: impl Fn(&Tensor<D, K>) -> Tensor<D, K>,
         scan: impl Fn(Tensor<D, K>) -> Tensor<D, K>,
     ) -> Result<Tensor<D, K>> {
-        let (dim, dtype) = (self.dim, x.dtype());
-        let (x, len) = (in_single(x), self.spec.local_range(dim).len());
+        let dim = self.dim;
+        let dtype = x.dtype();
+        let x = in_single(x);
+        let len = self.spec.local_range(dim).len();
         let total = scan(x.clone()).narrow(dim, len - 1, 1);
         let start = start(&x.clone().narrow(dim, 0, 1));
         let before =
@@ -119,8 +122,10 @@ impl<'a> ShardSummaries<'a> {
         pick: impl Fn(Tensor<D, K>) -> (Tensor<D, K>, Tensor<D, Int>),
     ) -> Result<(Tensor<D, K>, Tensor<D, Int>)> {
         let dim = self.dim;
-        let (layout, shape) = (self.spec.layout(), self.spec.shape());
-        let (value, place) = (x.dtype().size(), size_of::<i64>());
+        let layout = self.spec.layout();
+        let shape = self.spec.shape();
+        let value = x.dtype().size();
+        let place = size_of::<i64>();
         if count > layout.min_local_shape(shape)[dim]
             || count * self.count() * (value + place) > shape[dim] * value
         {
@@ -145,7 +150,8 @@ impl<'a> ShardSummaries<'a> {
     /// # Collective
     /// Every rank of the mesh. Backward reduce-scatters the gradients of the summaries.
     pub(super) fn exponentials<const D: usize>(&self, x: Tensor<D>) -> Result<[Tensor<D>; 3]> {
-        let (dim, x) = (self.dim, in_single(x));
+        let dim = self.dim;
+        let x = in_single(x);
         let finite = |max: Tensor<D>| {
             max.clone()
                 .mask_fill(max.equal_scalar(f32::NEG_INFINITY), 0)
@@ -154,7 +160,8 @@ impl<'a> ShardSummaries<'a> {
         let sum = (x.clone() - finite(own.clone())).exp().sum_dim(dim);
         let slots = self.gather(Tensor::cat(vec![own, sum], dim))?;
         let every_other = |from: isize| slots.clone().slice_dim(dim, Slice::new(from, None, 2));
-        let (maxima, sums) = (every_other(0).detach(), every_other(1));
+        let maxima = every_other(0).detach();
+        let sums = every_other(1);
         let max = finite(maxima.clone().max_dim(dim));
         let sum = (sums * (maxima - max.clone()).exp()).sum_dim(dim);
         Ok([x - max.clone(), max, sum])
@@ -192,14 +199,13 @@ impl<'a> ShardSummaries<'a> {
 
     /// Returns `layout` without the sharding of the dimension.
     fn unsharded(&self, layout: &Layout) -> Result<Layout> {
-        let full = |mesh_dim, own| {
+        Ok(layout.replaced(|mesh_dim, own| {
             if self.sharding_dims().contains(&mesh_dim) {
                 Placement::Replicate
             } else {
                 own
             }
-        };
-        Ok(layout.replaced(full)?)
+        })?)
     }
 
     /// Gathers the summaries of all shards and their positions outside the graph, both in one
@@ -226,7 +232,8 @@ impl<'a> ShardSummaries<'a> {
         let comm = self.spec.mesh().communicator_over(self.sharding_dims())?;
         let call = Call::new(format!("parts of {} {}", self.name, self.spec.layout()))
             .with_phase(Phase::Forward);
-        let (from, to) = (self.spec.layout(), self.unsharded(self.spec.layout())?);
+        let from = self.spec.layout();
+        let to = self.unsharded(self.spec.layout())?;
         let _changing = watch::changing(|| LayoutChange {
             origin: CallSite::called(self.name, self.at),
             from: from.clone(),

@@ -129,7 +129,8 @@ pub fn istft(
         ..
     } = options;
     check("istft", &stft_matrix, window.as_ref(), options);
-    let ([_, frames, found, parts], wanted) = (stft_matrix.dims(), frequencies(options));
+    let [_, frames, found, parts] = stft_matrix.dims();
+    let wanted = frequencies(options);
     if frames == 0 || found != wanted || parts != 2 {
         let why = format!("spectra must be [batch, frames, {wanted}, 2] with at least 1 frame");
         operand_error("istft", &[stft_matrix.shape()], why).unwind();

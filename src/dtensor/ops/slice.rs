@@ -34,13 +34,17 @@ impl SliceRule {
             let entire = slice.step == 1 && slice.to_range(len) == (0..len);
             if entire { Slice::full() } else { slice }
         };
-        let why = || {
-            format!(
-                "there are more slices than dimensions. Pass at most {}",
-                shape.num_dims()
-            )
-        };
-        let slices = converted(name, shape, || slices.into_slices(shape), why);
+        let slices = converted(
+            name,
+            shape,
+            || slices.into_slices(shape),
+            || {
+                format!(
+                    "there are more slices than dimensions. Pass at most {}",
+                    shape.num_dims()
+                )
+            },
+        );
         Self(slices.into_iter().zip(shape.iter()).map(full).collect())
     }
 

@@ -83,7 +83,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     #[track_caller]
     fn split_into(self, rule: &'static EinsumRule, dim: usize, sizes: Sizes) -> Vec<Self> {
-        let (len, sum) = (self.dims()[dim], sizes.iter().sum::<usize>());
+        let len = self.dims()[dim];
+        let sum = sizes.iter().sum::<usize>();
         if len != sum {
             let why = format!(
                 "the sizes {sizes:?} add up to {sum}, but dimension {dim} has length {len}"

@@ -30,7 +30,8 @@ pub(super) struct OperandInfo<'a> {
 
 impl<'a> OperandInfo<'a> {
     pub(super) fn new(spec: &'a DTensorSpec, wanted: &'a [Option<Placement>]) -> Self {
-        let (shape, dtype) = (spec.shape(), spec.dtype());
+        let shape = spec.shape();
+        let dtype = spec.dtype();
         let bytes = (shape.num_elements() * dtype.size()) as u64;
         let joins = spec.mesh().joins_dims();
         Self {
@@ -314,7 +315,8 @@ impl Traffic {
         varying: &[usize],
         operand: &OperandInfo<'_>,
     ) -> Self {
-        let (steps, joins) = (plan.steps(), operand.joins);
+        let steps = plan.steps();
+        let joins = operand.joins;
         // Only floats have gradients.
         let varying = if operand.differentiable { varying } else { &[] };
         let back = operand

@@ -227,7 +227,8 @@ impl Subscripts {
             outputs: SmallVec::new(),
             added: SmallVec::new(),
         };
-        let (mut widest, mut strict) = (0, None);
+        let mut widest = 0;
+        let mut strict = None;
         let fixed = patterns.iter().filter(|pattern| !pattern.many).count();
         let many = inputs.len().saturating_sub(fixed);
         if inputs.len() < fixed || (many > 0 && fixed == patterns.len()) {
@@ -241,7 +242,8 @@ impl Subscripts {
                 let input = read.inputs.len();
                 let rank = inputs[input].num_dims();
                 let Some(dots) = pattern.dots(rank, at) else {
-                    let (which, wanted) = (nth(input), pattern.wanted(at));
+                    let which = nth(input);
+                    let wanted = pattern.wanted(at);
                     return Err(format!(
                         "the {which} input, `{}`, must have {wanted}, but has {rank}",
                         pattern.text
@@ -255,7 +257,8 @@ impl Subscripts {
                 {
                     let (first, as_many) = *strict.get_or_insert((input, dots));
                     if dots != as_many {
-                        let (first, which) = (nth(first), nth(input));
+                        let first = nth(first);
+                        let which = nth(input);
                         let why = format!(
                             "`..` is {as_many} dimensions in the {first} input, but {dots} in the {which}"
                         );
@@ -338,7 +341,8 @@ impl Subscripts {
                 .zip(shape.iter())
                 .map(|(dim, &len)| *dim == Dim::One && len != 1);
             if let Some(dim) = of_one.position(|misfits| misfits) {
-                let (which, len) = (nth(input), shape[dim]);
+                let which = nth(input);
+                let len = shape[dim];
                 return Err(format!(
                     "dimension {dim} of the {which} input must have length 1, not {len}"
                 ));
@@ -360,21 +364,22 @@ impl Subscripts {
                 .iter()
                 .position(|known| *known == axis)
                 .expect("it was added above");
-            let missing = || {
+            own.get(at).copied().ok_or_else(|| {
                 format!(
                     "only the result has axis `{}`. Set its length with `lens`",
                     axis.name
                 )
-            };
-            own.get(at).copied().ok_or_else(missing)
+            })
         };
-        let shape = |dims: &SubscriptDims| {
-            dims.iter()
-                .map(|&dim| len(dim))
-                .collect::<Result<Vec<_>, _>>()
-                .map(Shape::from)
-        };
-        self.outputs.iter().map(shape).collect()
+        self.outputs
+            .iter()
+            .map(|dims| {
+                dims.iter()
+                    .map(|&dim| len(dim))
+                    .collect::<Result<Vec<_>, _>>()
+                    .map(Shape::from)
+            })
+            .collect()
     }
 
     /// Returns a strategy for each axis that may be sharded. Outputs without the axis are `reduced`
@@ -391,11 +396,13 @@ impl Subscripts {
         cuttable.filter_map(move |axis| {
             let len = self.len(axis, shapes).ok()??;
             let place = |dims: &SubscriptDims| dims.iter().position(|dim| dim.axis() == Some(axis));
-            let is_diagonal = |dims: &SubscriptDims| {
-                dims.iter().filter(|dim| dim.axis() == Some(axis)).count() > 1
-            };
             // A diagonal is not sharded.
-            if self.inputs.iter().chain(&self.outputs).any(is_diagonal) {
+            if self
+                .inputs
+                .iter()
+                .chain(&self.outputs)
+                .any(|dims| dims.iter().filter(|dim| dim.axis() == Some(axis)).count() > 1)
+            {
                 return None;
             }
             let outputs: SmallVec<[Placement; 2]> = self
@@ -425,13 +432,12 @@ impl Subscripts {
     /// partial sum or average of one input passes through.
     pub(super) fn linear<'a>(&'a self, linear: &'a [usize]) -> impl Iterator<Item = Strategy> + 'a {
         let row = |own: usize, partial: Placement, added: Placement| {
-            let input = |at: usize| match at {
-                at if at == own => partial,
-                at if self.added.contains(&at) => added,
-                _ => R,
-            };
             strategy(
-                (0..self.inputs.len()).map(input),
+                (0..self.inputs.len()).map(|at| match at {
+                    at if at == own => partial,
+                    at if self.added.contains(&at) => added,
+                    _ => R,
+                }),
                 self.outputs.iter().map(|_| partial),
             )
             .with_partial_inputs(&self.added)

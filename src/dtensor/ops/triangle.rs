@@ -13,7 +13,8 @@ const fn triangle(name: &'static str) -> EinsumRule {
 
 /// Converts the global index `diagonal` to the one in this rank's shard.
 fn local<const D: usize>(diagonal: i64, op: &Operator) -> i64 {
-    let (rows, columns) = (op.input_range(0, D - 2), op.input_range(0, D - 1));
+    let rows = op.input_range(0, D - 2);
+    let columns = op.input_range(0, D - 1);
     diagonal + rows.start as i64 - columns.start as i64
 }
 

@@ -47,10 +47,8 @@ impl ShardingRule for UnfoldRule {
 /// Returns the number of blocks of an image of this size.
 fn blocks(size: [usize; 2], kernel: [usize; 2], options: &UnfoldOptions) -> Option<usize> {
     let count = |at: usize| {
-        let (padding, dilation) = (
-            (options.padding[at], options.padding[at]),
-            options.dilation[at],
-        );
+        let padding = (options.padding[at], options.padding[at]);
+        let dilation = options.dilation[at];
         Window {
             stride: options.stride[at],
             padding,
@@ -107,8 +105,9 @@ pub fn fold4d(
     kernel_size: [usize; 2],
     options: UnfoldOptions,
 ) -> DTensor<4> {
-    let ([_, columns, count], [height, width], kernel) =
-        (x.dims(), output_size, kernel_size[0] * kernel_size[1]);
+    let [_, columns, count] = x.dims();
+    let [height, width] = output_size;
+    let kernel = kernel_size[0] * kernel_size[1];
     let full = kernel > 0 && columns % kernel == 0;
     if !full || blocks(output_size, kernel_size, &options) != Some(count) {
         let why = format!(

@@ -52,7 +52,8 @@ impl ShardingRule for ViewRule {
     }
 
     fn strategies(&self, inputs: &[Shape], outputs: &[Shape]) -> Vec<Strategy> {
-        let (from, to) = (&inputs[0], &outputs[0]);
+        let from = &inputs[0];
+        let to = &outputs[0];
         let row = |(i, o): (usize, usize), full: bool| {
             let row = strategy([S(i)], [S(o)]);
             if full {
@@ -62,7 +63,8 @@ impl ShardingRule for ViewRule {
             }
         };
         let sharded = groups(from, to).into_iter().filter_map(|(left, right)| {
-            let (mut left, mut right) = (significant(from, left), significant(to, right));
+            let mut left = significant(from, left);
+            let mut right = significant(to, right);
             let first = (left.next()?, right.next()?);
             Some(row(first, left.next().is_none() && right.next().is_none()))
         });
@@ -77,10 +79,13 @@ fn groups(from: &[usize], to: &[usize]) -> Vec<(Range<usize>, Range<usize>)> {
     if from.contains(&0) {
         return groups;
     }
-    let (mut i, mut o) = (0, 0);
+    let mut i = 0;
+    let mut o = 0;
     while i < from.len() && o < to.len() {
-        let (start_i, start_o) = (i, o);
-        let (mut left, mut right) = (from[i], to[o]);
+        let start_i = i;
+        let start_o = o;
+        let mut left = from[i];
+        let mut right = to[o];
         (i, o) = (i + 1, o + 1);
         while left != right {
             if left < right {
@@ -158,10 +163,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         start_dim: impl AsIndex,
         end_dim: impl AsIndex,
     ) -> DTensor<D2, K> {
-        let (start, end) = (
-            dim_of("flatten", start_dim, D),
-            dim_of("flatten", end_dim, D),
-        );
+        let start = dim_of("flatten", start_dim, D);
+        let end = dim_of("flatten", end_dim, D);
         if start > end {
             let why = format!("start dimension {start} is after end dimension {end}");
             operand_error("flatten", &[self.shape()], why).unwind();

@@ -216,7 +216,8 @@ mod tests {
                 "{window:?} {kernel} {output:?}"
             );
             assert_eq!(reach.needs, between(&sources));
-            let (first, last) = (reach.input.start, reach.input.end - 1);
+            let first = reach.input.start;
+            let last = reach.input.end - 1;
             let end = at(last, kernel - 1) + 1 + window.behind(kernel) as isize;
             assert_eq!(reach.made, at(first, 0)..end);
             assert!(

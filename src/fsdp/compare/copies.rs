@@ -36,10 +36,9 @@ pub(super) fn sharded<M: Module>(model: &M) -> Result<M> {
             ..groups
         })
     };
-    let keep = |before: &DistributedParameter, _: DType, _: &FsdpMeshInfo| {
+    rebuild(unshared(model.clone())?, groups, |before, _, _| {
         Ok((before.info().clone(), Vec::new()))
-    };
-    rebuild(unshared(model.clone())?, groups, keep)
+    })
 }
 
 /// Returns a copy that this rank holds in full, or in full except for tensor-parallel placements.

@@ -188,10 +188,11 @@ fn rows(
 ) -> Option<Vec<f64>> {
     let dims = || sharded.shape.iter().zip(&full.shape);
     let dim = dims().position(|(sharded, full)| sharded != full)?;
-    let fits = |(at, (sharded, full)): (usize, (&usize, &usize))| {
-        *full == if at == dim { sharded * count } else { *sharded }
-    };
-    if sharded.shape.len() != full.shape.len() || !dims().enumerate().all(fits) {
+    if sharded.shape.len() != full.shape.len()
+        || !dims().enumerate().all(|(at, (sharded, full))| {
+            *full == if at == dim { sharded * count } else { *sharded }
+        })
+    {
         return None;
     }
     let block: usize = sharded.shape[dim..].iter().product();
@@ -244,8 +245,11 @@ impl Verdict {
     /// Decides by the differences of all ranks, which `measured` yields in one order on every rank.
     pub(super) fn of(measured: &[Measured], ranks: &Ranks) -> Self {
         let (epsilon, tolerance) = (ranks.epsilon, ranks.epsilon.sqrt());
-        let (mut first, mut findings, mut all) = (None, Vec::new(), Vec::new());
-        let (mut units, mut nearby) = (Vec::new(), 0.0);
+        let mut first = None;
+        let mut findings = Vec::new();
+        let mut all = Vec::new();
+        let mut units = Vec::new();
+        let mut nearby = 0.0;
         let count = measured
             .iter()
             .map(|of_rank| of_rank.outputs.len())
@@ -349,8 +353,8 @@ fn joined(measured: &[Measured], at: usize) -> Result<(Option<String>, Vec<Squar
             // The rank has run fewer units, and differs at an earlier place.
             None => continue,
         };
-        let none = || (unit.clone(), vec![Squares::default(); tensors.len()]);
-        let (known, sums) = joined.get_or_insert_with(none);
+        let (known, sums) =
+            joined.get_or_insert_with(|| (unit.clone(), vec![Squares::default(); tensors.len()]));
         if known != unit {
             return Err(Finding::Order {
                 sharded: unit.clone(),
@@ -364,7 +368,9 @@ fn joined(measured: &[Measured], at: usize) -> Result<(Option<String>, Vec<Squar
                     averages.add((of_rank.slice, k), sharded, full)
                 }
                 MeasuredTensor::Shape { sharded, full } => {
-                    let (unit, sharded, full) = (unit.clone(), sharded.clone(), full.clone());
+                    let unit = unit.clone();
+                    let sharded = sharded.clone();
+                    let full = full.clone();
                     return Err(Finding::Shape {
                         unit,
                         sharded,
@@ -395,12 +401,11 @@ struct TensorMean {
 
 impl TensorMeans {
     fn add(&mut self, key: (usize, usize), sharded: &[f64], full: &[f64]) {
-        let none = || TensorMean {
+        let average = self.0.entry(key).or_insert_with(|| TensorMean {
             sum: vec![0.0; sharded.len()],
             ranks: 0,
             reference: full.to_vec(),
-        };
-        let average = self.0.entry(key).or_insert_with(none);
+        });
         average
             .sum
             .iter_mut()

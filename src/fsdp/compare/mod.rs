@@ -134,7 +134,8 @@ where
     let joined = ranks.join(input.clone())?;
     let sharded = copies::sharded(model)?;
     let full = copies::full(&sharded)?;
-    let (shards, none) = (ranks.shards(), HashMap::new());
+    let shards = ranks.shards();
+    let none = HashMap::new();
 
     let reference = run(
         &unshared(full.clone())?,

@@ -50,8 +50,9 @@ impl Ranks {
     pub(super) fn of<M: Module>(model: &M) -> Result<Self> {
         let scan = ModelScan::of(model);
         scan.check_not_replaced()?;
-        let (mut data, mut params, mut epsilon): (Option<Communicator>, _, f64) =
-            (None, Vec::new(), 0.0);
+        let mut data: Option<Communicator> = None;
+        let mut params = Vec::new();
+        let mut epsilon: f64 = 0.0;
         let distributed = || {
             scan.params
                 .iter()

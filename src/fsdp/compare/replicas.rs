@@ -46,7 +46,8 @@ pub(super) fn differing<M: Module>(model: &M, ranks: &Ranks) -> Result<Option<Fi
                 other,
                 majority,
             } = vote(by_value.iter().map(|held| held.get(value).copied()))?;
-            let (rank, other) = (ranks.rank_at(member), ranks.rank_at(other));
+            let rank = ranks.rank_at(member);
+            let other = ranks.rank_at(other);
             Some(Finding::Replica {
                 param: value.0.clone(),
                 rank,

@@ -169,8 +169,10 @@ impl fmt::Display for Comparison {
             }
             _ => write!(f, "the sharded model differs from the full one")?,
         }
-        let is_gradient = |difference: &&Finding| matches!(difference, Finding::Gradient { .. });
-        let gradients = findings.iter().filter(is_gradient).count();
+        let gradients = findings
+            .iter()
+            .filter(|difference| matches!(difference, Finding::Gradient { .. }))
+            .count();
         for difference in findings
             .iter()
             .take(findings.len() - gradients + LISTED.min(gradients))

@@ -184,11 +184,13 @@ pub(super) struct Range {
 /// # Errors
 /// The number of sources in one vector or band, if it is more than `limit`.
 pub(super) fn ranges(bands: &[Band], lanes: usize, limit: usize) -> Result<Vec<Range>, usize> {
-    let (mut ranges, mut begin) = (Vec::new(), 0);
+    let mut ranges = Vec::new();
+    let mut begin = 0;
     let end = bands.last().map_or(0, |band| band.end().div_ceil(lanes));
     while begin < end {
         let rest = &bands[bands.partition_point(|band| band.end() <= begin * lanes)..];
-        let (mut stop, mut read) = (end, BTreeSet::new());
+        let mut stop = end;
+        let mut read = BTreeSet::new();
         for band in rest {
             read.extend(band.sources());
             if read.len() > limit {
@@ -299,7 +301,8 @@ mod tests {
                 band
             };
             let all = (0..9).map(band).collect_vec();
-            let (lanes, limit) = (rng.random_range(1..5), rng.random_range(1..5));
+            let lanes = rng.random_range(1..5);
+            let limit = rng.random_range(1..5);
             let found = ranges(&all, lanes, limit).ok();
             errors += usize::from(found.is_none());
             assert_eq!(
@@ -308,13 +311,12 @@ mod tests {
                 "{lanes} {limit} {all:?}"
             );
             for range in found.into_iter().flatten() {
-                let inside = |band: &&Band| {
-                    band.start < range.vectors.end * lanes
-                        && band.end() > range.vectors.start * lanes
-                };
                 let read = all
                     .iter()
-                    .filter(inside)
+                    .filter(|band| {
+                        band.start < range.vectors.end * lanes
+                            && band.end() > range.vectors.start * lanes
+                    })
                     .flat_map(Band::sources)
                     .collect_vec();
                 assert_eq!(range.sources, read);

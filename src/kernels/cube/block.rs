@@ -22,13 +22,16 @@ pub(crate) struct BlockLayout {
 impl BlockLayout {
     /// Creates the layout of tensors of these shapes, one after another.
     pub fn new(client: &Client, shapes: &[Shape], dtype: DType) -> Self {
-        let (align, mut size) = (alignment(client), 0);
-        let offset = |shape: &Shape| {
-            let offset = size;
-            size += (shape.num_elements() * dtype.size()).next_multiple_of(align);
-            offset
-        };
-        let offsets = shapes.iter().map(offset).collect();
+        let align = alignment(client);
+        let mut size = 0;
+        let offsets = shapes
+            .iter()
+            .map(|shape| {
+                let offset = size;
+                size += (shape.num_elements() * dtype.size()).next_multiple_of(align);
+                offset
+            })
+            .collect();
         Self {
             shapes: shapes.to_vec(),
             dtype,
@@ -77,11 +80,10 @@ pub(crate) fn view(memory: &Handle, offset: usize, len: usize) -> Handle {
 /// Returns the number of elements of `bytes` bytes in a vector. A vector has 16 bytes if the device
 /// supports such accesses. It is never so long that a view could begin inside one.
 pub(crate) fn vector_lanes(client: &Client, bytes: usize) -> usize {
-    let aligned = |lanes: &usize| alignment(client).is_multiple_of(lanes * bytes);
     client
         .properties()
         .io_optimized_vector_sizes(bytes)
-        .find(aligned)
+        .find(|lanes| alignment(client).is_multiple_of(lanes * bytes))
         .unwrap_or(1)
 }
 

@@ -56,10 +56,9 @@ pub(crate) fn plan(
 ) -> PlanResult {
     let mut plans = PLANS.lock();
     let of_layout = plans.get_or_insert_mut_ref(layout, HashMap::new);
-    let make = || CubePlan::new(device, &side.copies(layout), dtype).map(Arc::new);
     of_layout
         .entry((device.clone(), side, dtype))
-        .or_insert_with(make)
+        .or_insert_with(|| CubePlan::new(device, &side.copies(layout), dtype).map(Arc::new))
         .clone()
 }
 

@@ -97,7 +97,8 @@ fn locate(table: &[u32], lane: usize, low: usize, high: usize) -> LaneSource {
     let band = bands + ENTRY * search(table, bands, lane, low, high);
     let inside = lane - table[band] as usize;
     let stride = table[band + 1] as usize;
-    let (row, column) = (inside / stride, inside % stride);
+    let row = inside / stride;
+    let column = inside % stride;
     let first = table[band + 2] as usize;
     let last = first + table[band + 3] as usize - 1;
     let found = search(table, columns, column, first, last);

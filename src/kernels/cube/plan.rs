@@ -88,7 +88,8 @@ impl CubePlan {
     ) -> Result<Self, CubeError> {
         let client = device.client();
         let layout = BlockLayout::new(&client, &copies.targets, dtype);
-        let (bytes, most) = (layout.size, client.properties().memory.max_page_size);
+        let bytes = layout.size;
+        let most = client.properties().memory.max_page_size;
         if bytes as u64 > most {
             return Err(CubeError::Allocation { bytes, most });
         }
@@ -108,10 +109,8 @@ impl CubePlan {
             .map(|offset| offset / lane.1)
             .collect();
         let bands = bands(&counted, &offsets, total);
-        let (width, limit) = (
-            vector_lanes(&client, lane.1),
-            limits.bindings.saturating_sub(OTHERS).max(1),
-        );
+        let width = vector_lanes(&client, lane.1);
+        let limit = limits.bindings.saturating_sub(OTHERS).max(1);
         let ranges =
             ranges(&bands, width, limit).map_err(|needed| CubeError::Bindings { needed, limit })?;
         let launch = |range| {
@@ -132,14 +131,12 @@ impl CubePlan {
             .map(|shape| shape.num_elements())
             .sum::<usize>()
             - copied;
-        let (device, lens) = (
-            device.clone(),
-            copies
-                .sources
-                .iter()
-                .map(|shape| shape.num_elements())
-                .collect(),
-        );
+        let device = device.clone();
+        let lens = copies
+            .sources
+            .iter()
+            .map(|shape| shape.num_elements())
+            .collect();
         Ok(Self {
             client,
             device,
@@ -263,8 +260,11 @@ fn in_words(copies: &CopyPlan, bytes: usize) -> Option<CopyPlan> {
             to_stride,
         } = *segment;
         let stride = |stride| if rows == 1 { Some(0) } else { words(stride) };
-        let (from, to, run) = (words(from)?, words(to)?, words(run)?);
-        let (from_stride, to_stride) = (stride(from_stride)?, stride(to_stride)?);
+        let from = words(from)?;
+        let to = words(to)?;
+        let run = words(run)?;
+        let from_stride = stride(from_stride)?;
+        let to_stride = stride(to_stride)?;
         Some(StridedCopy {
             source,
             target,
@@ -276,8 +276,12 @@ fn in_words(copies: &CopyPlan, bytes: usize) -> Option<CopyPlan> {
             to_stride,
         })
     };
-    let shape = |shape: &Shape| Shape::new([(shape.num_elements() * bytes).div_ceil(WORD)]);
-    let shapes = |shapes: &[Shape]| shapes.iter().map(shape).collect();
+    let shapes = |shapes: &[Shape]| {
+        shapes
+            .iter()
+            .map(|shape| Shape::new([(shape.num_elements() * bytes).div_ceil(WORD)]))
+            .collect()
+    };
     let segments = copies.segments.iter().map(segment).collect::<Option<_>>()?;
     Some(CopyPlan::new(
         shapes(&copies.sources),

@@ -83,7 +83,8 @@ unsafe fn segments(segments: &[StridedCopy], sources: &Sources, to: &OutputPtrs,
 unsafe fn copy_segments(segments: &[StridedCopy], sources: &Sources, to: &OutputPtrs, size: usize) {
     let from = sources.bytes();
     for segment in segments {
-        let (source, target) = (from[segment.source].as_ptr(), to.start(segment.target));
+        let source = from[segment.source].as_ptr();
+        let target = to.start(segment.target);
         // SAFETY: guaranteed by the caller.
         unsafe {
             let start = (

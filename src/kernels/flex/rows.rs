@@ -125,7 +125,8 @@ mod tests {
         let mut target = vec![0; to + rows.rows * to_stride + run];
         let mut expected = target.clone();
         for row in 0..rows.rows {
-            let (from, to) = (from + row * from_stride, to + row * to_stride);
+            let from = from + row * from_stride;
+            let to = to + row * to_stride;
             expected[to..to + run].copy_from_slice(&source[from..from + run]);
         }
         // SAFETY: source and target have all runs.

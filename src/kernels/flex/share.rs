@@ -45,14 +45,16 @@ pub(super) fn split_points(
     total: usize,
     count: usize,
 ) -> Vec<SplitPoint> {
-    let (mut index, mut before) = (0, 0);
+    let mut index = 0;
+    let mut before = 0;
     let inner = (1..count).map(|task| {
         let at = (total as u128 * task as u128 / count as u128) as usize;
         while before + segments[index].len() <= at {
             before += segments[index].len();
             index += 1;
         }
-        let (element, run) = (at - before, segments[index].run);
+        let element = at - before;
+        let run = segments[index].run;
         let column = element % run;
         (
             index,
@@ -101,10 +103,8 @@ fn part(segment: StridedCopy, range: Range<usize>) -> SmallVec<[StridedCopy; 3]>
         ..
     } = segment;
     let rows = |row: usize, column: usize, rows: usize, run: usize| {
-        let (from, to) = (
-            segment.from + row * from_stride + column,
-            segment.to + row * to_stride + column,
-        );
+        let from = segment.from + row * from_stride + column;
+        let to = segment.to + row * to_stride + column;
         StridedCopy {
             from,
             to,
@@ -114,7 +114,8 @@ fn part(segment: StridedCopy, range: Range<usize>) -> SmallVec<[StridedCopy; 3]>
         }
     };
     let Range { start, end } = range;
-    let (first, last) = (start.div_ceil(run), end / run);
+    let first = start.div_ceil(run);
+    let last = end / run;
     let mut parts: SmallVec<[StridedCopy; 3]> = if first > last {
         smallvec![rows(last, start % run, 1, end - start)]
     } else {
@@ -146,15 +147,16 @@ mod tests {
             to_stride,
             ..
         } = segment;
-        let row = |row| {
-            (0..run).map(move |column| {
-                (
-                    from + row * from_stride + column,
-                    to + row * to_stride + column,
-                )
+        (0..rows)
+            .flat_map(|row| {
+                (0..run).map(move |column| {
+                    (
+                        from + row * from_stride + column,
+                        to + row * to_stride + column,
+                    )
+                })
             })
-        };
-        (0..rows).flat_map(row).collect()
+            .collect()
     }
 
     #[test]

@@ -24,10 +24,12 @@ fn draw(rng: &mut StdRng, longest: usize) -> (CopyPlan, Origins) {
     } else {
         of_layout(rng)
     };
-    let named = |(source, shape): (usize, &Shape)| {
-        (0..shape.num_elements()).map(|at| (source, at)).collect()
-    };
-    let names: Vec<Vec<(usize, usize)>> = copies.sources().iter().enumerate().map(named).collect();
+    let names: Vec<Vec<(usize, usize)>> = copies
+        .sources()
+        .iter()
+        .enumerate()
+        .map(|(source, shape)| (0..shape.num_elements()).map(|at| (source, at)).collect())
+        .collect();
     let origins = run_by_element(&copies, &names);
     (copies, origins)
 }
@@ -36,7 +38,8 @@ fn draw(rng: &mut StdRng, longest: usize) -> (CopyPlan, Origins) {
 /// and some are missing.
 fn of_blocks(rng: &mut StdRng, longest: usize) -> CopyPlan {
     let mut lens = vec![0; rng.random_range(1..4)];
-    let (mut segments, mut targets) = (Vec::new(), Vec::new());
+    let mut segments = Vec::new();
+    let mut targets = Vec::new();
     for target in 0..rng.random_range(1..4) {
         let rows = [0, 1, 1, 2, 7, 64][rng.random_range(0..6)];
         let mut start = 0;
@@ -49,10 +52,8 @@ fn of_blocks(rng: &mut StdRng, longest: usize) -> CopyPlan {
         let width: usize = widths.iter().sum();
         for run in widths {
             let source = rng.random_range(0..lens.len());
-            let (from, from_stride) = (
-                rng.random_range(0..5),
-                run + [0, 0, 1, 5][rng.random_range(0..4)],
-            );
+            let from = rng.random_range(0..5);
+            let from_stride = run + [0, 0, 1, 5][rng.random_range(0..4)];
             if rng.random_range(0..4) > 0 {
                 segments.push(StridedCopy {
                     source,
@@ -211,10 +212,9 @@ fn copies_elements<E: Pod + Send + Sync + Debug>(
         let values = filled(rng, &copies, &value);
         let sources = views(rng, &values, dtype);
         let targets = run(&copies, &Sources::of(&sources));
-        let expected = |_, _, origin: Option<(usize, usize)>| {
+        assert_targets(&targets, &copies, &origins, dtype, |_, _, origin| {
             origin.map_or(E::zeroed(), |(source, at)| values[source][at])
-        };
-        assert_targets(&targets, &copies, &origins, dtype, expected);
+        });
         assert!(
             targets.iter().all(FlexTensor::is_unique),
             "each in separate memory"

@@ -52,7 +52,8 @@ fn run(
                 .gate_activation
                 .forward_dtensor(gate(controller, x.clone(), hidden.clone()))
         };
-        let (update, reset) = (activated(&layer.update_gate), activated(&layer.reset_gate));
+        let update = activated(&layer.update_gate);
+        let reset = activated(&layer.reset_gate);
         let new = &layer.new_gate;
         let candidate = match layer.reset_after {
             true => {

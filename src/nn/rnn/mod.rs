@@ -54,17 +54,14 @@ fn gate(gate: &GateController, x: DTensor<2>, hidden: DTensor<2>) -> DTensor<2> 
 /// Returns the initial hidden state for `x` `[batch, seq, d_input]`: zeros of shape `[batch,
 /// d_hidden]`, with the rows sharded like those of `x`.
 fn zeros(x: &DTensor<3>, d_hidden: usize) -> Result<DTensor<2>> {
-    let rows = |_, placement| {
+    let layout = x.layout().replaced(|_, placement| {
         if placement == Placement::Shard(0) {
             placement
         } else {
             Placement::Replicate
         }
-    };
-    let (layout, shape) = (
-        x.layout().replaced(rows)?,
-        Shape::from([x.dims()[0], d_hidden]),
-    );
+    })?;
+    let shape = Shape::from([x.dims()[0], d_hidden]);
     let spec = DTensorSpec::new(x.mesh(), layout.clone(), shape.clone(), x.dtype())?;
     let zeros = Tensor::zeros(spec.local_shape(), (&x.local().device(), x.dtype()));
     DTensor::from_local_with_layout(zeros, x.mesh(), layout, shape)
@@ -95,7 +92,8 @@ fn both_ways(
     run: impl Fn(bool, DTensor<3>, Option<DTensor<2>>) -> (DTensor<3>, DTensor<2>),
 ) -> (DTensor<3>, DTensor<3>) {
     let [deferred, back] = directions(state);
-    let ((deferred, last), (back, first)) = (run(false, x.clone(), deferred), run(true, x, back));
+    let (deferred, last) = run(false, x.clone(), deferred);
+    let (back, first) = run(true, x, back);
     (
         DTensor::cat(vec![deferred, back], 2),
         DTensor::stack(vec![last, first], 0),

@@ -82,7 +82,8 @@ impl DTensorForward<TransformerDecoderInput> for TransformerDecoder {
                 layer,
                 (target, memory.clone()),
                 |layer, (target, memory)| {
-                    let (target_masks, memory_masks) = (target_masks.clone(), memory_masks.clone());
+                    let target_masks = target_masks.clone();
+                    let memory_masks = memory_masks.clone();
                     layer.forward_dtensor(TransformerDecoderInput {
                         target,
                         target_masks,

@@ -57,7 +57,8 @@ impl DTensorForward<TransformerEncoderInput> for TransformerEncoder {
         } = input;
         self.layers.iter().fold(tensor, |x, layer| {
             unit(layer, x, |layer, tensor| {
-                let (mask_pad, mask_attn) = (mask_pad.clone(), mask_attn.clone());
+                let mask_pad = mask_pad.clone();
+                let mask_attn = mask_attn.clone();
                 layer.forward_dtensor(TransformerEncoderInput {
                     tensor,
                     mask_pad,

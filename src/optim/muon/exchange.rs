@@ -41,17 +41,19 @@ pub(in crate::optim) fn orthogonalized(
     matrices: Vec<MuonMatrix>,
     units: &[Arc<Unit>],
 ) -> Result<Vec<MuonUpdate>> {
-    let (mut routes, mut groups, mut steps) = (Vec::new(), Vec::new(), Vec::new());
+    let mut routes: Vec<Route> = Vec::new();
+    let mut groups: Vec<Vec<Owned>> = Vec::new();
+    let mut steps = Vec::new();
     for matrix in matrices {
         let Some(spec) = matrix.spec.clone() else {
             steps.push((matrix.id, matrix.step(matrix.part.clone())));
             continue;
         };
         let device = matrix.part.device();
-        let takes = |(route, group): (&Route, &Vec<Owned>)| {
+        let known = routes.iter().zip(&groups).position(|(route, group)| {
             route.takes(&spec) && group[0].matrix.part.device() == device
-        };
-        let route = match routes.iter().zip(&groups).position(takes) {
+        });
+        let route = match known {
             Some(known) => known,
             None => {
                 routes.push(Route::of(&spec)?);
@@ -185,16 +187,18 @@ impl<'a> MuonRound<'a> {
         let lengths = (0..given.len()).map(lengths).collect();
         let mut taken = self.exchange(axis, given, lengths)?;
         let each = self.route.sources_before(axis);
-        let from_all = |owned| {
-            (
-                owned,
-                taken
-                    .iter_mut()
-                    .flat_map(|parts| parts.take(each))
-                    .collect(),
-            )
-        };
-        Ok(stay.into_iter().map(from_all).collect())
+        Ok(stay
+            .into_iter()
+            .map(|owned| {
+                (
+                    owned,
+                    taken
+                        .iter_mut()
+                        .flat_map(|parts| parts.take(each))
+                        .collect(),
+                )
+            })
+            .collect())
     }
 
     /// Sends the updates back along an axis, to the ranks from which [`to_owners`](Self::to_owners)
@@ -222,13 +226,15 @@ impl<'a> MuonRound<'a> {
         };
         let lengths = (0..given.len()).map(lengths).collect();
         let mut taken = self.exchange(axis, given, lengths)?;
-        let from_owner = |owned: &'a Owned| {
-            (
-                owned,
-                taken[owned.owner[axis]].by_ref().take(each).collect(),
-            )
-        };
-        Ok(here.into_iter().map(from_owner).collect())
+        Ok(here
+            .into_iter()
+            .map(|owned| {
+                (
+                    owned,
+                    taken[owned.owner[axis]].by_ref().take(each).collect(),
+                )
+            })
+            .collect())
     }
 
     /// Returns the numbers of elements of the shards of a matrix that the rank at `place` along an
@@ -283,10 +289,10 @@ impl<'a> MuonRound<'a> {
             .wait()?
             .into_iter()
             .map(|taken| taken.map(|taken| moved(Tensor::from_dispatch(taken))));
-        let apart = |(taken, lengths): (Option<Tensor<1>>, Vec<usize>)| {
-            self.apart(taken, &lengths).into_iter()
-        };
-        Ok(taken.zip(lengths).map(apart).collect())
+        Ok(taken
+            .zip(lengths)
+            .map(|(taken, lengths)| self.apart(taken, &lengths).into_iter())
+            .collect())
     }
 
     /// Returns the device of the matrices.
@@ -295,7 +301,8 @@ impl<'a> MuonRound<'a> {
     }
 
     fn apart(&self, together: Option<Tensor<1>>, lengths: &[usize]) -> Vec<Tensor<1>> {
-        let (device, mut start) = (self.device(), 0);
+        let device = self.device();
+        let mut start = 0;
         let part = |&len: &usize| {
             start += len;
             match &together {

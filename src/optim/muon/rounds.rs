@@ -20,7 +20,9 @@ pub(super) fn rounds(shapes: &[[usize; 2]], ranks: usize) -> Vec<RoundOwners> {
     let room = waiting.iter().map(elements).max().unwrap_or(0);
     let mut rounds = Vec::new();
     while !waiting.is_empty() {
-        let (mut round, mut busy, mut held) = (RoundOwners::new(), vec![0; ranks], vec![0; ranks]);
+        let mut round = RoundOwners::new();
+        let mut busy = vec![0; ranks];
+        let mut held = vec![0; ranks];
         waiting.retain(|matrix| {
             let fits = (0..ranks).filter(|&rank| held[rank] + elements(matrix) <= room);
             let Some(owner) = fits.min_by_key(|&rank| busy[rank]) else {
@@ -39,7 +41,8 @@ pub(super) fn rounds(shapes: &[[usize; 2]], ranks: usize) -> Vec<RoundOwners> {
 /// Returns the number of multiplications of one Newton-Schulz step: `X Xᵀ`, its square, and the
 /// product with `X`.
 fn cost([rows, columns]: [usize; 2]) -> u128 {
-    let (short, long) = (rows.min(columns) as u128, rows.max(columns) as u128);
+    let short = rows.min(columns) as u128;
+    let long = rows.max(columns) as u128;
     short * short * (2 * long + short)
 }
 

@@ -354,10 +354,11 @@ fn scopes(
     around: &[(Arc<UnitPass>, LocalShards)],
     anchor: Option<&DispatchTensor>,
 ) -> Vec<Rc<ForwardScope>> {
-    let scope = |(pass, shards): &(_, LocalShards)| {
-        ForwardScope::around_block(pass, shards.clone(), anchor.cloned())
-    };
-    around.iter().map(scope).map(Rc::new).collect()
+    around
+        .iter()
+        .map(|(pass, shards)| ForwardScope::around_block(pass, shards.clone(), anchor.cloned()))
+        .map(Rc::new)
+        .collect()
 }
 
 /// Everything that the recomputation of a block needs.

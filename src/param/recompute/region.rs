@@ -81,12 +81,13 @@ impl RecomputeRegion {
         passes: Vec<Arc<UnitPass>>,
         scheduler: Arc<BackwardScheduler>,
     ) -> Arc<Self> {
-        let input =
-            |tensor: &DispatchTensor| Some((autodiff::node_id(tensor.clone())?, Like::of(tensor)));
         Arc::new(Self {
             recompute: Mutex::new(Some(recompute)),
             grads: Mutex::new(vec![None; outputs]),
-            inputs: inputs.iter().filter_map(input).collect(),
+            inputs: inputs
+                .iter()
+                .filter_map(|tensor| Some((autodiff::node_id(tensor.clone())?, Like::of(tensor))))
+                .collect(),
             passes,
             scheduler,
             gate: OnceLock::new(),

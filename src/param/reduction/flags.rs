@@ -34,7 +34,8 @@ impl FlaggedGrads {
     /// Returns flags of shape `[ranks, parameters]`, to be reduced by `op`. All rows are equal, so
     /// that after a reduce-scatter each rank has one complete row.
     pub(super) fn flags(&self, ranks: usize, op: ReduceOp) -> DispatchTensor {
-        let (device, dtype) = (self.grads[0].device(), self.grads[0].dtype());
+        let device = self.grads[0].device();
+        let dtype = self.grads[0].dtype();
         let (used, dtype) = match op {
             // The reduction multiplies flags by the factor, too. A flag of 1 could round to 0, for
             // instance if the factor is the reciprocal of a number of tokens. So the flag is the

@@ -229,7 +229,8 @@ mod tests {
         for mut code in 0..120 {
             let order = ReductionOrder::default();
             let queue = entered(&order, [false, true, true, false, true]);
-            let (mut left, mut reduced) = (vec![0, 1, 2, 3, 4], Vec::new());
+            let mut left = vec![0, 1, 2, 3, 4];
+            let mut reduced = Vec::new();
             while !left.is_empty() {
                 let pass = left.remove(code % left.len());
                 code /= left.len() + 1;

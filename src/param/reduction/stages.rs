@@ -291,7 +291,8 @@ impl GradReduction {
         sharded: Option<Work<Vec<DispatchTensor>>>,
         replicated: Option<Work<Vec<DispatchTensor>>>,
     ) -> Result<ReduceProgress> {
-        let (mut flags, mut first) = (None, None);
+        let mut flags = None;
+        let mut first = None;
         let mut wait = |work: Option<Work<Vec<DispatchTensor>>>| -> Result<_, CommError> {
             let (mut tensors, timing) = work
                 .map(Work::wait_with_timing)
@@ -304,7 +305,8 @@ impl GradReduction {
             Ok(tensors)
         };
         let op = scatter_op(sharded.as_ref());
-        let (sharded, replicated) = (wait(sharded)?, wait(replicated)?);
+        let sharded = wait(sharded)?;
+        let replicated = wait(replicated)?;
         self.note(EventKind::Done(op), first);
         let mut flags = flags.expect("each parameter is sharded or replicated");
         let mut reduced = self
@@ -408,7 +410,8 @@ impl GradReduction {
     }
 
     fn note(&self, kind: EventKind, timing: Option<OpTiming>) {
-        let (during, state) = (TrainingState::PostBackward, ShardedState::Sharded);
+        let during = TrainingState::PostBackward;
+        let state = ShardedState::Sharded;
         record(|| Event {
             timing,
             ..Event::of(self.unit.label(), kind, during, state)

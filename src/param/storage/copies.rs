@@ -100,9 +100,12 @@ impl UnshardedCopy {
     /// Returns the weight at `position` for backward: see [`UnshardState::backward_weight`].
     pub(crate) fn backward_weight(&self, position: usize, shared: bool) -> Option<DispatchTensor> {
         let gatherer = self.gatherer.lock().clone()?;
-        let wait = |gathering, is_started| gatherer.wait_for_backward(gathering, is_started);
-        self.state
-            .backward_weight(position, shared, wait, Storage::fill)
+        self.state.backward_weight(
+            position,
+            shared,
+            |gathering, is_started| gatherer.wait_for_backward(gathering, is_started),
+            Storage::fill,
+        )
     }
 
     /// Checks that backward may read the weights.
@@ -246,7 +249,8 @@ impl UnshardedCopies {
         let shards = LocalShardsId::of(shards);
         let mut tables = self.0.lock();
         tables.replace(&shards);
-        let (mut found, mut weights) = (None, None);
+        let mut found = None;
+        let mut weights = None;
         if let Some(at) = tables.next.iter().position(|copy| *copy.shards == shards) {
             debug_assert!(tables.next[at].origin().is_some(), "no pass uses it");
             found = Some(tables.next.remove(at));
@@ -254,13 +258,12 @@ impl UnshardedCopies {
             match joins {
                 true => found = Some(open.clone()),
                 false => {
-                    let values = |weights: &[StoredWeight<_, DispatchTensor>]| {
+                    weights = open.state.weights(|weights| {
                         weights
                             .iter()
                             .map(|weight| persistent_copy(weight.value().clone()))
                             .collect()
-                    };
-                    weights = open.state.weights(values);
+                    });
                 }
             }
         }
@@ -365,15 +368,19 @@ impl UnshardedCopies {
     /// Returns true if the next forward over these shards finds parameters that passes kept or
     /// retained.
     pub(crate) fn has_retained(&self, shards: &LocalShards) -> bool {
-        let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
-        let is_retained = |copy: &Arc<UnshardedCopy>| copy.origin() == Some(GatherOrigin::Retained);
-        tables.open(&shards).is_some() || tables.next(&shards).is_some_and(is_retained)
+        let shards = LocalShardsId::of(shards);
+        let tables = self.0.lock();
+        tables.open(&shards).is_some()
+            || tables
+                .next(&shards)
+                .is_some_and(|copy| copy.origin() == Some(GatherOrigin::Retained))
     }
 
     /// Returns true if the next forward over these shards finds an all-gather or parameters.
     /// Without `posted`, an all-gather that was only posted does not count.
     pub(crate) fn has(&self, shards: &LocalShards, posted: bool) -> bool {
-        let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
+        let shards = LocalShardsId::of(shards);
+        let tables = self.0.lock();
         tables.open(&shards).is_some()
             || tables
                 .next(&shards)
@@ -383,7 +390,8 @@ impl UnshardedCopies {
     /// Changes the origin of an all-gather that was posted for these shards. Returns true if it is
     /// in flight, and `None` if none was posted.
     pub(crate) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
-        let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
+        let shards = LocalShardsId::of(shards);
+        let tables = self.0.lock();
         let posted = tables.next(&shards).filter(|copy| copy.is_posted())?;
         posted.state.gathering(|gathering, before| {
             *before = origin;
@@ -411,13 +419,12 @@ impl UnshardedCopies {
 
     /// Drops what the running forward has prefetched and not used.
     pub(crate) fn forget_prefetched(&self) {
-        let is_prefetched = |copy: &UnshardedCopy| {
+        remove(&mut self.0.lock().next, |copy| {
             matches!(
                 copy.origin(),
                 Some(GatherOrigin::Prefetch | GatherOrigin::Posted)
             )
-        };
-        remove(&mut self.0.lock().next, is_prefetched);
+        });
     }
 
     /// Returns true if the next forward would not wait for other ranks. Local: no collective
@@ -435,13 +442,14 @@ impl UnshardedCopies {
     /// Waits for the all-gathers that `unshard` or a prefetch started. One that fails is dropped.
     pub(crate) fn wait(&self) -> Result<(), CommError> {
         let copies = self.0.lock().next.clone();
-        let is_waited_for = |copy: &&Arc<UnshardedCopy>| !copy.is_posted();
-        let waited = |copy: &Arc<UnshardedCopy>| {
-            copy.state
-                .gathering(|gathering, _| gathering.complete())
-                .unwrap_or(Ok(()))
-        };
-        let result = copies.iter().filter(is_waited_for).try_for_each(waited);
+        let result = copies
+            .iter()
+            .filter(|copy| !copy.is_posted())
+            .try_for_each(|copy| {
+                copy.state
+                    .gathering(|gathering, _| gathering.complete())
+                    .unwrap_or(Ok(()))
+            });
         if result.is_err() {
             remove(&mut self.0.lock().next, |_| true);
         }
@@ -486,14 +494,12 @@ impl UnshardedCopies {
     fn take_kept(&self) -> SmallVec<[KeptPasses; 1]> {
         let mut tables = self.0.lock();
         remove(&mut tables.next, |_| true);
-        let is_running = |kept: &KeptPasses| {
-            kept.open
-                .as_ref()
-                .is_some_and(|copy| copy.state.is_in_forward())
-        };
-        let (running, mut kept): (SmallVec<_>, SmallVec<[_; 1]>) = mem::take(&mut tables.kept)
-            .into_iter()
-            .partition(is_running);
+        let (running, mut kept): (SmallVec<_>, SmallVec<[_; 1]>) =
+            mem::take(&mut tables.kept).into_iter().partition(|kept| {
+                kept.open
+                    .as_ref()
+                    .is_some_and(|copy| copy.state.is_in_forward())
+            });
         tables.kept = running;
         kept.iter_mut().for_each(KeptPasses::close);
         kept
@@ -501,7 +507,8 @@ impl UnshardedCopies {
 
     /// Describes what decides the next all-gather over these shards, to compare ranks.
     pub(crate) fn describe(&self, shards: &LocalShards) -> String {
-        let (shards, tables) = (LocalShardsId::of(shards), self.0.lock());
+        let shards = LocalShardsId::of(shards);
+        let tables = self.0.lock();
         let next = match tables.next(&shards).and_then(|copy| copy.origin()) {
             Some(GatherOrigin::Retained) => "retained weights",
             // Who has posted it depends on the backend.

@@ -43,7 +43,8 @@ impl UnitAllocations {
         let slot = match self.0.iter().find(|slot| slot.memory.id() == memory) {
             Some(slot) => slot.clone(),
             None => {
-                let (places, state) = (Mutex::default(), Mutex::new(StorageState::Full));
+                let places = Mutex::default();
+                let state = Mutex::new(StorageState::Full);
                 let slot = Arc::new(CubeStorage {
                     memory: EvictableAllocation::new(weight)?,
                     places,

@@ -58,7 +58,8 @@ impl Storage for FlexStorage {
 impl FlexStorage {
     /// Moves a Flex tensor into separate evictable storage.
     pub(super) fn place(tensor: DispatchTensor, source: Arc<dyn Refill>) -> Arc<Self> {
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
+        let shape = tensor.shape();
+        let dtype = tensor.dtype();
         let bytes = bytes(tensor);
         let full = WeightMeta {
             len: bytes.len(),

@@ -30,7 +30,8 @@ pub struct EvictableStorage<M, L> {
 impl<M, L> EvictableStorage<M, L> {
     /// Stores memory that forward gathered on the calling thread.
     pub fn new(memory: M, layout: L, source: Arc<dyn Refill>) -> Arc<Self> {
-        let (forward, restored) = (RwLock::new(Some(memory)), OnceLock::new());
+        let forward = RwLock::new(Some(memory));
+        let restored = OnceLock::new();
         Arc::new(Self {
             forward,
             restored,

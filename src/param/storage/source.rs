@@ -113,18 +113,21 @@ impl ShardGatherer {
     /// Returns the copies of reduced gradients to the shards, if those are in host memory. If the
     /// program moved the model to another device, they are not.
     pub(crate) fn copied_out(&self) -> Option<CpuOffload> {
-        let is_on_host = |shard: &DispatchTensor| memory::is_host(&Device::new(shard.device()));
         self.offloaded()
-            .filter(|_| self.shards.iter().all(is_on_host))
+            .filter(|_| {
+                self.shards
+                    .iter()
+                    .all(|shard| memory::is_host(&Device::new(shard.device())))
+            })
             .cloned()
     }
 
     /// Returns the device on which the rank computes.
     pub(crate) fn device(&self, position: usize) -> DispatchDevice {
-        let of_shard = || self.shards[position].device();
-        self.offloaded().map_or_else(of_shard, |offloaded| {
-            offloaded.device().as_dispatch().clone()
-        })
+        self.offloaded().map_or_else(
+            || self.shards[position].device(),
+            |offloaded| offloaded.device().as_dispatch().clone(),
+        )
     }
 
     /// Returns true if the rank computes in host memory.

@@ -492,15 +492,14 @@ impl<G, S: ?Sized, T: Clone> UnshardState<G, S, T> {
                 gather,
                 is_started,
                 views,
-            } => {
-                let slot =
-                    |view: Option<InSlot<S, T>>| view.map(|in_slot| Arc::downgrade(&in_slot.slot));
-                CopyState::Detached {
-                    gather,
-                    is_started,
-                    slots: views.into_iter().map(slot).collect(),
-                }
-            }
+            } => CopyState::Detached {
+                gather,
+                is_started,
+                slots: views
+                    .into_iter()
+                    .map(|view| view.map(|in_slot| Arc::downgrade(&in_slot.slot)))
+                    .collect(),
+            },
             other => other,
         };
     }

@@ -37,7 +37,9 @@ pub(super) fn bits(scope: &TestGroup) -> Result<()> {
 }
 
 fn sums(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
-    let (size, rank, len) = (scope.size(), scope.rank(), scope.length(LEN));
+    let size = scope.size();
+    let rank = scope.rank();
+    let len = scope.length(LEN);
     let term = |rank: usize| {
         TensorData::new((0..len).map(|i| value(rank, i)).collect(), [len]).convert_dtype(dtype)
     };
@@ -50,10 +52,8 @@ fn sums(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
         .iter()
         .collect();
 
-    let (tensor, sizes) = (
-        Tensor::<1>::from_data(term(rank), (&scope.device, dtype)),
-        ShardSizes::Chunked(len),
-    );
+    let tensor = Tensor::<1>::from_data(term(rank), (&scope.device, dtype));
+    let sizes = ShardSizes::Chunked(len);
     let part = expected[held(&sizes, size, rank)].to_vec();
     let full = scope
         .comm
@@ -100,7 +100,8 @@ fn tree(terms: Vec<f64>, op: ReduceOp, dtype: DType) -> f64 {
             f64::from(value as f32)
         }
     };
-    let (count, mut level) = (terms.len(), terms);
+    let count = terms.len();
+    let mut level = terms;
     if let ReduceOp::PremulSum(factor) = op {
         level
             .iter_mut()
@@ -121,7 +122,8 @@ fn tree(terms: Vec<f64>, op: ReduceOp, dtype: DType) -> f64 {
 
 /// Checks that a result is NaN if any rank has NaN, and that infinities are values like others.
 fn specials(scope: &TestGroup, dtype: DType, op: ReduceOp) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     let len = SPECIALS * size;
     let term =
         |rank: usize| TensorData::new((0..len).map(|i| special(rank, size, i)).collect(), [len]);
@@ -170,7 +172,8 @@ const SPECIALS: usize = 5;
 /// to a rank with an infinity, or an infinity next to a rank with the other. All other ranks have
 /// small integers.
 fn special(rank: usize, size: usize, i: usize) -> f64 {
-    let (first, second) = (i % size, (i + 1) % size);
+    let first = i % size;
+    let second = (i + 1) % size;
     match i / size {
         0 | 3 if rank == first => f64::NAN,
         1 | 4 if rank == first => f64::INFINITY,

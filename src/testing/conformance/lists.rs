@@ -40,7 +40,8 @@ pub(super) fn all_gather_list(scope: &TestGroup) -> Result<()> {
 /// Checks that rank `i` gets the reduction of tensor `i`. The tensors for different ranks have
 /// different lengths.
 pub(super) fn reduce_scatter_list(scope: &TestGroup) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     for dtype in dtypes(scope) {
         for op in ops(scope, &[scope.length(3), 4])
             .into_iter()
@@ -69,7 +70,8 @@ pub(super) fn reduce_scatter_list(scope: &TestGroup) -> Result<()> {
 
 /// Checks that every rank gets from each rank the tensor for it, or none.
 pub(super) fn all_to_all_list(scope: &TestGroup) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     for dtype in dtypes(scope) {
         // The number of rows depends on the pair and may be 0. For some pairs there is no tensor.
         let part = |from: usize, to: usize| {
@@ -105,7 +107,8 @@ pub(super) fn all_to_all_list(scope: &TestGroup) -> Result<()> {
 /// Checks that rows are sent according to the splits, equal or not, and that `exchange_splits`
 /// gives the receivers their numbers of rows.
 pub(super) fn all_to_all_single(scope: &TestGroup) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     let splits: [fn(usize, usize) -> usize; 3] = [
         |_, _| 2,
         |from, to| (from + 2 * to) % 4,
@@ -151,7 +154,8 @@ pub(super) fn all_to_all_single(scope: &TestGroup) -> Result<()> {
 
 /// Checks the reduction of indexed rows: the union of the indices, and the sums of the rows.
 pub(super) fn sparse(scope: &TestGroup) -> Result<()> {
-    let (size, device) = (scope.size(), &scope.device);
+    let size = scope.size();
+    let device = &scope.device;
     for dtype in [
         DType::F32,
         DType::F64,

@@ -22,7 +22,9 @@ fn call() -> Call {
 /// Checks messages between every two ranks, or with few cases between neighbours. Each rank sends
 /// first, then receives in the opposite order, with and without `metas`.
 fn every_pair(scope: &TestGroup) -> Result<()> {
-    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
+    let size = scope.size();
+    let rank = scope.rank();
+    let comm = &scope.comm;
     let near = |other: usize| {
         !scope.has_few() || (other + size - rank) % size < 3 || (rank + size - other) % size < 3
     };
@@ -74,8 +76,11 @@ pub(super) fn read(mut tensors: Vec<burn::backend::DispatchTensor>) -> usize {
 /// Checks that messages with one tag arrive in order, and that messages with another tag do not
 /// block them.
 fn tags_and_order(scope: &TestGroup) -> Result<()> {
-    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
-    let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
+    let size = scope.size();
+    let rank = scope.rank();
+    let comm = &scope.comm;
+    let next = (rank + 1) % size;
+    let last = (rank + size - 1) % size;
     for value in 0..6 {
         comm.send(call(), number(scope, value), next, 100 + value as u32 % 2)
             .wait()?;
@@ -99,7 +104,9 @@ fn tags_and_order(scope: &TestGroup) -> Result<()> {
 /// Checks that the first rank receives the messages of all ranks with `from` unspecified, in any
 /// order of the senders but in order for each sender.
 fn from_any_rank(scope: &TestGroup) -> Result<()> {
-    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
+    let size = scope.size();
+    let rank = scope.rank();
+    let comm = &scope.comm;
     const EACH: usize = 5;
     if rank > 0 || size == 1 {
         for value in 0..EACH {
@@ -122,8 +129,11 @@ fn from_any_rank(scope: &TestGroup) -> Result<()> {
 /// Checks that a dropped receive still consumes its message, and that a message without a receive
 /// does not block others.
 fn given_up(scope: &TestGroup) -> Result<()> {
-    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
-    let (next, last) = ((rank + 1) % size, (rank + size - 1) % size);
+    let size = scope.size();
+    let rank = scope.rank();
+    let comm = &scope.comm;
+    let next = (rank + 1) % size;
+    let last = (rank + size - 1) % size;
     drop(comm.receive(call(), None, last, 8));
     for value in 0..2 {
         comm.send(call(), number(scope, value), next, 8).wait()?;

@@ -50,7 +50,8 @@ fn call() -> Call {
 
 /// Returns a call of ranks that hold the same `a`, and this `b`.
 fn holding(step: u64, b: u64) -> Call {
-    let (names, values) = (["a".into(), "b".into()].into(), [Some(0), Some(b)].into());
+    let names = ["a".into(), "b".into()].into();
+    let values = [Some(0), Some(b)].into();
     call().with_digests(vec![Digests {
         of: ReplicatedValue::Weight,
         step,
@@ -369,8 +370,10 @@ const MISUSES: [Misuse; 55] = [
     (
         "splits whose sum overflows",
         |w, c| {
-            let (size, own) = (c.group().size(), c.group().rank());
-            let (mut sent, received) = (vec![0; size], vec![0; size]);
+            let size = c.group().size();
+            let own = c.group().rank();
+            let mut sent = vec![0; size];
+            let received = vec![0; size];
             (sent[(own + 1) % size], sent[own]) = (usize::MAX, 3);
             drop_of(
                 c.all_to_all_single(call(), ones(w, 2), &sent, &received)
@@ -382,8 +385,10 @@ const MISUSES: [Misuse; 55] = [
     (
         "expected splits whose sum overflows",
         |w, c| {
-            let (size, own) = (c.group().size(), c.group().rank());
-            let (mut sent, mut received) = (vec![0; size], vec![0; size]);
+            let size = c.group().size();
+            let own = c.group().rank();
+            let mut sent = vec![0; size];
+            let mut received = vec![0; size];
             (sent[own], received[own]) = (2, 2);
             received[(own + 1) % size] = usize::MAX;
             drop_of(
@@ -452,7 +457,8 @@ const MISUSES: [Misuse; 55] = [
     (
         "splits that keep more than they give",
         |w, c| {
-            let (given, mut taken) = (vec![1; c.group().size()], vec![1; c.group().size()]);
+            let given = vec![1; c.group().size()];
+            let mut taken = vec![1; c.group().size()];
             taken[c.group().rank()] = 2;
             drop_of(
                 c.all_to_all_single(call(), ones(w, given.len()), &given, &taken)
@@ -464,10 +470,8 @@ const MISUSES: [Misuse; 55] = [
     (
         "splits that others do not expect",
         |w, c| {
-            let (given, mut taken) = (
-                vec![2; c.group().size()],
-                vec![2 + w.rank().min(1); c.group().size()],
-            );
+            let given = vec![2; c.group().size()];
+            let mut taken = vec![2 + w.rank().min(1); c.group().size()];
             taken[c.group().rank()] = 2;
             drop_of(
                 c.all_to_all_single(call(), ones(w, 2 * c.group().size()), &given, &taken)

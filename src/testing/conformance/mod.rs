@@ -172,10 +172,8 @@ impl<L: Fn(usize) -> Launch> Conformance<L> {
     }
 
     fn on_world(&self, name: &str, ranks: usize, check: Check) -> usize {
-        let (config, extent) = (
-            (self.launch)(ranks).with_deadline(self.deadline),
-            self.extent,
-        );
+        let config = (self.launch)(ranks).with_deadline(self.deadline);
+        let extent = self.extent;
         let returned = launch(config, |world| {
             let mut cases = 0;
             for scope in TestGroup::all(world, extent)? {

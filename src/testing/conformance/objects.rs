@@ -11,17 +11,20 @@ type Object = (String, BTreeMap<u8, Vec<f64>>, Option<bool>);
 /// Returns an object whose serialized length depends on the rank. It may be empty, and it contains
 /// an infinity.
 fn object(scope: &TestGroup, rank: usize) -> Object {
-    let row = |key: u8| (key, vec![f64::from(key) / 3.0, f64::INFINITY, -0.0]);
     (
         "r\u{e4}nk ".repeat(scope.length(rank % 5)),
-        (0..rank as u8 % 4).map(row).collect(),
+        (0..rank as u8 % 4)
+            .map(|key| (key, vec![f64::from(key) / 3.0, f64::INFINITY, -0.0]))
+            .collect(),
         [None, Some(true), Some(false)][rank % 3],
     )
 }
 
 /// Checks that objects are gathered, broadcast, scattered and sent.
 pub(super) fn objects(scope: &TestGroup) -> Result<()> {
-    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
+    let size = scope.size();
+    let rank = scope.rank();
+    let comm = &scope.comm;
     let call = || Call::new("object");
     let all: Vec<_> = (0..size).map(|rank| object(scope, rank)).collect();
     scope.same(

@@ -102,7 +102,9 @@ fn given_up(scope: &TestGroup) -> Result<()> {
 
 /// The first rank enters the barrier only after all others have checked that it is incomplete.
 fn incomplete(scope: &TestGroup) -> Result<()> {
-    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
+    let size = scope.size();
+    let rank = scope.rank();
+    let comm = &scope.comm;
     let barrier = if rank == 0 {
         for from in 1..size {
             comm.receive(call(), Some(vec![]), from, 9).wait()?;

@@ -61,7 +61,8 @@ impl PlainTensor {
             dtype: DType,
             device: &Device,
         ) -> DispatchTensor {
-            let (turned, last) = (plain.turned(), D - 1);
+            let turned = plain.turned();
+            let last = D - 1;
             let data =
                 TensorData::new(turned.values, Shape::from(turned.shape)).convert_dtype(dtype);
             if dtype.is_bool() {

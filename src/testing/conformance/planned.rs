@@ -59,10 +59,8 @@ pub(super) fn planned(scope: &TestGroup) -> Result<()> {
     };
     let tensor =
         |plain: PlainTensor, (meta, ..): &FullTensor| plain.tensor(meta.dtype, &scope.device);
-    let (all, summed) = (
-        full_tensors(scope, None),
-        full_tensors(scope, Some(ReduceOp::Sum)),
-    );
+    let all = full_tensors(scope, None);
+    let summed = full_tensors(scope, Some(ReduceOp::Sum));
     let metas = summed.iter().map(|(meta, ..)| meta.clone()).collect_vec();
     let gather = scope.comm.plan_all_gather(all.clone())?;
     let scatter = scope

@@ -38,7 +38,9 @@ pub(super) fn broadcast(scope: &TestGroup) -> Result<()> {
 /// Checks that every rank gets its shard of the root's tensor, or the tensor that the root has for
 /// it.
 pub(super) fn scatter(scope: &TestGroup) -> Result<()> {
-    let (size, rank, comm) = (scope.size(), scope.rank(), &scope.comm);
+    let size = scope.size();
+    let rank = scope.rank();
+    let comm = &scope.comm;
     for (shape, dim, dtype) in cases(scope) {
         for root in roots(scope) {
             let full = PlainTensor::sample(&shape, root, dtype);
@@ -80,7 +82,8 @@ pub(super) fn scatter(scope: &TestGroup) -> Result<()> {
 
 /// Checks that the root gets the reduction and the others get nothing.
 pub(super) fn reduce(scope: &TestGroup) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     for (shape, dim, dtype) in cases(scope).filter(|(_, dim, _)| *dim == 0) {
         let all: Vec<_> = (0..size)
             .map(|rank| PlainTensor::sample(&shape, rank, dtype))
@@ -113,7 +116,8 @@ pub(super) fn reduce(scope: &TestGroup) -> Result<()> {
 
 /// Checks that the root gets every rank's tensor, of any shape, and the others get nothing.
 pub(super) fn gather(scope: &TestGroup) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     for (mut shape, dim, dtype) in cases(scope) {
         for root in roots(scope) {
             let mut of = |rank: usize| {

@@ -83,7 +83,8 @@ pub(super) fn all_gather_stacked(scope: &TestGroup) -> Result<()> {
 
 /// Checks that every rank gets its shard of the reduction.
 pub(super) fn reduce_scatter(scope: &TestGroup) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     for (shape, dim, dtype) in cases(scope) {
         let all: Vec<_> = (0..size)
             .map(|rank| PlainTensor::sample(&shape, rank, dtype))
@@ -105,8 +106,9 @@ pub(super) fn reduce_scatter(scope: &TestGroup) -> Result<()> {
                     .wait()?
                     .remove(0);
                 let expected = reduced.narrow(dim, held(&sizes, size, rank));
-                let case = || format!("{shape:?} dim {dim} {sizes:?} {dtype:?} {op:?}");
-                scope.same(PlainTensor::of(part, dtype), expected, case);
+                scope.same(PlainTensor::of(part, dtype), expected, || {
+                    format!("{shape:?} dim {dim} {sizes:?} {dtype:?} {op:?}")
+                });
             }
         }
     }
@@ -115,7 +117,8 @@ pub(super) fn reduce_scatter(scope: &TestGroup) -> Result<()> {
 
 /// Checks that every rank gets the reduction.
 pub(super) fn all_reduce(scope: &TestGroup) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     // Long enough for ranks to divide the work among them.
     let long = [DType::F32, DType::BF16, DType::I32]
         .map(|dtype| (vec![150, 300], dtype, vec![ReduceOp::Sum]));
@@ -143,7 +146,8 @@ pub(super) fn all_reduce(scope: &TestGroup) -> Result<()> {
 
 /// Checks that a list with every shape and dtype is reduced like each of its tensors.
 pub(super) fn all_reduce_coalesced(scope: &TestGroup) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     let pairs = || shapes(scope).into_iter().cartesian_product(dtypes(scope));
     for op in ops(scope, &[]) {
         let cases = || {
@@ -172,7 +176,8 @@ pub(super) fn all_reduce_coalesced(scope: &TestGroup) -> Result<()> {
 
 /// Checks that the sharding is moved to another dimension.
 pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     for (shape, dim, dtype) in cases(scope) {
         for to_dim in (0..shape.len()).filter(|to_dim| *to_dim != dim) {
             let pairs = shard_sizes(shape[dim], size)
@@ -185,9 +190,9 @@ pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
                     .all_to_all(Call::default(), block, to_dim, to_sizes.clone())
                     .wait()?;
                 let expected = full.narrow(to_dim, held(&to_sizes, size, rank));
-                let case =
-                    || format!("{shape:?} {dim} {sizes:?} -> {to_dim} {to_sizes:?} {dtype:?}");
-                scope.same(PlainTensor::of(recut, dtype), expected, case);
+                scope.same(PlainTensor::of(recut, dtype), expected, || {
+                    format!("{shape:?} {dim} {sizes:?} -> {to_dim} {to_sizes:?} {dtype:?}")
+                });
             }
         }
     }
@@ -197,7 +202,8 @@ pub(super) fn all_to_all(scope: &TestGroup) -> Result<()> {
 /// Runs several barriers with messages between them. `order` checks that no rank leaves a barrier
 /// early.
 pub(super) fn barrier(scope: &TestGroup) -> Result<()> {
-    let (size, rank) = (scope.size(), scope.rank());
+    let size = scope.size();
+    let rank = scope.rank();
     for round in 0..10 {
         scope
             .comm

@@ -106,7 +106,9 @@ pub(super) fn combinations(inputs: &[Vec<Layout>], cap: usize) -> Vec<usize> {
         .map(|layouts| (0..layouts.len()).filter(|&at| !layouts[at].has_partial()));
     let plain: Vec<Vec<usize>> = plain.map(Iterator::collect).collect();
     let number = |at: usize| {
-        let (mut rest, mut radix, mut number) = (at, 1, 0);
+        let mut rest = at;
+        let mut radix = 1;
+        let mut number = 0;
         for (plain, layouts) in plain.iter().zip(inputs) {
             number += plain[rest % plain.len()] * radix;
             (rest, radix) = (rest / plain.len(), radix * layouts.len());
@@ -125,8 +127,9 @@ fn spread(total: usize, count: usize) -> impl Iterator<Item = usize> {
     // 16 such numbers, the one is chosen whose multiples are furthest apart.
     let golden = ((total as f64 * 0.618_034) as usize).max(1);
     let apart = |step: usize| {
-        let distance = |times: usize| (times * step % total).min(total - times * step % total);
-        (1..count.min(total)).map(distance).min()
+        (1..count.min(total))
+            .map(|times| (times * step % total).min(total - times * step % total))
+            .min()
     };
     let near = (golden..).filter(|&step| gcd(step, total) == 1).take(16);
     let step = near.max_by_key(|&step| apart(step)).unwrap_or(1);

@@ -150,7 +150,8 @@ pub fn prove_with(cases: &[Case], effort: Effort) -> Report {
         .unwrap_or_else(|error| panic!("an unsharded operator failed: {error}"))
         .remove(0)
         .1;
-    let (mut possible, mut tried) = (vec![0; cases.len()], Vec::new());
+    let mut possible = vec![0; cases.len()];
+    let mut tried = Vec::new();
     let chunks = MESHES.map(|extent| (extent, ProofPlan::new as fn(_, _, _, _) -> _));
     let uneven_plan =
         UNEVEN_MESHES.map(|extent| (extent, ProofPlan::uneven as fn(_, _, _, _) -> _));

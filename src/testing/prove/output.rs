@@ -30,7 +30,8 @@ pub trait CaseOutputs {
 
 impl<const D: usize, K: Kind> CaseOutputs for Tensor<D, K> {
     fn full_outputs(self) -> Result<Vec<FullOutput>> {
-        let (shape, dtype) = (self.shape(), self.dtype());
+        let shape = self.shape();
+        let dtype = self.dtype();
         let values = self.to_data().iter::<f64>().collect();
         let elements = shape.num_elements();
         let tracked = is_tracked(&self).then(|| as_float(self).reshape([elements]));

@@ -108,18 +108,17 @@ impl Report {
         tried: Vec<Tried>,
         elapsed: Duration,
     ) -> Self {
-        let empty = |name| OperatorReport {
-            name,
-            possible: 0,
-            tried: 0,
-            redistributed: Vec::new(),
-            wrong: Vec::new(),
-        };
         let mut operators: Vec<OperatorReport> = cases
             .iter()
             .map(|case| case.name)
             .unique()
-            .map(empty)
+            .map(|name| OperatorReport {
+                name,
+                possible: 0,
+                tried: 0,
+                redistributed: Vec::new(),
+                wrong: Vec::new(),
+            })
             .collect();
         let place = |case: &Case| {
             operators
@@ -174,12 +173,10 @@ impl Report {
     /// Returns the last line of the report.
     pub fn summary(&self) -> String {
         let operators = self.operators.len();
-        let (tried, direct, wrong, seconds) = (
-            self.tried(),
-            self.direct(),
-            self.wrong(),
-            self.elapsed.as_secs_f64(),
-        );
+        let tried = self.tried();
+        let direct = self.direct();
+        let wrong = self.wrong();
+        let seconds = self.elapsed.as_secs_f64();
         format!(
             "{operators} operators, {tried} combinations, {direct} without redistribution, {wrong} wrong \
              ({seconds:.1} s)"
@@ -249,12 +246,19 @@ impl fmt::Display for OperatorReport {
 impl fmt::Display for Combination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "mesh {:?}: ", self.mesh)?;
-        let input = |LaidOut {
+        f.write_str(
+            &self
+                .inputs
+                .iter()
+                .map(
+                    |LaidOut {
                          name,
                          shape,
                          layout,
-                     }: &LaidOut| format!("{name} {shape:?} as {layout}");
-        f.write_str(&self.inputs.iter().map(input).join(", "))
+                     }| format!("{name} {shape:?} as {layout}"),
+                )
+                .join(", "),
+        )
     }
 }
 

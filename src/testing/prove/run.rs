@@ -103,12 +103,14 @@ impl<'a> ProofPlan<'a> {
     /// Returns the index of each input's layout.
     fn digits(&self, job: Job) -> Vec<usize> {
         let mut rest = job.combination;
-        let digit = |layouts: &Vec<Layout>| {
-            let digit = rest % layouts.len();
-            rest /= layouts.len();
-            digit
-        };
-        self.layouts[job.case].iter().map(digit).collect()
+        self.layouts[job.case]
+            .iter()
+            .map(|layouts| {
+                let digit = rest % layouts.len();
+                rest /= layouts.len();
+                digit
+            })
+            .collect()
     }
 
     fn combination(&self, job: Job) -> Combination {
@@ -208,12 +210,13 @@ struct RankBoard {
 
 impl JobResults {
     fn new(ranks: usize, jobs: usize) -> Self {
-        let rank = |_| RankBoard {
-            at: AtomicUsize::new(0),
-            outcomes: Mutex::new(vec![None; jobs]),
-        };
         Self {
-            ranks: (0..ranks).map(rank).collect(),
+            ranks: (0..ranks)
+                .map(|_| RankBoard {
+                    at: AtomicUsize::new(0),
+                    outcomes: Mutex::new(vec![None; jobs]),
+                })
+                .collect(),
         }
     }
 
@@ -237,7 +240,8 @@ impl JobResults {
                     let nodes = |depth: Option<usize>| {
                         depth.map_or("not".into(), |depth| format!("{depth} nodes deep"))
                     };
-                    let (depth, known) = (nodes(depth), nodes(*known));
+                    let depth = nodes(depth);
+                    let known = nodes(*known);
                     let how = format!(
                         "lies {depth} in the graph of rank {rank}, {known} in that of rank {first}"
                     );

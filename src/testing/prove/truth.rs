@@ -28,10 +28,12 @@ impl Truth {
         let leaves: Vec<_> = case.inputs.iter().zip(&inputs).map(leaf).collect();
         let mut outputs = (case.plain)(&leaves)?;
         let grads = loss(&outputs).map(|loss| loss.backward());
-        let gradient = |(input, leaf): (&CaseInput, &PlainInput)| {
-            Some(input.gradient(&leaf.0, grads.as_ref()?)?.1)
-        };
-        let gradients = case.inputs.iter().zip(&leaves).map(gradient).collect();
+        let gradients = case
+            .inputs
+            .iter()
+            .zip(&leaves)
+            .map(|(input, leaf)| Some(input.gradient(&leaf.0, grads.as_ref()?)?.1))
+            .collect();
         outputs.iter_mut().for_each(|output| output.tracked = None);
         Ok(Self {
             inputs,
@@ -78,15 +80,14 @@ pub(super) fn furthest(found: &[f64], expected: &[f64], tolerance: f64) -> Optio
     };
     // If the expected element is infinite, so is the limit. An infinite distance is therefore
     // checked separately.
-    let far = |&(at, distance): &(usize, f64)| {
-        distance.is_infinite() || distance > tolerance * expected[at].abs().max(1.0)
-    };
     found
         .iter()
         .zip(expected)
         .map(distance)
         .enumerate()
-        .filter(far)
+        .filter(|&(at, distance)| {
+            distance.is_infinite() || distance > tolerance * expected[at].abs().max(1.0)
+        })
         .max_by(|a, b| a.1.total_cmp(&b.1))
 }
 

@@ -158,8 +158,8 @@ impl ValueKind {
             gradient: Vec::new(),
         };
         for at in positions(shape, &layout.local_slices(shape, coordinate)) {
-            let (mut value, mut derivative) =
-                (complete[at], gradient.map_or(0.0, |gradient| gradient[at]));
+            let mut value = complete[at];
+            let mut derivative = gradient.map_or(0.0, |gradient| gradient[at]);
             for (mesh_dim, placement) in layout.placements().iter().enumerate() {
                 if let Placement::Partial(op) = *placement {
                     let size = layout.mesh_shape()[mesh_dim];
@@ -258,7 +258,8 @@ mod tests {
     /// dimensions.
     #[test]
     fn partial_values_reduce_to_the_full_one_and_differ() {
-        let (shape, mesh) = ([3, 2], [2, 3]);
+        let shape = [3, 2];
+        let mesh = [2, 3];
         let reduce = |op, parts: &[f64]| match op {
             PartialOp::Sum => parts.iter().sum(),
             PartialOp::Avg => parts.iter().sum::<f64>() / parts.len() as f64,

@@ -84,10 +84,8 @@ pub(super) fn read(mut words: &[u64]) -> Vec<GroupRecord> {
         let mut text = &text[..];
         let length = take_number(&mut text)? as usize;
         let name = String::from_utf8_lossy(text.split_off(..length)?).into_owned();
-        let (count, apart) = (
-            take_number(&mut text)? as usize,
-            take_number(&mut text)? as usize,
-        );
+        let count = take_number(&mut text)? as usize;
+        let apart = take_number(&mut text)? as usize;
         let mut rank = || Some(take_number(&mut text)? as usize);
         let ranks = if apart > 0 {
             let first = rank()?;

@@ -88,7 +88,8 @@ impl Identity {
 
     /// Reads the identity. Returns `None` if it is incomplete.
     pub(super) fn read(words: &[u64]) -> Option<Self> {
-        let (fixed, check) = (words.get(..FIXED)?, *words.get(CHECK)?);
+        let fixed = words.get(..FIXED)?;
+        let check = *words.get(CHECK)?;
         if check != StableHasher::of(fixed.iter().copied()) {
             return None;
         }
@@ -112,11 +113,9 @@ impl Identity {
             process: process.checked_sub(1),
         };
         let host = unpack(&fixed[FIXED + 1 - HOST..], length as usize);
-        let (rank, size, host) = (
-            rank as usize,
-            size as usize,
-            String::from_utf8_lossy(&host).into_owned(),
-        );
+        let rank = rank as usize;
+        let size = size as usize;
+        let host = String::from_utf8_lossy(&host).into_owned();
         Some(Self {
             rank,
             size,

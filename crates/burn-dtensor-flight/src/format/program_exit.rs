@@ -81,10 +81,8 @@ impl ProgramExit {
     /// written.
     pub(super) fn read(words: &[u64]) -> Option<Self> {
         let &[check, kind, at, rank] = words.first_chunk()?;
-        let (text, first) = (
-            (kind >> 16 & 0xffff) as usize,
-            (kind >> 32 & 0xffff) as usize,
-        );
+        let text = (kind >> 16 & 0xffff) as usize;
+        let first = (kind >> 32 & 0xffff) as usize;
         let used = HEAD + text.div_ceil(8) + first.div_ceil(8);
         if check != StableHasher::of(words.get(1..used)?.iter().copied()) {
             return None;

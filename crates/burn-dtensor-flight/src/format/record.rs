@@ -302,7 +302,8 @@ pub(crate) fn read(words: &[u64]) -> Option<FlightRecord> {
         .filter(|_| place.is_multiple_of(2))?;
     let &[posted, bytes, seq, kinds, partners, agreement, lengths] =
         words[CALL..].first_chunk::<CALL_WORDS>()?;
-    let (label_bytes, text_bytes) = (lengths as usize & 0xff, lengths as usize >> 8 & 0xff);
+    let label_bytes = lengths as usize & 0xff;
+    let text_bytes = lengths as usize >> 8 & 0xff;
     if text_bytes > TEXT_BYTES || label_bytes > text_bytes {
         return None;
     }

@@ -71,7 +71,8 @@ pub(super) fn push<'a, const N: usize>(
     tensors: impl Iterator<Item = Option<(&'a [usize], ElementType)>>,
     text: &mut FixedBuf<N>,
 ) -> usize {
-    let (mut count, mut is_full) = (0, false);
+    let mut count = 0;
+    let mut is_full = false;
     for tensor in tensors {
         count += 1;
         let before = text.bytes().len();
@@ -90,7 +91,8 @@ pub(super) fn push<'a, const N: usize>(
 /// Decodes the tensors that [`push`] has written.
 pub(super) fn read(mut bytes: &[u8]) -> Vec<Tensor> {
     std::iter::from_fn(|| {
-        let (dtype, dims) = (bytes.split_off_first()?, bytes.split_off_first()?);
+        let dtype = bytes.split_off_first()?;
+        let dims = bytes.split_off_first()?;
         let shape = (0..*dims)
             .map(|_| Some(take_number(&mut bytes)? as usize))
             .collect::<Option<_>>()?;

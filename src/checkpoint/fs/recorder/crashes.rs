@@ -30,9 +30,8 @@ impl Replay {
         match step {
             Step::Change(change) => self.pending.push((change.clone(), description.into())),
             Step::Sync(inode) => {
-                let is_synced = |(change, _): &mut (Change, String)| change.is_synced_with(*inode);
                 self.pending
-                    .extract_if(.., is_synced)
+                    .extract_if(.., |(change, _)| change.is_synced_with(*inode))
                     .for_each(|(change, _)| self.durable.apply(&change));
             }
             Step::Mark(_) => {}
@@ -62,14 +61,15 @@ fn combinations(pending: &[(Change, String)]) -> Vec<Vec<Fate>> {
             .map(|done| fates(&|at| done >> at & 1 == 1))
             .collect()
     } else {
-        let of_one = |one: usize| {
-            [
-                fates(&|at| at == one),
-                fates(&|at| at != one),
-                fates(&|at| at < one),
-            ]
-        };
-        let mut some: Vec<Vec<Fate>> = (0..count).flat_map(of_one).collect();
+        let mut some: Vec<Vec<Fate>> = (0..count)
+            .flat_map(|one| {
+                [
+                    fates(&|at| at == one),
+                    fates(&|at| at != one),
+                    fates(&|at| at < one),
+                ]
+            })
+            .collect();
         some.push(fates(&|_| true));
         some
     };
@@ -77,7 +77,8 @@ fn combinations(pending: &[(Change, String)]) -> Vec<Vec<Fate>> {
         let Change::Write { bytes, .. } = change else {
             continue;
         };
-        let (half, most) = (bytes.len() / 2, bytes.len() - 1);
+        let half = bytes.len() / 2;
+        let most = bytes.len() - 1;
         for fate in [
             Fate::Torn(half, false),
             Fate::Torn(most, false),

@@ -134,7 +134,8 @@ impl Disk {
 
     /// Returns the paths from a folder of all in it, with their inodes, in order.
     pub fn walk(&self, folder: Inode) -> Vec<(String, Inode)> {
-        let (mut found, mut open) = (Vec::new(), vec![(String::new(), folder)]);
+        let mut found = Vec::new();
+        let mut open = vec![(String::new(), folder)];
         while let Some((path, inode)) = open.pop() {
             if let Node::Folder(entries) = &self.nodes[inode] {
                 open.extend(

@@ -141,11 +141,9 @@ impl Recording {
     }
 
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
-        let (from_place, to_place, inode) = (
-            self.now.place(from)?,
-            self.now.place(to)?,
-            self.now.find(from)?,
-        );
+        let from_place = self.now.place(from)?;
+        let to_place = self.now.place(to)?;
+        let inode = self.now.find(from)?;
         if let Ok(replaced) = self.now.find(to) {
             match (&self.now.nodes[inode], &self.now.nodes[replaced]) {
                 (Node::File(_), Node::File(_)) => {}
@@ -217,8 +215,10 @@ impl Recorder {
     }
 
     fn of(disk: Disk) -> Self {
-        let (start, now) = (disk.clone(), disk);
-        let (log, syncs) = (Vec::new(), Vec::new());
+        let start = disk.clone();
+        let now = disk;
+        let log = Vec::new();
+        let syncs = Vec::new();
         let recording = Recording {
             start,
             now,
@@ -488,8 +488,10 @@ impl WriteFile for OpenFile {
 
 impl ReadFile for OpenFile {
     fn len(&self) -> io::Result<u64> {
-        let len = |recording: &mut Recording| Ok(recording.now.file(self.inode).len() as u64);
-        self.recorder.on(Call::Reads, Path::new(&self.path), len)
+        self.recorder
+            .on(Call::Reads, Path::new(&self.path), |recording| {
+                Ok(recording.now.file(self.inode).len() as u64)
+            })
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {

@@ -90,10 +90,13 @@ impl Schedule {
             return call();
         }
         let mut turns = self.turns.lock();
-        let waits = |turns: &mut Turns| turns.made(rank) >= turns.allowed[rank];
         let late = self
             .changed
-            .wait_while_for(&mut turns, waits, DEADLINE)
+            .wait_while_for(
+                &mut turns,
+                |turns| turns.made(rank) >= turns.allowed[rank],
+                DEADLINE,
+            )
             .timed_out();
         assert!(!late, "the threads of rank {rank} may make no more calls");
         let done = call();
@@ -122,10 +125,9 @@ impl Schedule {
         for (rank, calls) in calls.into_iter().enumerate() {
             turns.allowed[rank] = turns.allowed[rank].max(calls);
             self.changed.notify_all();
-            let waits = |turns: &mut Turns| turns.made(rank) < calls;
             let late = self
                 .changed
-                .wait_while_for(&mut turns, waits, DEADLINE)
+                .wait_while_for(&mut turns, |turns| turns.made(rank) < calls, DEADLINE)
                 .timed_out();
             assert!(
                 !late,

@@ -52,7 +52,8 @@ pub fn assert_valid(manifest: &Manifest) {
         let large = elements_of(&tensor.shape) > 1e4;
         let mut covered = BTreeSet::new();
         for chunk in &tensor.chunks {
-            let (offsets, shape) = (&chunk.region.offsets, &chunk.region.shape);
+            let offsets = &chunk.region.offsets;
+            let shape = &chunk.region.shape;
             assert_eq!(
                 (offsets.len(), shape.len()),
                 (tensor.shape.len(), tensor.shape.len()),

@@ -62,13 +62,16 @@ impl MembershipAgreement {
     /// Creates the agreement of processes with these ranks. `here` is the index of this process.
     pub fn new(processes: impl IntoIterator<Item = Range<usize>>, here: usize) -> Self {
         let ranges: Vec<_> = processes.into_iter().collect();
-        let (size, count) = (ranges.iter().map(Range::len).sum(), ranges.len());
-        let process = |ranks| Process {
-            ranks,
-            lost: false,
-            missed: vec![false; count],
-        };
-        let processes = ranges.into_iter().map(process).collect();
+        let size = ranges.iter().map(Range::len).sum();
+        let count = ranges.len();
+        let processes = ranges
+            .into_iter()
+            .map(|ranks| Process {
+                ranks,
+                lost: false,
+                missed: vec![false; count],
+            })
+            .collect();
         Self {
             here,
             standing: vec![MemberState::Open; size],

@@ -183,7 +183,8 @@ impl Membership {
     }
 
     fn await_roster_until(&self, until: Instant) -> Option<Arc<[usize]>> {
-        let (mut agreement, mut is_late) = (self.agreement.lock(), false);
+        let mut agreement = self.agreement.lock();
+        let mut is_late = false;
         while !is_late && agreement.roster().is_none() {
             is_late = self.changed.wait_until(&mut agreement, until).timed_out();
         }

@@ -93,10 +93,10 @@ impl CoalescedCopies {
             client,
             ..
         } = primitive(first)?;
-        let same = |tensor: &CubeTensor| tensor.device == *device && tensor.dtype == *dtype;
-        let all_same = tensors
-            .iter()
-            .all(|tensor| primitive(tensor).is_some_and(same));
+        let all_same = tensors.iter().all(|tensor| {
+            primitive(tensor)
+                .is_some_and(|tensor| tensor.device == *device && tensor.dtype == *dtype)
+        });
         if !all_same || !matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::BF16) {
             return None;
         }
@@ -106,7 +106,9 @@ impl CoalescedCopies {
             tensors,
             alignment(client) / dtype.size(),
         );
-        let (device, dtype, ledger) = (device.clone(), *dtype, member.ledger.clone());
+        let device = device.clone();
+        let dtype = *dtype;
+        let ledger = member.ledger.clone();
         Some(Self {
             layout,
             device,
@@ -139,12 +141,13 @@ impl CoalescedCopies {
         let parts = contributions
             .iter()
             .flat_map(|contribution| &contribution.tensors);
-        let part = |part| {
-            primitive(part)
-                .filter(|part| part.device == self.device)
-                .cloned()
-        };
-        parts.map(part).collect()
+        parts
+            .map(|part| {
+                primitive(part)
+                    .filter(|part| part.device == self.device)
+                    .cloned()
+            })
+            .collect()
     }
 
     /// Returns this rank's shards of a reduce-scatter, if every rank has contributed its rows.
@@ -172,13 +175,15 @@ impl CoalescedCopies {
 
     /// Returns the flat buffers of all ranks, if all exist and are on this device.
     fn flats(&self, contributions: &[Contribution]) -> Option<Vec<CubeTensor>> {
-        let flat = |contribution: &Contribution| {
-            contribution
-                .flat
-                .clone()
-                .filter(|flat| flat.device == self.device)
-        };
-        contributions.iter().map(flat).collect()
+        contributions
+            .iter()
+            .map(|contribution| {
+                contribution
+                    .flat
+                    .clone()
+                    .filter(|flat| flat.device == self.device)
+            })
+            .collect()
     }
 
     fn run(&self, side: CopySide, sources: &[CubeTensor]) -> Option<Vec<CubeTensor>> {

@@ -38,21 +38,21 @@ fn dtypes() -> Vec<DType> {
     let Some(CubeTensor { client, .. }) = primitive(&flats(1, 1, DType::F32)[0]).cloned() else {
         unreachable!()
     };
-    let has = |dtype: &DType| {
-        client
-            .properties()
-            .supports_type(dtype_to_storage_type(*dtype))
-    };
     [DType::F32, DType::F16, DType::BF16]
         .into_iter()
-        .filter(has)
+        .filter(|dtype| {
+            client
+                .properties()
+                .supports_type(dtype_to_storage_type(*dtype))
+        })
         .collect()
 }
 
 #[test]
 fn reduces_like_burns_operations() {
     for (dtype, ranks) in dtypes().into_iter().cartesian_product([2, 3, 4, 5, 7]) {
-        let (row, rank) = (128 * ranks, ranks - 1 - ranks / 3);
+        let row = 128 * ranks;
+        let rank = ranks - 1 - ranks / 3;
         let flats = flats(ranks, row, dtype);
         let primitives = flats
             .iter()
@@ -76,7 +76,8 @@ fn reduces_like_burns_operations() {
 #[test]
 fn nan_and_infinities_are_reduced_as_on_the_cpu() {
     for (dtype, ranks) in dtypes().into_iter().cartesian_product([2, 3, 5]) {
-        let (row, rank) = (128, ranks - 1);
+        let row = 128;
+        let rank = ranks - 1;
         // In each element one rank has a special value, and the others have numbers.
         let value = |of: usize, at: usize| match (at / ranks) % 3 {
             _ if at % ranks != of => (of + at % 7) as f32 - 3.0,

@@ -122,9 +122,8 @@ mod tests {
     fn expected(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {
         let strides = strides(shape);
         let all = 0..shape.iter().product::<usize>();
-        let inside =
-            |i: &usize| (0..shape.len()).all(|d| ranges[d].contains(&(i / strides[d] % shape[d])));
-        all.filter(inside).collect()
+        all.filter(|i| (0..shape.len()).all(|d| ranges[d].contains(&(i / strides[d] % shape[d]))))
+            .collect()
     }
 
     fn walked(shape: &[usize], ranges: &[Range<usize>]) -> Vec<usize> {

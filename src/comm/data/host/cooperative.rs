@@ -154,7 +154,10 @@ impl<C: Send + Sync> CooperativeResult<C> {
                 Err(making) => making,
             };
             // `owner.waited` is the calling thread's; the other threads do not wait.
-            let (cache, cached, op, keep) = (owner.cache, owner.cached, owner.op, owner.keep);
+            let cache = owner.cache;
+            let cached = owner.cached;
+            let op = owner.op;
+            let keep = owner.keep;
             let keep_made = |made: &[FlexTensor]| {
                 if keep == ResultRetention::All || cache.make_room(op, cached) {
                     cached.0.lock().extend_from_slice(made);
@@ -173,7 +176,8 @@ impl<C: Send + Sync> CooperativeResult<C> {
                 _ => work(),
             }
             // The other threads complete their tasks, or one of them fails.
-            let (start, until) = (Instant::now(), Instant::now() + LONGEST);
+            let start = Instant::now();
+            let until = Instant::now() + LONGEST;
             owner.cache.spin.pass(until, || !making.is_over());
             let mut state = self.state.lock();
             while !making.is_over() {

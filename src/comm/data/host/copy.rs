@@ -122,7 +122,8 @@ unsafe impl PartitionedJob for JoinShards<'_> {
     type Partition = CopyTasks;
 
     fn begin(&self, home: &Arc<HostMemoryPool>) -> (OutputBuffers, CopyTasks, usize) {
-        let (copies, size) = (&self.copies_of.copies, self.copies_of.dtype.size());
+        let copies = &self.copies_of.copies;
+        let size = self.copies_of.dtype.size();
         let blocks = CopyTasks::new(
             copies,
             self.sources,

@@ -249,13 +249,15 @@ impl Element for f16 {
         combine: impl Fn(f32, f32) -> f32,
         out: &mut [MaybeUninit<Self>],
     ) {
-        let (mut a, mut b) = ([0.0; LANES], [0.0; LANES]);
+        let mut a = [0.0; LANES];
+        let mut b = [0.0; LANES];
         for ((left, right), out) in left
             .chunks(LANES)
             .zip(right.chunks(LANES))
             .zip(out.chunks_mut(LANES))
         {
-            let (a, b) = (&mut a[..left.len()], &mut b[..left.len()]);
+            let a = &mut a[..left.len()];
+            let b = &mut b[..left.len()];
             left.convert_to_f32_slice(a);
             right.convert_to_f32_slice(b);
             Self::write(a, b, &combine, out);

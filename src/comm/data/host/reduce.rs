@@ -53,7 +53,8 @@ impl ReduceOperands {
     /// Returns the reduction of all elements. A large one is computed by all local ranks together
     /// and shared, if it has an `owner`.
     pub fn reduce_full(&self, op: ReduceOp, owner: Option<Owner>) -> DispatchTensor {
-        let (terms, elements) = (&self.terms, self.shape.num_elements());
+        let terms = &self.terms;
+        let elements = self.shape.num_elements();
         match owner.filter(|_| {
             elements * dtype_of(terms).size() * terms.len() >= HostTuning::get().shared_bytes
         }) {
@@ -351,7 +352,8 @@ impl<S: ReduceElement, C: Fn(S, S) -> S + Copy, F: Fn(S) -> S + Copy> Tree<S, C,
         }
         let (pairs, single) = sources.as_chunks::<2>();
         for (start, out) in range.clone().step_by(*strip).zip(out.chunks_mut(*strip)) {
-            let (strip, len) = (start..start + out.len(), out.len());
+            let strip = start..start + out.len();
+            let len = out.len();
             let mut count = 0;
             for (index, [left, right]) in pairs.iter().enumerate() {
                 E::pair(

@@ -184,11 +184,9 @@ fn the_parts_of_all_ranks_are_looked_up_once_a_gather() {
     };
     let (signatures, shardings) = dtypes.into_iter().enumerate().map(signature).unzip();
     let plan = CollectivePlan::new(Op::AllGather, None, signatures, shardings, 3);
-    let (shared, copies, mut looked) = (
-        host::CollectiveCache::default(),
-        host::GatherCopyPlan::new(&plan, 3),
-        0,
-    );
+    let shared = host::CollectiveCache::default();
+    let copies = host::GatherCopyPlan::new(&plan, 3);
+    let mut looked = 0;
     for _ in 0..3 {
         let gathered = shared.gathered(&copies, || {
             looked += 1;
@@ -247,7 +245,9 @@ fn reduces_several_strips_of_many_ranks_like_the_kernels() {
 /// operations.
 #[test]
 fn shared_results_are_like_the_kernels() {
-    let (device, ranks, [rows, columns]) = (Device::flex(), 3, [1031, 257]);
+    let device = Device::flex();
+    let ranks = 3;
+    let [rows, columns] = [1031, 257];
     let complete = [(0, DType::F32), (1, DType::F32), (0, DType::I64)];
     let signature = |(dim, dtype): (usize, DType)| {
         let shape = Shape::from([rows, columns]);
@@ -283,19 +283,18 @@ fn shared_results_are_like_the_kernels() {
         })
         .collect();
     let plan = CollectivePlan::new(Op::AllGather, None, signatures, shardings.clone(), ranks);
-    let (shared, cache, copies) = (
-        host::CollectiveCache::default(),
-        host::SharedResultCache::new(SpinPolicy::Spinning(1000), None),
-        host::GatherCopyPlan::new(&plan, ranks),
-    );
+    let shared = host::CollectiveCache::default();
+    let cache = host::SharedResultCache::new(SpinPolicy::Spinning(1000), None);
+    let copies = host::GatherCopyPlan::new(&plan, ranks);
     let ticket = ticket(ranks);
-    let sources = || {
-        parts
-            .iter()
-            .map(|parts| parts.iter().map(host::primitive).collect())
-            .collect()
-    };
-    let gathered = shared.gathered(&copies, sources).expect("all are Flex");
+    let gathered = shared
+        .gathered(&copies, || {
+            parts
+                .iter()
+                .map(|parts| parts.iter().map(host::primitive).collect())
+                .collect()
+        })
+        .expect("all are Flex");
     let generic: Vec<_> = (shardings.iter().enumerate())
         .map(|(index, (dim, _))| {
             let tensors = parts.iter().map(|parts| &parts[index]);
@@ -351,10 +350,8 @@ fn a_reduction_in_common_is_like_the_kernels() {
             })
             .map(Tensor::into_dispatch)
             .collect();
-        let (shared, cache) = (
-            host::CollectiveCache::default(),
-            host::SharedResultCache::new(SpinPolicy::Spinning(0), None),
-        );
+        let shared = host::CollectiveCache::default();
+        let cache = host::SharedResultCache::new(SpinPolicy::Spinning(0), None);
         let ticket = ticket(ranks);
         let looked = AtomicUsize::new(0);
         let terms = || {

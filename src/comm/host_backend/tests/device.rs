@@ -19,7 +19,8 @@ use crate::testing::LoopbackJob as Job;
 fn data_on_a_device_is_read_once_and_not_before_it_is_needed() {
     // No other test sends tensors of so many elements.
     for (processes, each, elements) in [(3, 1, 1009), (2, 2, 2003)] {
-        let (job, device) = (Job::new(processes, 30), gpu());
+        let job = Job::new(processes, 30);
+        let device = gpu();
         let ends = job.run(|_, processes| {
             launch(
                 Launch::on_backend(processes.backend(each)).with_device(device.clone()),
@@ -35,10 +36,8 @@ fn data_on_a_device_is_read_once_and_not_before_it_is_needed() {
                         world.all().all_gather(call, vec![shard])
                     };
                     let deferred = || Call::new("deferred").with_deferred();
-                    let (dropped, waited_for) = (
-                        gather(deferred(), elements),
-                        gather(deferred(), elements + 1),
-                    );
+                    let dropped = gather(deferred(), elements);
+                    let waited_for = gather(deferred(), elements + 1);
                     world.barrier("all have posted")?;
                     let before = [0, 1].map(|at| reads::threads(elements + at).len());
                     world.barrier("all have counted")?;

@@ -290,8 +290,10 @@ fn a_process_that_is_lost_ends_the_others() {
 /// other processes end, and their report names it.
 #[test]
 fn a_rank_that_is_stuck_in_its_own_code_ends_no_launch_but_its_own() {
-    let (job, (go, told)) = (Job::new(3, 9), mpsc::channel::<()>());
-    let (told, left) = (Mutex::new(told), AtomicUsize::new(2));
+    let job = Job::new(3, 9);
+    let (go, told) = mpsc::channel::<()>();
+    let told = Mutex::new(told);
+    let left = AtomicUsize::new(2);
     let go = Mutex::new(Some(go));
     let ends = job.run(|process, processes| {
         let config =
@@ -415,7 +417,8 @@ fn a_header_that_cannot_be_right_is_an_error() {
         introduction,
     };
     let join_in = |mode, introduction, seq, signature: &CallSignature, contents| {
-        let (channel, signature) = (channel(introduction), SentSignature::new(signature));
+        let channel = channel(introduction);
+        let signature = SentSignature::new(signature);
         let message = ControlMessage::Joined {
             channel,
             seq,
@@ -730,7 +733,8 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
 #[test]
 fn ranks_of_several_processes_that_wait_for_each_other_are_told() {
     for (processes, each) in [(2, 1), (3, 1), (2, 2)] {
-        let (job, size) = (Job::new(processes, 11), processes * each);
+        let job = Job::new(processes, 11);
+        let size = processes * each;
         let ends = job.run(|_, processes| {
             launched(processes, each, |world| {
                 let rank = world.rank();
@@ -758,7 +762,8 @@ fn ranks_that_wait_for_long_and_not_for_each_other_go_on() {
     let job = Job::new(3, 12);
     let ends = job.run(|_, processes| {
         launched(processes, 1, |world| {
-            let (rank, all) = (world.rank(), world.all());
+            let rank = world.rank();
+            let all = world.all();
             // Rank 0 waits for rank 1, which waits for rank 2, which computes; then all continue in
             // another order.
             if rank == 2 {

@@ -15,7 +15,8 @@ use crate::{Error, Result};
 /// Returns the sum of all rank numbers, and the value of a message from the last rank (-1 on the
 /// last rank itself).
 fn program(world: &World) -> Result<(f32, f32)> {
-    let (comm, last) = (world.all(), world.size() - 1);
+    let comm = world.all();
+    let last = world.size() - 1;
     let tensor = Tensor::<1>::full([1000], world.rank() as f32, world.device()).into_dispatch();
     if world.rank() == last {
         for to in 0..last {

@@ -45,8 +45,11 @@ pub(super) fn tensors<'a>(
         .iter()
         .map(|tensor| Some((&tensor.shape[..], element_type(tensor.dtype))));
     let given = signature.pairs.iter().flat_map(|pairs| &pairs.sent);
-    let meta = |TensorMeta { shape, dtype }: &'a TensorMeta| (&shape[..], element_type(*dtype));
-    tensors.chain(given.map(move |given| given.as_ref().map(meta)))
+    tensors.chain(given.map(move |given| {
+        given
+            .as_ref()
+            .map(|TensorMeta { shape, dtype }| (&shape[..], element_type(*dtype)))
+    }))
 }
 
 fn reduction(reduce: ReduceOp) -> Reduction {

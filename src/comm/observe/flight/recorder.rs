@@ -1,7 +1,6 @@
 //! [`Recorder`]: records the operations of a rank.
 
 use std::collections::HashMap;
-use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
@@ -115,12 +114,11 @@ impl Recorder {
         let words = match folder {
             Some(folder) => {
                 let path = folder.join(identity.launch.file_name(rank));
-                let failed = |error: io::Error| StartError::Flight {
+                Words::in_file(&path).map_err(|error| StartError::Flight {
                     rank,
                     path: path.clone(),
                     problem: error.to_string(),
-                };
-                Words::in_file(&path).map_err(failed)?
+                })?
             }
             None => Words::in_memory().expect("anonymous memory can be mapped"),
         };
@@ -137,7 +135,8 @@ impl Recorder {
 
     /// Returns the counters of the channel with this group and name, which is added if it is new.
     pub fn sequence(&self, group: &Group, name: &'static str) -> Arc<Sequence> {
-        let (mut channels, key) = (self.channels.lock(), (group.shared_ranks(), name));
+        let mut channels = self.channels.lock();
+        let key = (group.shared_ranks(), name);
         if let Some(sequence) = channels.get(&key) {
             return sequence.clone();
         }
@@ -168,7 +167,8 @@ impl Recorder {
         at: Instant,
         event: &CallEvent<'_>,
     ) {
-        let (memory, after) = (self.memory(), at.saturating_duration_since(call.posted));
+        let memory = self.memory();
+        let after = at.saturating_duration_since(call.posted);
         let index = call.index;
         let over = |outcome| memory.over(index, after, outcome);
         match *event {

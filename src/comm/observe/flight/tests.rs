@@ -57,8 +57,11 @@ fn signature(index: u64) -> CallSignature {
 
 /// Posts call `index` of a rank that makes no other calls.
 fn post(recorder: &Recorder, at: Instant, index: u64) {
-    let (group, signature) = (Group::new([0, 1, 2], 1), signature(index));
-    let (seq, bytes, phase) = (index, 3 * index, Phase::Forward);
+    let group = Group::new([0, 1, 2], 1);
+    let signature = signature(index);
+    let seq = index;
+    let bytes = 3 * index;
+    let phase = Phase::Forward;
     let posting = Posting {
         group: &group,
         channel: 1,
@@ -138,13 +141,14 @@ fn what_does_not_fit_is_truncated_and_still_compared() {
     let recorder = in_memory();
     let tensors = |last: usize| {
         let shape = |at: usize| Shape::from([1000, if at == 99 { last } else { 1 << 20 }]);
-        let tensor = |at| TensorSignature {
-            shape: shape(at),
-            dtype: DType::BF16,
-            sharding: None,
-            to: None,
-        };
-        (0..100).map(tensor).collect::<Vec<_>>()
+        (0..100)
+            .map(|at| TensorSignature {
+                shape: shape(at),
+                dtype: DType::BF16,
+                sharding: None,
+                to: None,
+            })
+            .collect::<Vec<_>>()
     };
     let label = "ü".repeat(50);
     for (seq, (label, last)) in [(&*label, 1), (&*label, 2), ("short", 1)]
@@ -152,7 +156,9 @@ fn what_does_not_fit_is_truncated_and_still_compared() {
         .enumerate()
     {
         let signature = CallSignature::new(Op::AllGather, &label.into(), tensors(last));
-        let (group, seq, phase) = (Group::new([0, 1], 1), seq as u64, Phase::Other);
+        let group = Group::new([0, 1], 1);
+        let seq = seq as u64;
+        let phase = Phase::Other;
         let posting = Posting {
             group: &group,
             channel: 1,
@@ -233,10 +239,8 @@ fn a_file_is_read_while_its_rank_writes() {
     )
     .unwrap();
     recorder.sequence(&Group::new([0], 0), "");
-    let (is_over, path) = (
-        AtomicBool::new(false),
-        folder.0.join(LaunchId::of_process(0, 5).file_name(0)),
-    );
+    let is_over = AtomicBool::new(false);
+    let path = folder.0.join(LaunchId::of_process(0, 5).file_name(0));
     thread::scope(|scope| {
         scope.spawn(|| {
             (0..20_000).for_each(|index| post(&recorder, Instant::now(), index));
@@ -264,10 +268,8 @@ fn a_file_is_read_while_its_rank_writes() {
 #[test]
 fn a_file_holds_what_memory_does() {
     let folder = Folder::new("same");
-    let (start, at) = (
-        LaunchStart::new(3, LaunchId::of_process(0, 7)),
-        Instant::now(),
-    );
+    let start = LaunchStart::new(3, LaunchId::of_process(0, 7));
+    let at = Instant::now();
     let [first, second] = [None, Some(&*folder.0)].map(|folder| {
         let recorder = Recorder::new(2, &start, folder).unwrap();
         recorder.sequence(&Group::new([0, 1, 2], 2), "");

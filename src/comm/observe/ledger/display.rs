@@ -63,7 +63,8 @@ impl fmt::Display for Summary {
 
 impl fmt::Display for Ledger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (totals, copies) = (self.snapshot(), self.host_copies());
+        let totals = self.snapshot();
+        let copies = self.host_copies();
         let labels = totals
             .iter()
             .map(|(key, _)| &key.label)

@@ -39,16 +39,14 @@ impl Ledger {
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
     pub fn to_json(&self) -> String {
-        let (
-            totals,
-            Summary {
-                total,
-                spent,
-                queue,
-                waits,
-                ..
-            },
-        ) = (self.snapshot(), self.summary());
+        let totals = self.snapshot();
+        let Summary {
+            total,
+            spent,
+            queue,
+            waits,
+            ..
+        } = self.summary();
         let host_copies = self.host_copies();
         let collective = |(key, CallTotals { calls, bytes }): (&LedgerKey, &CallTotals)| {
             let LedgerKey { op, phase, label } = key;

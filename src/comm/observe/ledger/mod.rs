@@ -169,7 +169,8 @@ impl Ledger {
     /// ```
     pub fn summary(&self) -> Summary {
         let book = self.book.lock();
-        let (total, queue) = (book.totals.total(|_| true), book.queue);
+        let total = book.totals.total(|_| true);
+        let queue = book.queue;
         let host_copies = book.host_copies.values().copied().sum();
         Summary {
             total,
@@ -274,8 +275,10 @@ impl Ledger {
     pub fn recent(&self) -> Vec<LedgerEntry> {
         let forgotten = self.book.lock().forgotten;
         let entry = |operation: &Operation| {
-            let (id, index) = (&operation.id, operation.counted?.checked_sub(forgotten)?);
-            let (group_size, label) = (id.ranks.len(), id.label.clone());
+            let id = &operation.id;
+            let index = operation.counted?.checked_sub(forgotten)?;
+            let group_size = id.ranks.len();
+            let label = id.label.clone();
             Some(LedgerEntry {
                 index,
                 op: id.op,
@@ -350,7 +353,8 @@ mod tests {
         let group = Group::new([0, 1], 0);
         let sequence = ledger.recorder().sequence(&group, "");
         let signature = CallSignature::new(op, &label.into(), Vec::new());
-        let (channel, seq) = (sequence.number(), sequence.next(op));
+        let channel = sequence.number();
+        let seq = sequence.next(op);
         let posting = Posting {
             group: &group,
             channel,

@@ -234,13 +234,11 @@ mod tests {
         ] {
             ledger.crossed(&unit.into(), way, bytes);
         }
-        let (twice, once) = (
-            CallTotals {
-                calls: 2,
-                bytes: 120,
-            },
-            CallTotals { calls: 1, bytes: 7 },
-        );
+        let twice = CallTotals {
+            calls: 2,
+            bytes: 120,
+        };
+        let once = CallTotals { calls: 1, bytes: 7 };
         assert_eq!(
             ledger.host_copies()["b"],
             OffloadTraffic {

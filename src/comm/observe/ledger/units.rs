@@ -30,7 +30,8 @@ fn scaled(number: u128, units: &[&str]) -> String {
     if number < 1000 {
         return format!("{number} {}", units[0]);
     }
-    let (mut value, mut unit) = (number as f64 / 1e3, 1);
+    let mut value = number as f64 / 1e3;
+    let mut unit = 1;
     // A value that would be displayed as 1000.0 uses the next unit.
     while value >= 999.95 && unit + 1 < units.len() {
         (value, unit) = (value / 1e3, unit + 1);

@@ -139,7 +139,9 @@ impl Waits {
             waits,
             waiting,
         } = self.straggler()?;
-        let (count, waiting, total) = (self.count(), Time(waiting), Time(self.total));
+        let count = self.count();
+        let waiting = Time(waiting);
+        let total = Time(self.total);
         Some(format!(
             "rank {rank} came last in {waits} of {count} waits, {waiting} of {total}"
         ))
@@ -174,10 +176,8 @@ impl fmt::Display for Waits {
         }
         let others = stragglers.iter().skip(SHOWN);
         if others.len() > 0 {
-            let (count, waits) = (
-                others.len(),
-                others.clone().map(|other| other.waits).sum::<u64>(),
-            );
+            let count = others.len();
+            let waits = others.clone().map(|other| other.waits).sum::<u64>();
             write!(
                 f,
                 "\n{count:<3} others {waits:>10} {:>10}",

@@ -79,7 +79,9 @@ pub(super) fn is_complete(bytes: &[u8]) -> bool {
 
 /// Decodes a complete frame. Returns `None` if the bytes are not a valid frame.
 pub(super) fn read(bytes: &[u8]) -> Option<Frame<'_>> {
-    let (size, header, payloads) = (word(bytes, 0)?, word(bytes, 1)?, word(bytes, 2)?);
+    let size = word(bytes, 0)?;
+    let header = word(bytes, 1)?;
+    let payloads = word(bytes, 2)?;
     if size != bytes.len() as u64 {
         return None;
     }

@@ -50,7 +50,9 @@ impl Library {
         if initialized != 0 {
             return Err(StartError::Initialized);
         }
-        let (mut level, mut processes, mut here) = (0, 0, 0);
+        let mut level = 0;
+        let mut processes = 0;
+        let mut here = 0;
         // SAFETY: MPI is not initialized, and needs no command-line arguments; afterwards this is
         // its main thread. The constants are available because the library is loaded.
         unsafe {
@@ -175,7 +177,8 @@ impl Library {
         // SAFETY: the status is read only after it is written. All-zero bytes are a valid status,
         // which consists of integers.
         unsafe {
-            let (mut handle, mut status) = (RSMPI_MESSAGE_NULL, std::mem::zeroed::<MPI_Status>());
+            let mut handle = RSMPI_MESSAGE_NULL;
+            let mut status = std::mem::zeroed::<MPI_Status>();
             let code = MPI_Improbe(
                 RSMPI_ANY_SOURCE,
                 tag,
@@ -236,7 +239,8 @@ impl Library {
         // statuses.
         let code = unsafe {
             let length = count(requests.len());
-            let (requests, indices) = (requests.as_mut_ptr(), done.as_mut_ptr());
+            let requests = requests.as_mut_ptr();
+            let indices = done.as_mut_ptr();
             let code = MPI_Testsome(
                 length,
                 requests,
@@ -286,7 +290,8 @@ fn check_place(place: ProcessRank, processes: usize, here: usize) -> Result<(), 
     if place == (ProcessRank { processes, here }) {
         return Ok(());
     }
-    let (mpi_processes, mpi_here) = (processes, here);
+    let mpi_processes = processes;
+    let mpi_here = here;
     Err(StartError::OtherLauncher {
         processes: place.processes,
         here: place.here,

@@ -132,9 +132,12 @@ impl MpiTransport {
     /// If the processes could not be connected. Every later call returns the same error.
     pub fn of_process() -> Result<Option<Arc<Self>>, StartError> {
         static TRANSPORT: OnceLock<Result<Option<Arc<MpiTransport>>, StartError>> = OnceLock::new();
-        let start = |place| Self::start(place, FragmentLimits::default()).map(Arc::new);
         TRANSPORT
-            .get_or_init(|| launcher::place()?.map(start).transpose())
+            .get_or_init(|| {
+                launcher::place()?
+                    .map(|place| Self::start(place, FragmentLimits::default()).map(Arc::new))
+                    .transpose()
+            })
             .clone()
     }
 
@@ -150,7 +153,8 @@ impl MpiTransport {
                 let awaited = (0..place.processes)
                     .map(|_| AtomicBool::new(true))
                     .collect();
-                let (queue, handler) = (Mutex::default(), OnceLock::new());
+                let queue = Mutex::default();
+                let handler = OnceLock::new();
                 let [hurried, helped, sleeps] = [(); 3].map(|()| AtomicBool::new(false));
                 let shared = Arc::new(MpiShared {
                     place,

@@ -368,9 +368,11 @@ impl ProgressEngine {
                 space.write_copy_of_slice(inlined);
             }
         }
-        let of_its_own =
-            |(length, inlined): (&usize, &Option<&[u8]>)| inlined.is_none().then_some(*length);
-        let lengths: Vec<_> = lengths.iter().zip(inlined).map(of_its_own).collect();
+        let lengths: Vec<_> = lengths
+            .iter()
+            .zip(inlined)
+            .map(|(length, inlined)| inlined.is_none().then_some(*length))
+            .collect();
         if lengths.iter().all(Option::is_none) {
             // SAFETY: all payloads have been copied.
             unsafe { handler.arrived(from, number, buffers) };

@@ -201,7 +201,8 @@ impl RequestTable {
 
     /// Starts to receive `message`, the `number`-th MPI message with a frame from its sender.
     pub fn receive_frame(&mut self, message: ProbedMessage, number: u64) -> Result<(), MpiError> {
-        let (from, mut bytes) = (message.from, vec![0; message.bytes]);
+        let from = message.from;
+        let mut bytes = vec![0; message.bytes];
         // SAFETY: `held` owns the bytes, and no other code reads or moves them until the request
         // completes.
         let request = unsafe { self.library.take(message, bytes.as_mut_ptr()) }?;
@@ -232,13 +233,12 @@ impl RequestTable {
     fn begin_receives(&mut self, from: usize) {
         loop {
             let Announced { fragments, coming } = &mut self.announced[from];
-            let may_come =
-                |next: &mut Fragment| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit;
             let Some(Fragment {
                 space,
                 length,
                 message,
-            }) = fragments.pop_front_if(may_come)
+            }) = fragments
+                .pop_front_if(|next| *coming == 0 || *coming + next.length <= AT_ONCE * self.limit)
             else {
                 return;
             };

@@ -76,7 +76,9 @@ impl Ulfm {
         // SAFETY: MPI is initialized, as required by `Self::of`. Both groups belong to this
         // communicator; the one created here is freed here.
         unsafe {
-            let (mut failed, mut size, mut acknowledged) = (RSMPI_GROUP_NULL, 0, 0);
+            let mut failed = RSMPI_GROUP_NULL;
+            let mut size = 0;
+            let mut acknowledged = 0;
             check("MPIX_Comm_get_failed", (self.get)(self.comm, &mut failed))?;
             check("MPI_Group_size", MPI_Group_size(failed, &mut size))?;
             let places: Vec<c_int> = (0..size).collect();

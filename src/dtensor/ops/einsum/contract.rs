@@ -54,10 +54,12 @@ impl ContractionOperand {
     /// Returns the product with `other`, summed over the shared axes for which `wanted` returns
     /// false.
     pub(super) fn contract(self, other: Self, wanted: impl Fn(Axis) -> bool) -> Self {
-        let (left, right) = (self.axes.clone(), other.axes.clone());
+        let left = self.axes.clone();
+        let right = other.axes.clone();
         let left_alone = self.sum(|axis| !wanted(axis) && !right.contains(&axis));
         let right_alone = other.sum(|axis| !wanted(axis) && !left.contains(&axis));
-        let (left, right) = (left_alone.axes.clone(), right_alone.axes.clone());
+        let left = left_alone.axes.clone();
+        let right = right_alone.axes.clone();
         let shared = |axis: &&Axis| left.contains(axis) && right.contains(axis);
         let batch: Axes = left
             .iter()
@@ -89,8 +91,10 @@ impl ContractionOperand {
             .chain(a.lens(&rows))
             .chain(b.lens(&columns))
             .collect();
-        let (groups, inner) = (a.lens(&batch).product(), a.lens(&summed).product());
-        let (height, width) = (a.lens(&rows).product(), b.lens(&columns).product());
+        let groups = a.lens(&batch).product();
+        let inner = a.lens(&summed).product();
+        let height = a.lens(&rows).product();
+        let width = b.lens(&columns).product();
         let a = a.reshape(vec![groups, height, inner]).tensor;
         let b = b.reshape(vec![groups, inner, width]).tensor;
         // Without summed axes, the product is elementwise.
@@ -179,13 +183,12 @@ impl ContractionOperand {
 
     /// Replaces the two dimensions of `axis` by their diagonal, as the last dimension.
     fn diagonal(self, axis: Axis) -> Self {
-        let (first, second) = (
-            self.place(axis),
-            self.axes
-                .iter()
-                .rposition(|&own| own == axis)
-                .expect("twice"),
-        );
+        let first = self.place(axis);
+        let second = self
+            .axes
+            .iter()
+            .rposition(|&own| own == axis)
+            .expect("twice");
         let mut places: Vec<usize> = (0..self.axes.len())
             .filter(|&dim| dim != first && dim != second)
             .collect();

@@ -96,17 +96,16 @@ impl ShardingRule for Einsum {
     }
 
     fn outputs(&self, inputs: &[Shape]) -> Result<Vec<Shape>> {
-        let explained = |why| {
-            operand_error(
-                self.name(),
-                inputs,
-                format!("in `{}`, {why}", self.equation),
-            )
-        };
         let shape = self
             .subscripts(inputs)
             .and_then(|subscripts| subscripts.shapes(inputs, &[]))
-            .map_err(explained)?;
+            .map_err(|why| {
+                operand_error(
+                    self.name(),
+                    inputs,
+                    format!("in `{}`, {why}", self.equation),
+                )
+            })?;
         // burn's scalars have shape [1].
         Ok(if shape[0].num_dims() == 0 {
             vec![Shape::new([1])]
@@ -209,15 +208,12 @@ impl<const D: usize, K: Kind + kind::Numeric + 'static> DTensor<D, K> {
         let subscripts = rule
             .subscripts(&shapes)
             .expect("the rule has parsed the equation for these shapes");
-        let (inputs, output): (Vec<Axes>, _) = (
-            subscripts.inputs.iter().map(axes).collect(),
-            axes(&subscripts.outputs[0]),
-        );
+        let inputs: Vec<Axes> = subscripts.inputs.iter().map(axes).collect();
+        let output = axes(&subscripts.outputs[0]);
         let mut factors = operands.map(|(at, operand)| {
-            let repeats = |dim| {
+            ContractionOperand::new(operand.local(&op, at), &inputs[at], |dim| {
                 shapes[at][dim] == 1 && subscripts.len(inputs[at][dim], &shapes) != Ok(Some(1))
-            };
-            ContractionOperand::new(operand.local(&op, at), &inputs[at], repeats)
+            })
         });
         let first = factors.next().expect("there is an operand");
         let product = factors.enumerate().fold(first, |product, (at, factor)| {

@@ -169,7 +169,8 @@ impl Halo {
         reach: impl Fn(usize, Range<usize>) -> Reach,
     ) -> Option<Self> {
         let input = operator.input_spec(0);
-        let (layout, ranks) = (input.layout(), input.mesh().shape());
+        let layout = input.layout();
+        let ranks = input.mesh().shape();
         let sharding_dims = |dim: usize| {
             layout
                 .shard_order(dim)

@@ -33,10 +33,10 @@ impl HaloRange {
 
     /// Returns true if the rank reads exactly the elements that it holds.
     fn reads_its_own(&self) -> bool {
-        let same = |(has, reads): (&Range<usize>, &Range<isize>)| {
-            (has.start as isize, has.end as isize) == (reads.start, reads.end)
-        };
-        self.has.iter().zip(&self.reads).all(same)
+        self.has
+            .iter()
+            .zip(&self.reads)
+            .all(|(has, reads)| (has.start as isize, has.end as isize) == (reads.start, reads.end))
     }
 }
 
@@ -138,7 +138,8 @@ mod tests {
                 assert_eq!(plan.lens[..], [end - start + 3]);
                 let mut read = vec![None; plan.lens[0]];
                 for (peer, given) in plans.iter().enumerate() {
-                    let (from, to) = (given.gives[own].clone(), plan.takes[peer].clone());
+                    let from = given.gives[own].clone();
+                    let to = plan.takes[peer].clone();
                     assert_eq!(from.is_some(), to.is_some());
                     let Some((from, to)) = from.zip(to) else {
                         continue;

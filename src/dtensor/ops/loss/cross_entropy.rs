@@ -180,7 +180,8 @@ impl CrossEntropyLoss {
         let rule =
             TERMS.lens([1 + usize::from(!self.log_probs) + usize::from(self.smoothing > 0.0)]);
         let op = Operator::resolve(&rule, &[(&scores).into(), (&targets).into()]).or_unwind();
-        let (scores, targets) = (op.input(0, scores), op.input(1, targets));
+        let scores = op.input(0, scores);
+        let targets = op.input(1, targets);
         let dtype = scores.dtype();
         // A sum over many classes overflows in half precision.
         let scores = if dtype.size() < 4 {

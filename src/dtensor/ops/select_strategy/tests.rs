@@ -78,7 +78,8 @@ fn product() -> Vec<Strategy> {
 /// Five rows over four ranks are 2, 2, 1 and 0.
 #[test]
 fn a_rank_is_left_without_elements_only_where_the_operator_takes_that() {
-    let (comes, shape) = (layout(&[4], &[S(0)]), Shape::from([5, 8]));
+    let comes = layout(&[4], &[S(0)]);
+    let shape = Shape::from([5, 8]);
     let operand = float(&comes, &shape);
     let rows = [strategy([R], [R]), strategy([S(0)], [S(0)])];
     let placed = |takes| placements(&chosen(&[4], &[operand], &rows, takes, None).unwrap().inputs);
@@ -142,7 +143,8 @@ fn collectives_in_backward_decide_where_those_in_forward_are_as_many() {
         strategy([R, S(0)], [S(0)]),
         strategy([S(0), R], [SUM]),
     ];
-    let (sizes, shape) = (layout(&[2], &[S(0)]), Shape::from([8, 8]));
+    let sizes = layout(&[2], &[S(0)]);
+    let shape = Shape::from([8, 8]);
     let moved = |differentiable: [bool; 2]| {
         let operands = differentiable.map(|differentiable| OperandInfo {
             differentiable,
@@ -178,10 +180,8 @@ fn layouts_do_not_depend_on_lengths() {
             )
             .unwrap()
         };
-        let (of_product, of_sum) = (
-            chosen(&product(), [6, 6], [6, 6]),
-            chosen(&sum, [6, 6], [6, 6]),
-        );
+        let of_product = chosen(&product(), [6, 6], [6, 6]);
+        let of_sum = chosen(&sum, [6, 6], [6, 6]);
         for (m, k) in lengths.into_iter().cartesian_product(lengths) {
             assert_eq!(chosen(&sum, [m, k], [m, k]), of_sum, "{a} {b} {m} {k}");
             for n in lengths {
@@ -393,7 +393,8 @@ fn nothing_is_cheaper() {
                         .unwrap()
                 };
                 let made = |at: usize| {
-                    let (from, to) = ([a, b][at].placements(), input(at));
+                    let from = [a, b][at].placements();
+                    let to = input(at);
                     from.iter()
                         .zip(to.placements())
                         .any(|(from, to)| from != to && to.partial_op().is_some())
@@ -438,8 +439,10 @@ fn a_sum_is_scattered_where_an_input_is_sharded_and_nowhere_else() {
 #[test]
 fn with_times_what_is_sent_in_backward_counts_and_lengths_decide() {
     let moved = |rows: usize, times: Option<&Times>| {
-        let (x, w) = (Shape::from([rows, 512]), Shape::from([512, 512]));
-        let (sizes, full) = (layout(&[4], &[S(1)]), layout(&[4], &[R]));
+        let x = Shape::from([rows, 512]);
+        let w = Shape::from([512, 512]);
+        let sizes = layout(&[4], &[S(1)]);
+        let full = layout(&[4], &[R]);
         placements(
             &chosen(
                 &[4],
@@ -497,7 +500,8 @@ fn a_collective_takes_its_call_and_its_bytes() {
 
 #[test]
 fn what_parts_come_down_to_counts_as_sent() {
-    let (sizes, shape) = (layout(&[4], &[S(0)]), Shape::from([64, 64]));
+    let sizes = layout(&[4], &[S(0)]);
+    let shape = Shape::from([64, 64]);
     let told = strategy([S(0)], [S(0)]).with_slots(1);
     // Both take one collective. The summaries have one dimension less, so they send less.
     let rows = [strategy([S(1)], [S(1)]), told.clone()];

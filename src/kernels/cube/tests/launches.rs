@@ -16,12 +16,17 @@ fn within(limits: DeviceLimits, copies: &CopyPlan) -> Result<CubePlan, CubeError
 
 /// Returns a layout of many tensors with six columns over three ranks.
 fn layout(dim: usize) -> FlatLayout {
-    let tensor = |rows| ShardedTensorSpec {
-        shape: Shape::new([rows, 6]),
-        dim,
-        sizes: ShardSizes::Chunked([rows, 6][dim]),
-    };
-    FlatLayout::new(3, [5, 9, 33, 1, 12, 70, 3].map(tensor).to_vec(), 1)
+    FlatLayout::new(
+        3,
+        [5, 9, 33, 1, 12, 70, 3]
+            .map(|rows| ShardedTensorSpec {
+                shape: Shape::new([rows, 6]),
+                dim,
+                sizes: ShardSizes::Chunked([rows, 6][dim]),
+            })
+            .to_vec(),
+        1,
+    )
 }
 
 #[test]

@@ -96,15 +96,13 @@ impl Call {
         job: &impl PartitionedJob<Partition = ()>,
         cache: &SharedResultCache,
     ) -> (Vec<FlexTensor>, Duration) {
-        let (
-            Self {
-                ticket,
-                keep,
-                cached,
-                ..
-            },
-            waited,
-        ) = (self, Cell::default());
+        let Self {
+            ticket,
+            keep,
+            cached,
+            ..
+        } = self;
+        let waited = Cell::default();
         let owner = Owner {
             cache,
             op: *ticket,
@@ -134,7 +132,8 @@ fn ranks_that_wait_make_it_together_and_have_one() {
         SLEEPS,
         SpinPolicy::Yielding(100, Duration::from_millis(1)),
     ] {
-        let (call, cache) = (Call::new(0, 0, ResultRetention::Latest), cache(spin));
+        let call = Call::new(0, 0, ResultRetention::Latest);
+        let cache = cache(spin);
         // Neither rank can continue without the other, so they perform two tasks at the same time,
         // twice.
         let both = Barrier::new(2);
@@ -158,7 +157,8 @@ fn ranks_that_wait_make_it_together_and_have_one() {
 
 #[test]
 fn invariant_1_all_threads_of_a_rank_take_tasks() {
-    let (call, cache) = (Call::new(0, 0, ResultRetention::Latest), cache(SPINS));
+    let call = Call::new(0, 0, ResultRetention::Latest);
+    let cache = cache(SPINS);
     // No thread can continue without another one, so two perform tasks at the same time, twice.
     let both = Barrier::new(2);
     let job = Numbers::new(4, |_| _ = both.wait());
@@ -171,7 +171,8 @@ fn invariant_1_all_threads_of_a_rank_take_tasks() {
 
 #[test]
 fn who_comes_later_takes_a_handle() {
-    let (call, cache) = (Call::new(0, 0, ResultRetention::Latest), cache(SPINS));
+    let call = Call::new(0, 0, ResultRetention::Latest);
+    let cache = cache(SPINS);
     let job = Numbers::new(2, |_| ());
     let get = || call.get(&job, &cache).0;
     let address = numbers(&get()).as_ptr().addr();
@@ -191,7 +192,8 @@ fn who_comes_later_takes_a_handle() {
 
 #[test]
 fn fast_ranks_keep_only_the_latest_result_of_a_group() {
-    let (cache, job) = (cache(SPINS), Numbers::new(2, |_| ()));
+    let cache = cache(SPINS);
+    let job = Numbers::new(2, |_| ());
     let [early, other, late] =
         [(0, 0), (1, 0), (0, 1)].map(|(group, seq)| Call::new(group, seq, ResultRetention::Latest));
     let begun = |call: &Call| {
@@ -221,7 +223,8 @@ fn fast_ranks_keep_only_the_latest_result_of_a_group() {
 
 #[test]
 fn what_was_there_before_makes_room_for_what_is_made() {
-    let (cache, job) = (cache(SPINS), Numbers::new(1000, |_| ()));
+    let cache = cache(SPINS);
+    let job = Numbers::new(1000, |_| ());
     let address = |call: &Call| numbers(&call.get(&job, &cache).0).as_ptr().addr();
     let [early, late] = [0, 1].map(|seq| Call::new(0, seq, ResultRetention::Latest));
     let before = address(&early);
@@ -231,7 +234,8 @@ fn what_was_there_before_makes_room_for_what_is_made() {
 
 #[test]
 fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
-    let (cache, job) = (cache(SPINS), Numbers::new(2, |_| ()));
+    let cache = cache(SPINS);
+    let job = Numbers::new(2, |_| ());
     let [early, late] = [0, 1].map(|seq| Call::new(0, seq, ResultRetention::All));
     for call in [&early, &late, &early, &late] {
         assert!(are_numbers(&call.get(&job, &cache).0));
@@ -241,9 +245,11 @@ fn what_is_reduced_is_made_once_however_late_a_rank_comes() {
 
 #[test]
 fn where_one_panics_others_start_from_scratch() {
-    let (call, cache) = (Call::new(0, 0, ResultRetention::Latest), cache(SLEEPS));
+    let call = Call::new(0, 0, ResultRetention::Latest);
+    let cache = cache(SLEEPS);
     // The first task is taken while the second one is running, and panics when that is done.
-    let (both, first) = (Barrier::new(2), AtomicBool::new(true));
+    let both = Barrier::new(2);
+    let first = AtomicBool::new(true);
     let job = Numbers::new(2, |index| {
         let is_first = first.load(Ordering::SeqCst);
         if is_first {
@@ -268,9 +274,12 @@ fn where_one_panics_others_start_from_scratch() {
 /// memory and work n times when the machine is busiest.
 #[test]
 fn invariant_2_no_rank_builds_alone_what_another_is_late_with() {
-    let (call, cache) = (Call::new(0, 0, ResultRetention::Latest), cache(SLEEPS));
-    let ((tell, taken), (go, told)) = (mpsc::channel(), mpsc::channel::<()>());
-    let (is_first, told) = (AtomicBool::new(true), Mutex::new(told));
+    let call = Call::new(0, 0, ResultRetention::Latest);
+    let cache = cache(SLEEPS);
+    let (tell, taken) = mpsc::channel();
+    let (go, told) = mpsc::channel::<()>();
+    let is_first = AtomicBool::new(true);
+    let told = Mutex::new(told);
     let job = Numbers::new(2, |_| {
         if is_first.swap(false, Ordering::SeqCst) {
             tell.send(()).unwrap();

@@ -7,7 +7,8 @@ use super::*;
 fn a_thread_that_helps_makes_progress() {
     ProcessTest::new(2).run(|| {
         let courier = start(FragmentLimits::default());
-        let (told, other) = (inbox(&courier), 1 - courier.process_index());
+        let told = inbox(&courier);
+        let other = 1 - courier.process_index();
         let mut own = 0;
         for turn in 0..200_usize {
             if turn % 2 == courier.process_index() {

@@ -9,7 +9,8 @@ use crate::testing::Conformance;
 fn all_pairs(limits: FragmentLimits, header: usize, lengths: &[usize]) {
     let courier = start(limits);
     let told = inbox(&courier);
-    let (here, header) = (courier.process_index(), "h".repeat(header));
+    let here = courier.process_index();
+    let header = "h".repeat(header);
     let messages: Vec<_> = lengths
         .iter()
         .map(std::slice::from_ref)
