@@ -2,18 +2,11 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[cfg(feature = "flex")]
 use burn::backend::DispatchTensorKind;
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
-// The backend of the tensor that marks a container of gradients.
-#[cfg(all(not(feature = "flex"), any(feature = "wgpu", feature = "cuda")))]
-use burn::backend::Cube as MarkBackend;
-#[cfg(feature = "flex")]
-use burn::backend::Flex as MarkBackend;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{
     base::Checkpointer,
@@ -23,12 +16,11 @@ use burn::backend::autodiff::checkpoint::{
 };
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, AutodiffBackend, DispatchTensor, TensorMetadata};
-use burn::tensor::FloatDType;
+use burn::backend::{Autodiff, DispatchTensor};
 
 use super::{BackwardId, BackwardStep, GradStore, GraphOps, Retain, SharedGraphOp, Wrap, running};
+use crate::burn_compat::internals::backward_number;
 
 impl<B: Wrap + GraphOps, C: CheckpointStrategy> GraphOps for Autodiff<B, C> {
     fn graph_unary(parent: FloatTensor<Self>, op: SharedGraphOp) -> FloatTensor<Self> {
@@ -132,7 +124,7 @@ struct Store<'a, B, const N: usize> {
 
 impl<B: Wrap, const N: usize> GradStore for Store<'_, B, N> {
     fn backward(&mut self) -> BackwardId {
-        backward_of(self.grads)
+        BackwardId(backward_number(self.grads))
     }
 
     fn write_checkpointer(&self, to: &mut dyn fmt::Write) -> fmt::Result {
@@ -154,35 +146,6 @@ impl<B: Wrap, const N: usize> GradStore for Store<'_, B, N> {
             _ => self.add(id, grad),
         }
     }
-}
-
-/// Returns the backward that created the container `grads`.
-///
-/// burn calls no hook when a backward begins or ends, and the address of a container is that of an
-/// earlier one whose backward was abandoned. So the container itself holds the number, from the
-/// first call on: as the shape of an empty tensor, under a node that is in no graph.
-#[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
-fn backward_of(grads: &mut Gradients) -> BackwardId {
-    static NODE: LazyLock<FloatTensor<Autodiff<MarkBackend>>> =
-        LazyLock::new(|| Autodiff::<MarkBackend>::from_inner(mark(0)));
-    static NEXT: AtomicUsize = AtomicUsize::new(1);
-    if let Some(mark) = grads.get::<MarkBackend>(&NODE) {
-        return BackwardId(mark.shape()[1]);
-    }
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    grads.register::<MarkBackend>(NODE.id(), mark(number));
-    BackwardId(number)
-}
-
-#[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
-fn mark(number: usize) -> FloatTensor<MarkBackend> {
-    MarkBackend::float_empty([0, number].into(), &Default::default(), FloatDType::F32)
-}
-
-/// Without a backend there are no graphs.
-#[cfg(not(any(feature = "flex", feature = "wgpu", feature = "cuda")))]
-fn backward_of(_: &mut Gradients) -> BackwardId {
-    BackwardId(0)
 }
 
 /// Recomputes an operation's output during backward.

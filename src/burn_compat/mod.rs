@@ -14,6 +14,7 @@
 //! | `empty_batch` | a product with a matrix of no rows has no rows; with a batch of no matrices, burn reads foreign memory |
 //! | `graph_depth` | backward runs the deepest node first |
 //! | `graph_edges` | the debug text of a backward's checkpointer lists the nodes and their parents |
+//! | `internals` | the bottom layer: numbers of graph nodes, containers of gradients, memory behind a handle |
 //!
 //! The nodes of the autodiff graph are recorded in [`autodiff`](crate::autodiff), by burn's
 //! documented extension interface.
@@ -21,6 +22,7 @@
 mod empty_batch;
 mod graph_depth;
 mod graph_edges;
+pub(crate) mod internals;
 mod layers;
 mod lazy;
 mod lora;

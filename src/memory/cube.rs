@@ -18,15 +18,16 @@ use burn::tensor::Device;
 #[cfg(feature = "cuda")]
 use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
-use cubecl::device_handle::DeviceHandle;
 use cubecl::server::Handle;
-use cubecl_server::memory_management::{
-    ErrorGraph, ManagedMemoryHandle, ManagedMemoryId, MemoryManagement,
-};
-use cubecl_server::runtime::Runtime;
-use cubecl_server::storage::ComputeStorage;
-use cubecl_server::stream::WriteScoped;
+use cubecl_server::memory_management::{ManagedMemoryHandle, ManagedMemoryId};
 use parking_lot::RwLock;
+
+use crate::Error;
+#[cfg(feature = "cuda")]
+use crate::burn_compat::internals::CudaServer;
+#[cfg(feature = "wgpu")]
+use crate::burn_compat::internals::WgpuServer;
+use crate::burn_compat::internals::{RenameFailure, rename};
 
 /// Ids of allocations whose memory can be evicted.
 static LENT: LazyLock<RwLock<HashSet<ManagedMemoryId>>> = LazyLock::new(RwLock::default);
@@ -145,6 +146,7 @@ pub(crate) struct EvictableAllocation {
     /// While the allocation has memory, this handle, the pool's and that of any tensor make more
     /// than two, so no operation computes in place.
     handle: Handle,
+    failure: RenameFailure,
 }
 
 impl EvictableAllocation {
@@ -154,7 +156,8 @@ impl EvictableAllocation {
         let handle = tensor.handle.clone();
         is_movable(&handle).then(|| {
             LENT.write().insert(id(&handle));
-            Self { handle }
+            let failure = RenameFailure::default();
+            Self { handle, failure }
         })
     }
 
@@ -164,17 +167,38 @@ impl EvictableAllocation {
 
     /// Removes the memory, after all work that the calling thread has submitted to the device so
     /// far.
+    ///
+    /// # Panics
+    /// If the device could not move the memory before.
     pub(crate) fn take(&self) {
-        rename(self.handle.clone(), ManagedMemoryHandle::new());
+        self.check();
+        self.rename(self.handle.clone(), ManagedMemoryHandle::new());
     }
 
     /// Restores the allocation with the memory of `tensor`, which no other handle uses.
+    ///
+    /// # Panics
+    /// If the device could not move the memory before. If it cannot now, an operation that reads
+    /// the allocation is an error of the device.
     pub(crate) fn give(&self, tensor: CubeTensor) {
+        self.check();
         let tensor = match tensor.handle.stream == self.handle.stream {
             true => tensor,
             false => in_memory_of(tensor, &self.handle),
         };
-        rename(tensor.handle, self.handle.memory.clone());
+        self.rename(tensor.handle, self.handle.memory.clone());
+    }
+
+    fn rename(&self, from: Handle, to: ManagedMemoryHandle) {
+        rename(from, to, self.failure.clone());
+    }
+
+    /// Unwinds if the device could not move the memory. It tries after the call that asks for it,
+    /// so the rank learns of it at its next call.
+    fn check(&self) {
+        if let Some(reason) = self.failure.get() {
+            Error::other(reason).unwind();
+        }
     }
 }
 

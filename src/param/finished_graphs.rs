@@ -3,12 +3,10 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use burn::backend::autodiff::NodeId;
-use smallvec::SmallVec;
-
 use super::ParamError;
 use crate::Error;
 use crate::burn_compat::consumed_node;
+use crate::burn_compat::internals::NodeRange;
 
 /// Maximum number of recorded passes. The first of two backwards is of the same step, so the units
 /// of a step suffice.
@@ -39,39 +37,6 @@ struct FinishedGraph {
     consumed: bool,
 }
 
-/// Numbers of the nodes of one forward through a unit. NodeRange that other threads make during that
-/// time have numbers in the same range.
-#[derive(Debug, Clone, Default)]
-pub(super) struct NodeRange {
-    opened: u64,
-    closed: u64,
-    /// NodeRange of the tracked inputs.
-    inputs: SmallVec<[u64; 2]>,
-}
-
-impl NodeRange {
-    pub(super) fn opened() -> Self {
-        Self {
-            opened: NodeId::new().value,
-            closed: u64::MAX,
-            ..Self::default()
-        }
-    }
-
-    /// Returns the number drawn when the unit was opened. Units opened later have higher ones.
-    pub(super) fn opened_at(&self) -> u64 {
-        self.opened
-    }
-
-    pub(super) fn input(&mut self, node: NodeId) {
-        self.inputs.push(node.value);
-    }
-
-    pub(super) fn close(&mut self) {
-        self.closed = NodeId::new().value;
-    }
-}
-
 impl FinishedGraphs {
     /// Records that the graph of a pass through `unit` is gone: `consumed` by a backward, or
     /// dropped.
@@ -97,8 +62,8 @@ impl FinishedGraphs {
                 let before = self
                     .0
                     .iter()
-                    .filter(|gone| gone.consumed && gone.nodes.opened < node);
-                before.max_by_key(|gone| gone.nodes.opened)
+                    .filter(|gone| gone.consumed && gone.nodes.opened_at() < node);
+                before.max_by_key(|gone| gone.nodes.opened_at())
             })?;
         Some(
             ParamError::SecondBackward {
@@ -112,8 +77,8 @@ impl FinishedGraphs {
     fn around(&self, node: u64) -> Option<&FinishedGraph> {
         self.0
             .iter()
-            .filter(|gone| gone.consumed && (gone.nodes.opened..gone.nodes.closed).contains(&node))
-            .max_by_key(|gone| gone.nodes.opened)
+            .filter(|gone| gone.consumed && gone.nodes.contains(node))
+            .max_by_key(|gone| gone.nodes.opened_at())
     }
 
     /// Returns the consumed pass whose backward caused the last pass before the node to be dropped.
@@ -121,15 +86,15 @@ impl FinishedGraphs {
         let forgotten = self
             .0
             .iter()
-            .filter(|gone| !gone.consumed && gone.nodes.opened < node);
+            .filter(|gone| !gone.consumed && gone.nodes.opened_at() < node);
         let on = |gone: &FinishedGraph| {
             gone.nodes
-                .inputs
+                .inputs()
                 .iter()
                 .find_map(|&input| self.around(input))
         };
         forgotten
-            .filter_map(|gone| Some((gone.nodes.opened, on(gone)?)))
+            .filter_map(|gone| Some((gone.nodes.opened_at(), on(gone)?)))
             .max_by_key(|(opened, _)| *opened)
             .map(|(_, on)| on)
     }
@@ -140,11 +105,7 @@ mod tests {
     use super::*;
 
     fn gone(opened: u64, closed: u64, inputs: &[u64]) -> NodeRange {
-        NodeRange {
-            opened,
-            closed,
-            inputs: inputs.into(),
-        }
+        NodeRange::of(opened, closed, inputs)
     }
 
     fn named(graphs: &FinishedGraphs, node: u64) -> Option<String> {

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::counts::ProgramCounts;
 use super::events::{EventKind, TrainingState};
-use super::finished_graphs::{FinishedGraphs, NodeRange};
+use super::finished_graphs::FinishedGraphs;
 use super::progress::Progress;
 use super::reduction::gradients::{CollectedGrads, Trained};
 use super::reduction::order::{OrderKey, ReductionOrder};
@@ -21,6 +21,7 @@ use super::unit::Unit;
 use super::unsharded::UnshardedParams;
 use crate::Error;
 use crate::autodiff::{self, BackwardId};
+use crate::burn_compat::internals::NodeRange;
 use crate::comm::note_interrupted;
 use crate::error::OrUnwind;
 
@@ -65,7 +66,7 @@ impl UnitPass {
     ) -> Arc<Self> {
         Arc::new(Self {
             grads: Mutex::new(CollectedGrads::new(leaves.len())),
-            nodes: Mutex::new(Some(NodeRange::opened())),
+            nodes: Mutex::new(Some(NodeRange::open())),
             unsharded,
             leaves,
             passes,
@@ -188,7 +189,7 @@ impl UnitPass {
             .lock()
             .iter_mut()
             .zip(node)
-            .for_each(|(nodes, node)| nodes.input(node));
+            .for_each(|(nodes, node)| nodes.add_input(node));
     }
 }
 

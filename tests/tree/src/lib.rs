@@ -12,6 +12,7 @@
 //! - `planted`: every planted error names a test that exists.
 //! - `prose`: doc comments begin with a noun phrase or a verb, and prose avoids words that say
 //!   little.
+//! - `reading_order`: closures and `let`s read from top to bottom.
 //! - `walks`: the architecture page names functions that exist, and its walks are short.
 //! - [`programs`]: the tests of each test program. The program of this package prints them for the
 //!   scripts of `.ci`.
@@ -29,6 +30,8 @@ mod planted;
 pub mod programs;
 #[cfg(test)]
 mod prose;
+#[cfg(test)]
+mod reading_order;
 #[cfg(test)]
 mod walks;
 
