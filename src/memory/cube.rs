@@ -227,11 +227,6 @@ fn in_memory_of(tensor: CubeTensor, other: &Handle) -> CubeTensor {
     CubeTensor::new_contiguous(client, device, [len].into(), full, dtype).copy()
 }
 
-#[cfg(feature = "wgpu")]
-type WgpuServer = <cubecl::wgpu::WgpuRuntime as Runtime>::Server;
-#[cfg(feature = "cuda")]
-type CudaServer = <cubecl::cuda::CudaRuntime as Runtime>::Server;
-
 fn is_movable(handle: &Handle) -> bool {
     let runs_on = |server| handle.service.service == server;
     #[cfg(feature = "wgpu")]
@@ -243,57 +238,4 @@ fn is_movable(handle: &Handle) -> bool {
         return true;
     }
     false
-}
-
-/// Binds the memory of handle `from` to `to`, on the device's server thread and in the order of
-/// submitted work. `from` then has no memory.
-///
-/// Evicted memory returns to the pool. If the pool reuses it, writes run on the stream that owns
-/// it, after what that stream has read. Other streams read such memory if other threads of the
-/// program use it. On wgpu those streams have already submitted their work to the queue. On CUDA
-/// the program must have waited for those threads.
-fn rename(from: Handle, to: ManagedMemoryHandle) {
-    let device = from.service.device;
-    let server = from.service.service;
-    #[cfg(feature = "wgpu")]
-    if server == TypeId::of::<WgpuServer>() {
-        return DeviceHandle::<WgpuServer>::new(device).submit(move |server| {
-            let streams = server.write_streams();
-            if from.memory.is_bound() {
-                streams.flush_all();
-            }
-            let (stream, failures) = streams.stream_and_failures(&from.stream);
-            rename_in(&mut stream.memory, from.memory, to, failures);
-        });
-    }
-    #[cfg(feature = "cuda")]
-    if server == TypeId::of::<CudaServer>() {
-        return DeviceHandle::<CudaServer>::new(device).submit(move |server| {
-            match server
-                .write_streams()
-                .resolve(from.stream, std::iter::empty())
-            {
-                Ok(mut streams) => {
-                    let (stream, failures) = streams.current_and_failures();
-                    rename_in(&mut stream.memory_management_gpu, from.memory, to, failures);
-                }
-                Err(error) => log::error!(
-                    "cannot move the memory of a gathered weight to another handle: {error}"
-                ),
-            }
-        });
-    }
-    unreachable!("only allocations of supported runtimes are evictable");
-}
-
-fn rename_in<S: ComputeStorage>(
-    memory: &mut MemoryManagement<S>,
-    from: ManagedMemoryHandle,
-    to: ManagedMemoryHandle,
-    failures: &mut ErrorGraph,
-) {
-    let cursor = memory.get_cursor(from.clone().binding());
-    if let Err(error) = cursor.and_then(|cursor| memory.bind(from, to, cursor, failures)) {
-        log::error!("cannot bind the memory of a gathered weight to a handle: {error}");
-    }
 }

@@ -11,6 +11,11 @@
 //! *Number backward passes.* An id in `Gradients`, or a hook that runs when a backward begins,
 //! would replace the marker.
 
+// The backend of the tensor that marks a container of gradients.
+#[cfg(all(not(feature = "flex"), any(feature = "wgpu", feature = "cuda")))]
+use burn::backend::Cube as MarkBackend;
+#[cfg(feature = "flex")]
+use burn::backend::Flex as MarkBackend;
 use burn::backend::autodiff::grads::Gradients;
 #[cfg(any(feature = "flex", feature = "wgpu", feature = "cuda"))]
 use {
@@ -22,11 +27,6 @@ use {
     std::sync::LazyLock,
     std::sync::atomic::{AtomicUsize, Ordering},
 };
-
-#[cfg(all(not(feature = "flex"), any(feature = "wgpu", feature = "cuda")))]
-type MarkBackend = burn::backend::Cube;
-#[cfg(feature = "flex")]
-type MarkBackend = burn::backend::Flex;
 
 /// Returns the number of the backward that created the container `grads`. No other backward of the
 /// process has the same number.

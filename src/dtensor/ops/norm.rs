@@ -103,7 +103,7 @@ impl ShardingRule for ChannelGroups {
         let x = &inputs[0];
         let groups = self.0;
         let refuse = |why| Err(operand_error(self.name(), inputs, why));
-        if x.num_dims() < 2 || groups == 0 || x[1] % groups != 0 {
+        if x.num_dims() < 2 || groups == 0 || !x[1].is_multiple_of(groups) {
             return refuse(format!(
                 "the channels (dimension 1) must make {groups} groups of equal size"
             ));

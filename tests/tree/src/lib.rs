@@ -3,6 +3,7 @@
 //!
 //! - [`layers`]: modules of the crate use only modules of lower layers, and no files use each other
 //!   in a cycle.
+//! - `inner_types`: which folders use inner types of burn and cubecl, and why.
 //! - [`lines`]: the sizes of folders, for the program of this package.
 //! - `names`: a type's name stands for one type, and names and words that were replaced do not come
 //!   back.
@@ -17,6 +18,8 @@
 //! - [`programs`]: the tests of each test program. The program of this package prints them for the
 //!   scripts of `.ci`.
 
+#[cfg(test)]
+mod inner_types;
 pub mod layers;
 pub mod lines;
 #[cfg(test)]

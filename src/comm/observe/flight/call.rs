@@ -37,9 +37,9 @@ pub(super) fn describe<'a>(posting: &Posting<'a>) -> PostedCall<'a> {
 
 /// Iterates over shape and type of each tensor. For an all-to-all of lists, these are the tensors
 /// that are sent.
-pub(super) fn tensors<'a>(
-    signature: &'a CallSignature,
-) -> impl Iterator<Item = Option<(&'a [usize], ElementType)>> {
+pub(super) fn tensors(
+    signature: &CallSignature,
+) -> impl Iterator<Item = Option<(&[usize], ElementType)>> {
     let tensors = signature
         .tensors
         .iter()
