@@ -47,12 +47,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::burn_compat::{ModulePath, TensorMapper, TensorVisitor, map_tensors, visit_tensors};
-use crate::comm::Call;
+use crate::comm::agree_on_first;
 use crate::mesh::DeviceMesh;
 use crate::param::{full_model_if, walk_with_paths};
 
 /// Reason why weights were not loaded or written.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum PretrainedError {
     /// The first rank could not read the weights, or they do not fit the model.
@@ -143,32 +143,25 @@ pub fn load_from<M: Module, S: ModuleStore>(
         return Err(PretrainedError::Distributed { param }.into());
     }
     let group = mesh.world().group(mesh.ranks())?;
-    let call = Call::new("pretrained::load_from");
-    let failed = |reason| PretrainedError::Load {
-        rank: mesh.ranks()[0],
-        reason,
-    };
-    if group.group().rank() == 0 {
-        let (model, outcome) = match read(model, store) {
-            Ok((model, loaded)) => (Some(model), Ok(loaded)),
-            Err(reason) => (None, Err(reason)),
-        };
-        let outcome = group.broadcast_object(call, Some(&outcome), 0)?;
-        let Loaded { report, .. } = outcome.map_err(failed)?;
-        Ok((
-            model.expect("the outcome is an error without a model"),
-            report,
-        ))
-    } else {
-        let outcome: Result<Loaded, String> = group.broadcast_object(call, None, 0)?;
-        let Loaded { report, discrete } = outcome.map_err(failed)?;
-        Ok((
-            model.map(&mut WriteDiscrete {
-                values: discrete.into(),
-            }),
-            report,
-        ))
+    // The first rank takes the model and puts back what it has read.
+    let mut model = Some(model);
+    let loaded = agree_on_first(&group, "pretrained::load_from", || {
+        let own = model.take().expect("the step runs once");
+        let (own, loaded) = read(own, store).map_err(|reason| PretrainedError::Load {
+            rank: mesh.ranks()[0],
+            reason,
+        })?;
+        model = Some(own);
+        Ok::<_, PretrainedError>(loaded)
+    })?;
+    let mut model = model.expect("without an error the model is back");
+    let Loaded { report, discrete } = loaded;
+    if group.group().rank() != 0 {
+        model = model.map(&mut WriteDiscrete {
+            values: discrete.into(),
+        });
     }
+    Ok((model, report))
 }
 
 /// Writes the full model from the first rank of `mesh`.
@@ -193,15 +186,13 @@ pub fn save_into<M: Module, S: ModuleStore>(
 ) -> Result<()> {
     let group = mesh.world().group(mesh.ranks())?;
     let full = full_model_if(model, group.group().rank() == 0)?;
-    let outcome = full.map(|full| store.collect_from(&full).map_err(reason));
-    let outcome =
-        group.broadcast_object(Call::new("pretrained::save_into"), outcome.as_ref(), 0)?;
-    outcome.map_err(|reason| {
-        PretrainedError::Save {
+    agree_on_first(&group, "pretrained::save_into", || {
+        let full = full.expect("the first rank has the full model");
+        let written = store.collect_from(&full);
+        written.map_err(|error| PretrainedError::Save {
             rank: mesh.ranks()[0],
-            reason,
-        }
-        .into()
+            reason: reason(error),
+        })
     })
 }
 

@@ -9,7 +9,7 @@ use super::manifest::StoredDType;
 use super::region::Region;
 use super::{CheckpointError, State};
 use crate::Result;
-use crate::comm::{Call, Communicator};
+use crate::comm::{Call, Communicator, agree};
 use crate::dtensor::{DTensorSpec, DynDTensor};
 
 /// Bytes above which a region that several ranks hold is divided among them.
@@ -70,7 +70,7 @@ pub(super) fn describe_tensors(
             })
             .collect()
     } else {
-        let of_ranks = super::agree::agree(comm, "checkpoint_state_exchange", own)?;
+        let of_ranks = agree(comm, "checkpoint_state_exchange", own)?;
         merge(of_ranks, comm.group().ranks())?
     };
     check_cover(&held)?;

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::agree::on_first_rank;
 use super::fragments::{FragmentBytes, LiveFragments};
 use super::manager::InFlight;
 use super::open_save::{Committed, OpenSave};
@@ -19,6 +18,7 @@ use super::region::Region;
 use super::save_plan::{SavePlan, WrittenFile};
 use super::{CheckpointError, CheckpointManager, SaveReport, State};
 use crate::Result;
+use crate::comm::agree_on_first;
 
 /// Saves checkpoints on a thread of each rank while training continues.
 ///
@@ -266,7 +266,7 @@ impl AsyncCheckpointer {
             });
             return Ok(None);
         }
-        let done = on_first_rank(comm, "checkpoint_commit", || {
+        let done = agree_on_first(comm, "checkpoint_commit", || {
             manifest.expect("group rank 0 has it").join()
         })?;
         Ok(Some(save.report(done)))

@@ -354,6 +354,14 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// Returns the error, if it is one of checkpoints.
+    pub(super) fn of(error: &crate::Error) -> Option<Self> {
+        match error {
+            crate::Error::Checkpoint(error) => Some(error.clone()),
+            _ => None,
+        }
+    }
+
     /// Creates the error of global rank `rank`, which could not do `action` with the file or folder
     /// `path`.
     pub(super) fn io(rank: usize, action: &str, path: &Path, error: &io::Error) -> Self {

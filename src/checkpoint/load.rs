@@ -10,7 +10,6 @@ use burn::tensor::Tensor;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
-use super::agree::{agree, agreed};
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::manifest::Manifest;
 use super::optimizer::StoredOptimizer;
@@ -20,6 +19,7 @@ use super::tensor_files::{TensorFiles, readable, saved_tensor};
 use super::weight_source::WeightSource;
 use super::{CheckpointError, KeyReport, LoadKind, LoadOptions, ReadOptions, ReadStats};
 use crate::Result;
+use crate::comm::{agree, agree_on_success};
 use crate::dtensor::{DTensor, DynDTensor, Kind};
 use crate::mesh::DeviceMesh;
 use crate::optim::{OptimizerState, parameter_specs};
@@ -215,7 +215,12 @@ impl Checkpoint {
                 report,
             ))
         };
-        agreed(&self.files.mesh.all()?, "checkpoint_load_optimizer", run())
+        agree_on_success(
+            &self.files.mesh.all()?,
+            "checkpoint_load_optimizer",
+            run(),
+            CheckpointError::of,
+        )
     }
 
     /// Loads one tensor with the placements of `like`. Values of another dtype are cast.
@@ -253,7 +258,12 @@ impl Checkpoint {
             let mut values = self.files.read_values(vec![source], &targets)?;
             Ok(values.remove(key).expect("it is the one that was read"))
         };
-        let data = agreed(&self.files.mesh.all()?, "checkpoint_load_tensor", run())?;
+        let data = agree_on_success(
+            &self.files.mesh.all()?,
+            "checkpoint_load_tensor",
+            run(),
+            CheckpointError::of,
+        )?;
         let device = like.device();
         let dtype = data.dtype();
         Ok(DTensor::from_parts(

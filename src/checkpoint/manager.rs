@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::agree::{agree, on_first_rank};
 use super::fragments::LiveFragments;
 use super::fs::{self, FileSystem, Links, MANIFEST};
 use super::load::read_manifest;
@@ -15,6 +14,7 @@ use super::save::write;
 use super::save_plan::{SavePlan, rank_of_file};
 use super::{Checkpoint, CheckpointError, SaveReport, State};
 use crate::Result;
+use crate::comm::{agree, agree_on_first};
 use crate::mesh::DeviceMesh;
 
 /// File with the name of the last complete checkpoint.
@@ -245,7 +245,7 @@ impl CheckpointManager {
     /// [`CheckpointError::Io`] on all ranks.
     pub fn steps(&self) -> Result<Vec<u64>> {
         let comm = self.mesh.all()?;
-        on_first_rank(&comm, "checkpoint_steps", || {
+        agree_on_first(&comm, "checkpoint_steps", || {
             complete(&*self.fs, &self.path).map_err(|error| self.io("read", &self.path, error))
         })
     }
@@ -264,7 +264,7 @@ impl CheckpointManager {
         let comm = self.mesh.all()?;
         let mut removed = None;
         loop {
-            let found = on_first_rank(&comm, "checkpoint_latest", || {
+            let found = agree_on_first(&comm, "checkpoint_latest", || {
                 latest_step(&*self.fs, &self.path, self.mesh.rank())
             })?;
             let Some(step) = found else { return Ok(None) };

@@ -9,11 +9,11 @@ use burn::module::Module;
 use burn::tensor::{DType, Shape, TensorData};
 use serde::{Deserialize, Serialize};
 
-use super::agree::agreed;
 use super::capture::targets;
 use super::weight_source::WeightSource;
 use super::{CheckpointError, LoadKind};
 use crate::Result;
+use crate::comm::agree_on_success;
 use crate::dtensor::{DTensorSpec, is_castable};
 use crate::mesh::DeviceMesh;
 use crate::param::{NewValue, release_shards, replace_tensors};
@@ -206,7 +206,8 @@ pub(super) fn load_model<M: Module>(
         let (pairs, report) = matching.pairs(&targets, saved)?;
         Ok((targets, pairs, report))
     };
-    let (targets, pairs, report) = agreed(&mesh.all()?, "checkpoint_match", run())?;
+    let (targets, pairs, report) =
+        agree_on_success(&mesh.all()?, "checkpoint_match", run(), CheckpointError::of)?;
     // The old shards and the new ones are not in memory at once.
     let paths: BTreeSet<_> = pairs.iter().map(|(path, _)| path.as_str()).collect();
     let model = release_shards(model, |path| paths.contains(path));

@@ -14,7 +14,6 @@
 //! by the same rules, and list everything that does not fit in one error,
 //! [`CheckpointError::Keys`]. An error is the same on all ranks.
 
-mod agree;
 mod assign;
 mod asynchronous;
 mod capture;

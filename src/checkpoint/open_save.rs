@@ -6,13 +6,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
-use super::agree::{agree, on_first_rank};
 use super::fragments::{FragmentBytes, write_fragments};
 use super::fs::{self, FileSystem, Links, MANIFEST, parent};
 use super::save_plan::{SavePlan, WrittenFile, rank_of_file};
 use super::save_report::SaveReport;
 use crate::Result;
-use crate::comm::Communicator;
+use crate::comm::{Communicator, agree, agree_on_first};
 
 const MARKER: &str = "probe-";
 
@@ -42,7 +41,7 @@ impl OpenSave {
     pub fn begin(fs: &dyn FileSystem, path: &Path, plan: SavePlan) -> Result<Self> {
         let (comm, ranks) = (&plan.comm, plan.comm.group().ranks());
         let rank = ranks[comm.group().rank()];
-        let marker = on_first_rank(comm, "checkpoint_folder", || create(fs, path, rank))?;
+        let marker = agree_on_first(comm, "checkpoint_folder", || create(fs, path, rank))?;
         let seen = match fs.open(&path.join(&marker), Links::Refuse) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Err(match rank == ranks[0] {
                 true => CheckpointError::Replaced { path: path.into() },

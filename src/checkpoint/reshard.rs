@@ -5,12 +5,12 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::agree::agreed;
 use super::assign::shard_region;
 use super::reader::Want;
 use super::tensor_files::readable;
 use super::{Checkpoint, CheckpointError, SaveReport, State, save};
 use crate::Result;
+use crate::comm::agree_on_success;
 use crate::dtensor::{DTensorSpec, DynDTensor};
 use crate::placement::{Layout, Placement};
 
@@ -108,10 +108,11 @@ impl Checkpoint {
     /// [`CheckpointError::StoredDType`] and [`CheckpointError::Dims`] for tensors that burn does
     /// not have; those of [`save`] and of [`load_model`](Self::load_model).
     pub fn reshard(&self, path: impl AsRef<Path>, options: &ReshardOptions) -> Result<SaveReport> {
-        let state = agreed(
+        let state = agree_on_success(
             &self.files.mesh.all()?,
             "checkpoint_reshard",
             self.even_state(options),
+            CheckpointError::of,
         )?;
         save(path, &state)
     }

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use burn::module::Module;
 use twox_hash::XxHash3_64;
 
-use super::agree::agree;
 use super::fs::{self, Links};
 use super::manifest::Manifest;
 use super::matching::Matching;
@@ -14,6 +13,7 @@ use super::{
     CheckpointError, KeyReport, LoadKind, ReadOptions, ReadStats, WeightSource, safetensors_file,
 };
 use crate::Result;
+use crate::comm::agree;
 use crate::mesh::DeviceMesh;
 
 /// Weights in safetensors files, as Hugging Face's models have them: one file, or several with an

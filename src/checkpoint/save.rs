@@ -3,13 +3,13 @@
 use std::path::Path;
 
 use super::State;
-use super::agree::on_first_rank;
 use super::fragments::{FragmentBytes, LiveFragments};
 use super::fs::{self, FileSystem};
 use super::open_save::{OpenSave, RunStep};
 use super::save_plan::SavePlan;
 use super::save_report::SaveReport;
 use crate::Result;
+use crate::comm::agree_on_first;
 
 /// Writes a checkpoint into the folder `path`, which must not exist.
 ///
@@ -78,7 +78,7 @@ pub(super) fn write(
 ) -> Result<SaveReport> {
     let save = OpenSave::begin(fs, path, plan)?;
     let written = save.gather(fs, save.write_fragments(fs, bytes))?;
-    on_first_rank(save.comm(), "checkpoint_commit", || {
+    agree_on_first(save.comm(), "checkpoint_commit", || {
         save.commit(fs, written, run)
     })
     .map(|done| save.report(done))

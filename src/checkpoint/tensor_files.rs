@@ -9,7 +9,6 @@ use burn::module::Module;
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 use parking_lot::Mutex;
 
-use super::agree::agreed;
 use super::assign::shard_region;
 use super::fs::{FileSystem, Links};
 use super::manifest::{Manifest, TensorEntry};
@@ -19,6 +18,7 @@ use super::region::transpose;
 use super::weight_source::WeightSource;
 use super::{CheckpointError, KeyReport, ReadOptions, ReadStats};
 use crate::Result;
+use crate::comm::agree_on_success;
 use crate::memory::UninitBytes;
 use crate::mesh::DeviceMesh;
 use crate::param::NewValue;
@@ -98,10 +98,11 @@ impl TensorFiles {
                     .collect(),
                 targets,
             );
-            let values = agreed(
+            let values = agree_on_success(
                 &self.mesh.all()?,
                 "checkpoint_read",
                 read.map_err(Into::into),
+                CheckpointError::of,
             )?;
             Ok(values
                 .into_iter()

@@ -64,6 +64,7 @@
 //! | `waiting_ns`, `moving_ns`, `last` | set after the wait: waiting time, time to compute the result, and the last rank to join |
 
 mod active_launch;
+mod agree;
 mod arguments;
 pub mod backend;
 mod call;
@@ -92,6 +93,7 @@ pub mod transport;
 mod work;
 mod world;
 
+pub(crate) use agree::{agree, agree_on_first, agree_on_success};
 pub use backend::{OpTiming, ReceivedTensors, TransferTiming};
 pub use burn_dtensor_flight::{CollectiveId, Op, Phase};
 pub use call::{Call, ShardedModel};

@@ -2,11 +2,12 @@
 //! for the gradient.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Weak};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
+use lru::LruCache;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -28,13 +29,18 @@ pub(super) struct RedistributePlan {
     label: Arc<str>,
 }
 
-/// Number of plans cached per thread. When it is exceeded, the cache is cleared.
-const CAPACITY: usize = 1 << 10;
+/// Number of layouts whose plans are cached per thread.
+const FROM: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+
+/// Number of plans that are cached from each of them.
+const TO: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+
+type PlansFrom = LruCache<Layout, LruCache<Layout, Arc<RedistributePlan>>>;
 
 thread_local! {
     /// Cache of plans. A rank executes the same few plans in every training step, and planning is a
     /// search.
-    static PLANS: RefCell<HashMap<Layout, HashMap<Layout, Arc<RedistributePlan>>>> = RefCell::default();
+    static PLANS: RefCell<PlansFrom> = RefCell::new(LruCache::new(FROM));
 }
 
 impl RedistributePlan {
@@ -45,23 +51,20 @@ impl RedistributePlan {
 
     /// Returns the plan from one layout to another, from this thread's cache if possible.
     pub(super) fn between(from: &Layout, to: &Layout) -> Result<Arc<Self>> {
-        let known = PLANS.with_borrow(|plans| plans.get(from)?.get(to).cloned());
+        let known = PLANS.with_borrow_mut(|plans| plans.get_mut(from)?.get(to).cloned());
         if let Some(plan) = known {
             return Ok(plan);
         }
-        let steps = plan(from, to)?;
-        let plan = Arc::new(Self {
-            steps,
+        let made = Arc::new(Self {
+            steps: plan(from, to)?,
             label: label(from, to),
         });
         PLANS.with_borrow_mut(|plans| {
-            if plans.values().map(HashMap::len).sum::<usize>() >= CAPACITY {
-                plans.clear();
-            }
-            let from = plans.entry(from.clone()).or_default();
-            from.insert(to.clone(), plan.clone());
+            plans
+                .get_or_insert_mut_ref(from, || LruCache::new(TO))
+                .put(to.clone(), made.clone());
         });
-        Ok(plan)
+        Ok(made)
     }
 
     /// Returns the plan for an operator's input. Unlike [`between`](Self::between), it can reach a

@@ -1,10 +1,11 @@
 //! [`Unit`]: an FSDP unit, whose parameters are gathered and reduced together.
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use lru::LruCache;
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
 use super::counts::ProgramCounts;
 use super::reduction::gradients::AccumulatedGrads;
@@ -26,7 +27,7 @@ pub(crate) struct Unit {
     /// Modules that have already passed `check_not_replaced`, each as (depth of its first
     /// distributed parameter, that parameter's index, number of distributed parameters, number of
     /// other float tensors).
-    checked_modules: Mutex<SmallVec<[[usize; 4]; 2]>>,
+    checked_modules: Mutex<LruCache<[usize; 4], ()>>,
     /// Numbers of passes that trained a parameter: one count for the unit, then one for each
     /// parameter that was read outside the unit.
     passed: Box<[AtomicU64]>,
@@ -54,7 +55,7 @@ pub(crate) struct Prefetches {
 }
 
 /// Maximum number of modules that a unit remembers to have passed `check_not_replaced`.
-const MAX_CHECKED_MODULES: usize = 16;
+const MAX_CHECKED_MODULES: NonZeroUsize = NonZeroUsize::new(16).unwrap();
 
 impl Unit {
     /// Creates the unit of the modules at `path`.
@@ -71,7 +72,7 @@ impl Unit {
         let spec = UnitSpec::new(params, data)?;
         Ok(Self {
             comm: Arc::new(UnitComm::new(path, spec)),
-            checked_modules: Mutex::default(),
+            checked_modules: Mutex::new(LruCache::new(MAX_CHECKED_MODULES)),
             passed,
             accumulated: AccumulatedGrads::default(),
             copies: UnshardedCopies::default(),
@@ -97,15 +98,10 @@ impl Unit {
         key: [usize; 4],
         check: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        if self.checked_modules.lock().contains(&key) {
-            return Ok(());
+        if self.checked_modules.lock().get(&key).is_none() {
+            check()?;
+            self.checked_modules.lock().put(key, ());
         }
-        check()?;
-        let mut checked = self.checked_modules.lock();
-        if checked.len() == MAX_CHECKED_MODULES {
-            checked.clear();
-        }
-        checked.push(key);
         Ok(())
     }
 

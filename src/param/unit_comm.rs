@@ -1,5 +1,6 @@
 //! [`UnitComm`]: a unit's collectives, executed by plans that it keeps.
 
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Slice};
 use itertools::Itertools;
+use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
@@ -38,8 +40,8 @@ pub(crate) struct UnitComm {
     root: RwLock<Option<Arc<str>>>,
     /// Options that the program changes at run time.
     pub(crate) options: Mutex<RuntimeOptions>,
-    /// Plans of its collectives.
-    plans: Mutex<SmallVec<[CachedPlan; 3]>>,
+    /// Plans of its collectives, by the parameters that participate.
+    plans: Mutex<LruCache<Arc<[usize]>, SmallVec<[CachedPlan; 3]>>>,
 }
 
 impl UnitComm {
@@ -51,7 +53,7 @@ impl UnitComm {
             path: RwLock::new(path),
             root: RwLock::new(data.map(|data| data.model.origin.clone())),
             options: Mutex::new(RuntimeOptions::new(reshard)),
-            plans: Mutex::default(),
+            plans: Mutex::new(LruCache::new(MAX_PLANNED)),
             spec,
         }
     }
@@ -245,16 +247,14 @@ impl UnitComm {
         members: &[usize],
         tensors: &[DispatchTensor],
     ) -> Result<CachedPlan, CommError> {
-        let is_this = |known: &&CachedPlan| {
-            let is_same = known.kind == kind && *known.members == *members;
-            is_same
-                && known
-                    .plan
-                    .dtypes()
-                    .eq(tensors.iter().map(DispatchTensor::dtype))
-        };
-        if let Some(known) = self.plans.lock().iter().find(is_this) {
-            return Ok(known.clone());
+        if let Some(planned) = self.plans.lock().get(members) {
+            let known = planned.iter().find(|known| {
+                let dtypes = tensors.iter().map(DispatchTensor::dtype);
+                known.kind == kind && known.plan.dtypes().eq(dtypes)
+            });
+            if let Some(known) = known {
+                return Ok(known.clone());
+            }
         }
         let is_sent = |param: &&UnitParam| match kind {
             UnitCollectiveKind::Shards
@@ -293,18 +293,16 @@ impl UnitComm {
                 group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate)
             }
         };
-        let known = CachedPlan {
+        let made = CachedPlan {
             kind,
-            members: members.into(),
             names,
             plan: plan?,
         };
-        let mut plans = self.plans.lock();
-        if plans.len() == MAX_PLANS {
-            plans.clear();
-        }
-        plans.push(known.clone());
-        Ok(known)
+        self.plans
+            .lock()
+            .get_or_insert_mut(members.into(), SmallVec::new)
+            .push(made.clone());
+        Ok(made)
     }
 
     /// Starts an all-gather of the parameters at `members` from this rank's shards. The result is
@@ -407,16 +405,14 @@ pub(crate) enum UnitCollectiveKind {
     All,
 }
 
-/// The plan of one collective of some parameters.
+/// The plan of one kind of collective of some parameters, with tensors of these element types.
 #[derive(Debug, Clone)]
 pub(crate) struct CachedPlan {
     kind: UnitCollectiveKind,
-    members: Arc<[usize]>,
     /// Names of the parameters whose tensors the collective transfers.
     names: Arc<[Arc<str>]>,
     plan: Arc<CollectivePlan>,
 }
 
-/// Maximum number of plans in the cache of a unit. A step needs at most five for one set of
-/// parameters.
-const MAX_PLANS: usize = 16;
+/// Number of sets of parameters of which a unit keeps plans. Usually there is one, that of all.
+const MAX_PLANNED: NonZeroUsize = NonZeroUsize::new(16).unwrap();

@@ -1,9 +1,10 @@
 //! [`TrainError`]: errors of a training on several ranks.
 
 use itertools::Itertools;
+use serde::{Deserialize, Serialize};
 
 /// Error of a training that [`supervised`](super::supervised) prepared.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// Some ranks have a further batch of the training set, and others do not.

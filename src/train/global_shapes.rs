@@ -6,7 +6,7 @@ use burn::backend::TensorMetadata;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Shape, Tensor};
 
-use crate::param::{Visited, walk};
+use crate::param::walk;
 
 /// Returns the model with every distributed parameter replaced by a tensor of zeros of its global
 /// shape. The tensors are expanded from one element, so they take no memory. burn's `Display` of

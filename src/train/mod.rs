@@ -93,7 +93,6 @@
 //! 3. A training that resumes from a checkpoint on the same mesh continues as if it had not been
 //!    interrupted, also in the order in which burn's loaders shuffle.
 
-mod agree;
 mod checkpoint;
 mod error;
 mod gather;
@@ -103,6 +102,7 @@ mod mesh_checkpoints;
 mod silent;
 mod strategy;
 mod supervised;
+mod training_ranks;
 
 pub use checkpoint::last_checkpoint;
 pub use error::TrainError;

@@ -21,10 +21,10 @@ use burn::train::{
 };
 
 use super::TrainError;
-use super::agree::{SplitBatch, SplitBatches, TrainingRanks};
 use super::gather::{GatherOutput, GlobalBatch};
 use super::global_shapes::with_global_shapes;
 use super::mesh_checkpoints;
+use super::training_ranks::{SplitBatch, SplitBatches, TrainingRanks};
 use crate::checkpoint::CheckpointManager;
 use crate::comm::Communicator;
 use crate::error::OrUnwind;

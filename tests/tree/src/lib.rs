@@ -14,7 +14,7 @@
 //! - `prose`: doc comments begin with a noun phrase or a verb, and prose avoids words that say
 //!   little.
 //! - `reading_order`: closures and `let`s read from top to bottom.
-//! - `walks`: the architecture page names functions that exist, and its walks are short.
+//! - `stations`: the architecture page names functions that exist, and pages name sources that exist.
 //! - [`programs`]: the tests of each test program. The program of this package prints them for the
 //!   scripts of `.ci`.
 
@@ -36,7 +36,7 @@ mod prose;
 #[cfg(test)]
 mod reading_order;
 #[cfg(test)]
-mod walks;
+mod stations;
 
 use std::path::{Path, PathBuf};
 

@@ -7,7 +7,7 @@ use itertools::Itertools;
 
 use super::TrainError;
 use crate::Result;
-use crate::comm::{Call, Communicator};
+use crate::comm::{Call, Communicator, agree};
 use crate::mesh::DeviceMesh;
 
 /// State of a rank between two batches.
@@ -153,26 +153,26 @@ impl TrainingRanks {
 
     /// Takes over why the rank at position `at` stops.
     fn stop(&self, found: Status, at: usize) -> Result<()> {
-        let own = match found {
-            Status::Failed => self.interrupter.error().map(|error| error.to_string()),
-            _ => self.interrupter.get_message(),
-        };
+        if found == Status::Failed {
+            let own = self.interrupter.error().map_or(Ok(()), |error| {
+                Err(TrainError::Failed {
+                    rank: self.ranks[self.comm.group().rank()],
+                    error: error.to_string(),
+                })
+            });
+            agree(&self.comm, "train_failed", own)?;
+            return Ok(());
+        }
         let rank = self.ranks[at];
+        let own = self.interrupter.get_message();
         let text = self
             .comm
             .broadcast_object(Call::new("train_stop"), Some(&own), at)?;
-        if found == Status::Failed {
-            return Err(TrainError::Failed {
-                rank,
-                error: text.unwrap_or_default(),
-            }
-            .into());
-        }
         if !self.interrupter.should_stop() {
-            let reason = text.map_or_else(
-                || format!("rank {rank} stopped"),
-                |text| format!("rank {rank}: {text}"),
-            );
+            let reason = match text {
+                None => format!("rank {rank} stopped"),
+                Some(text) => format!("rank {rank}: {text}"),
+            };
             self.interrupter.stop(Some(&reason));
         }
         Ok(())

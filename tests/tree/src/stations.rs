@@ -1,5 +1,5 @@
-//! Walks: the architecture page names functions and types that exist in the files it names, and its
-//! walks are short.
+//! Stations: the architecture page names functions and types that exist in the files it names, and
+//! pages name sources that exist.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,13 +9,17 @@ use syn::{
     Ident, ImplItemFn, ItemEnum, ItemFn, ItemMacro, ItemMod, ItemStruct, ItemTrait, TraitItemFn,
 };
 
-/// The page of the book that describes the walks.
+use crate::pages;
+
+/// The page of the book that describes the stations.
 const PAGE: &str = "docs/architecture.md";
 
-/// Walks, by their headings, with the largest number of functions that each may have.
-const WALKS: [(&str, usize); 2] = [
-    ("### From `unit` to the posted all-gather", 20),
-    ("### From `PostBackward` to the posted reduce-scatter", 20),
+/// Ways through the crate, by their headings.
+const WAYS: [&str; 4] = [
+    "### An all-gather",
+    "### A unit's forward",
+    "### A unit's backward",
+    "### A checkpoint",
 ];
 
 #[test]
@@ -38,54 +42,45 @@ fn the_architecture_page_names_what_its_files_define() {
 }
 
 #[test]
-fn walks_are_short() {
+fn every_way_has_a_picture_and_five_to_eight_stations() {
     let page = fs::read_to_string(crate::root().join(PAGE)).expect("the page");
-    for (heading, most) in WALKS {
+    for heading in WAYS {
         let steps = steps(&page, heading);
-        assert!(
-            steps.iter().all(|step| named(step).len() == 1),
-            "each step of {heading} names one function and its file"
-        );
-        assert!(
-            (1..=most).contains(&steps.len()),
-            "{heading} has {} functions, at most {most} are allowed",
-            steps.len()
-        );
+        assert!((5..=8).contains(&steps.len()), "{heading}: {}", steps.len());
+        for step in steps {
+            assert!(!named(&step).is_empty(), "{step} names where it begins");
+        }
+        let (_, below) = page.split_once(heading).expect("a section");
+        assert!(below.trim_start().starts_with("```text"), "{heading}");
     }
 }
 
 #[test]
-fn functions_of_the_tables_exist_and_are_as_many_as_the_text_says() {
+fn pages_name_sources_that_exist() {
     let root = crate::root();
-    let page = fs::read_to_string(root.join(PAGE)).expect("the page");
-    let missing: Vec<_> = rows(&page)
-        .into_iter()
-        .filter(|(name, file)| {
-            !fs::read_to_string(root.join(file)).is_ok_and(|text| defined(&text).contains(name))
-        })
-        .collect();
-    assert_eq!(missing, [], "`name` | `file` is not defined there");
-    let (_, walk) = page
-        .split_once("## An all-gather in five steps")
-        .expect("a section");
-    let (threads, wgpu) = walk.split_once("### On wgpu").expect("a section");
-    let (wgpu, processes) = wgpu.split_once("### Between processes").expect("a section");
-    let processes = processes.split("\n## ").next().expect("a section");
-    let (posted, _) = threads.split_once("### 4.").expect("a step");
-    let (call, first) = wgpu.split_once("first call").expect("a second table");
-    for (section, before, text) in [
-        (threads, "", "crosses {} functions"),
-        (call, posted, "crosses {} functions"),
-        (first, "", "crosses {} more functions"),
-        (processes, "", "add {} functions"),
-    ] {
-        let own = rows(section);
-        let count = own.len() + rows(before).len();
-        assert!(
-            own.len() > 10 && section.contains(&text.replace("{}", &count.to_string())),
-            "{count} functions"
-        );
+    let mut missing = Vec::new();
+    for page in pages::all(&root) {
+        let text = fs::read_to_string(&page).expect("a page");
+        for source in sources(&text) {
+            // The guide to backends describes a crate of its own.
+            let is_known = [".", "tests/downstream"]
+                .iter()
+                .any(|package| root.join(package).join(&source).exists());
+            if !is_known {
+                missing.push(format!("{}: {source}", page.display()));
+            }
+        }
     }
+    assert_eq!(missing, [""; 0]);
+}
+
+#[test]
+fn sources_are_found() {
+    let page = "in `src/comm/a.rs` and `src/comm/host`, `tests/suite/b.rs`, not `src/{a,b}.rs`, `b.rs` or src/c.rs; `src/..`";
+    assert_eq!(
+        sources(page),
+        ["src/comm/a.rs", "src/comm/host", "tests/suite/b.rs"]
+    );
 }
 
 #[test]
@@ -110,16 +105,21 @@ fn a_name_that_its_file_does_not_define_is_found() {
     assert!(!defined.contains(&"c".to_string()) && !defined.contains(&"E".to_string()));
 }
 
-/// Returns the functions of a page's tables, each with its file: `` | `name` | `file.rs` | ``.
-fn rows(page: &str) -> Vec<(String, String)> {
-    let row = |line: &str| {
-        let (name, file) = line
-            .strip_prefix("| `")?
-            .strip_suffix("` |")?
-            .split_once("` | `")?;
-        (file.ends_with(".rs") && !file.contains('`')).then(|| (name.into(), file.into()))
-    };
-    page.lines().filter_map(row).collect()
+/// Returns the paths below `src`, `tests` and `crates` that a page names in backquotes.
+fn sources(page: &str) -> Vec<String> {
+    let mut sources = Vec::new();
+    for (at, text) in page.split('`').enumerate() {
+        let is_path = text
+            .chars()
+            .all(|letter| letter.is_alphanumeric() || "_-/.".contains(letter));
+        let is_below = ["src/", "tests/", "crates/"]
+            .iter()
+            .any(|folder| text.starts_with(folder));
+        if at % 2 == 1 && is_path && is_below && !text.contains("..") {
+            sources.push(text.to_owned());
+        }
+    }
+    sources
 }
 
 /// Returns the numbered items below a heading, up to the next one.
