@@ -12,9 +12,9 @@ use super::optimizer::StoredOptimizer;
 use super::{CheckpointError, StateDict};
 use crate::Result;
 use crate::dtensor::DynDTensor;
-use crate::fsdp::sync_buffers;
 use crate::mesh::DeviceMesh;
 use crate::optim::OptimizerState;
+use crate::param::sync_buffers;
 
 /// State to be saved: tensors and values by key.
 ///

@@ -9,12 +9,18 @@
 //!   model   Param<Tensor>: base = this rank's shard, value = the full parameter
 //!              │ reparameterization
 //!   DistributedParameter ──> Unit: the parameters that one all-gather and one reduce-scatter move
+//!                              │ ├── UnitComm: name, options, collectives
+//!                              │ │     └── UnitSpec: parameters, groups; fixed by `fully_shard`
+//!                              │ └── AccumulatedGrads, UnshardedCopies, ..: what forward and backward change
 //!                              │ one forward and its backward
 //!                            UnitPass ──> UnshardedParams: memory of the gathered parameters; CollectedGrads
 //!                              │
 //!            forward         unit() ── ForwardScope: all-gather, reads, reshard
 //!            backward        graph nodes ── BackwardScheduler: all-gather, GradReducer: reduce-scatter, all-reduce
 //! ```
+//!
+//! Files use those further down only: `Unit` owns state whose files know `UnitComm` or `UnitSpec`, and
+//! not `Unit`. `cargo run -p tree -- uses param` prints which file uses which.
 //!
 //! # Invariants
 //! 1. The base of a distributed parameter is this rank's shard. Optimizers, records and visitors
@@ -46,20 +52,21 @@
 //! |---|---|
 //! | parameters of a model; their replacement by shards, also of lazy ones | `model_scan`, `visit`; `attach` |
 //! | meshes, specs; their comparison over ranks | `data_mesh`; `spec_check` |
-//! | the parameter, its LoRA adapter, its views and gradients, its reads | `distributed`, `read` |
+//! | the parameter, its LoRA adapter, its views and gradients, its reads | `distributed`, `read`, `varying` |
 //! | states that distinguish clones of a parameter; shards and their marker in records | `states`; `shards` |
-//! | units: their parameters, names, options, counts | `unit`, `unit_name`, `options`, `counts` |
-//! | collectives of units; user-defined ones and hooks | `collectives`; `custom` |
-//! | unsharded parameters: their state, copies, memory | `storage`: `unshard_state`, `copies`, `slot` |
-//! | all-gathers in advance, and resharding | `prefetch` |
-//! | one forward of a unit | `forward`, `unit_stack`, `scope` |
-//! | its backward: autodiff nodes, passes | `backward_nodes`, `unit_pass` |
-//! | gradients: collected, accumulated, reduced in order; told from zeros for none | `reduction`: `gradients`, `order`, `padding` |
-//! | state of a thread | `thread` |
-//! | activation checkpointing | `recompute` |
+//! | units: what is fixed; name, options and collectives; state; counts | `unit_spec`; `unit_comm`, `unit_name`, `options`; `unit`; `counts` |
+//! | user-defined collectives and hooks | `custom` |
+//! | unsharded parameters of a pass; their state, copies, memory | `unsharded`; `storage`: `unshard_state`, `copies`, `slot` |
+//! | all-gathers in flight; in advance, and resharding | `pending_all_gather`; `prefetch` |
+//! | one forward of a unit | `forward`, `unit_stack`, `scope`, `begin_pass` |
+//! | its backward: autodiff nodes, passes; the checks of debug builds; forwards without a backward | `backward_nodes`, `unit_pass`; `progress`; `sweep` |
+//! | gradients: collected, accumulated, reduced in order; told from zeros for none | `reduction`: `gradients`, `stages`, `order`, `flags`, `padding` |
+//! | a step without gradients that wait in a unit | `missed_step` |
+//! | scheduler of a thread | `thread` |
+//! | activation checkpointing; the leaves that a block copies | `recompute`; `copied_leaves` |
 //! | CPU offload; what else of a model moves to the device | `offload`; `other_params` |
-//! | comparison of values that must be identical on several ranks | `replica_check` |
-//! | events of units, and what they return; panics and warnings that name a unit | `events`; `panicked` |
+//! | comparison of values that must be identical on several ranks | `replica_check`, `replica_digests` |
+//! | events of units, and what they return; panics and warnings that name a unit | `events`; `panicked`, `finished_graphs`, `warning` |
 //! | conversion to an ordinary model; tensors by path | `full`; `stored` |
 //! | module buffers such as running statistics | `buffers` |
 

@@ -41,7 +41,7 @@ pub(crate) struct UnitComm {
     /// Options that the program changes at run time.
     pub(crate) options: Mutex<RuntimeOptions>,
     /// Plans of its collectives, by the parameters that participate.
-    plans: Mutex<LruCache<Arc<[usize]>, SmallVec<[CachedPlan; 3]>>>,
+    plans: Mutex<PlanCache>,
 }
 
 impl UnitComm {
@@ -413,6 +413,9 @@ pub(crate) struct CachedPlan {
     names: Arc<[Arc<str>]>,
     plan: Arc<CollectivePlan>,
 }
+
+/// Plans by the parameters that participate.
+type PlanCache = LruCache<Arc<[usize]>, SmallVec<[CachedPlan; 3]>>;
 
 /// Number of sets of parameters of which a unit keeps plans. Usually there is one, that of all.
 const MAX_PLANNED: NonZeroUsize = NonZeroUsize::new(16).unwrap();

@@ -6,8 +6,8 @@
 //!
 //! # What becomes of the weights
 //!
-//! [`UnshardState`](unshard_state) says how the state of the memory changes, and [`copies`] what
-//! the next forward finds; this is what decides it:
+//! [`storage`](super::storage) says in `unshard_state` how the state of the memory changes, and in
+//! `copies` what the next forward finds; this is what decides it:
 //!
 //! | when | condition | the weights |
 //! |---|---|---|

@@ -1,4 +1,14 @@
 //! Evictable storage for Flex tensors.
+//!
+//! # What it relies on
+//! A Flex tensor reads its bytes through the controller of its allocation at every access, and no
+//! operation keeps a pointer to them when it has returned; views and what burn's graph saves share
+//! the controller. burn promises neither. The tests below read views after an eviction;
+//! `tests/memory` measures that what the graph saves is freed.
+//!
+//! # The issue to file
+//! *Hooks on saved tensors.* A function that is called when an operation saves a tensor for backward,
+//! and another when backward reads it, would replace this storage.
 
 use std::mem::MaybeUninit;
 use std::sync::Arc;

@@ -1,11 +1,15 @@
-//! [`UnshardedParams`]: a unit's unsharded parameters, as one forward and its backward use them.
+//! Memory of unsharded parameters: its state, the copies that a unit holds, and evictable storage.
 //!
-//! A unit's weights are unsharded in forward and a second time in backward. Scopes, passes and
-//! autodiff nodes hold an `UnshardedParams` and change it only by its methods. How the memory is
-//! allocated, freed and restored is private to this module.
+//! | file | contents |
+//! |---|---|
+//! | `unshard_state` | the states of one copy, and the table of their transitions |
+//! | `copies` | the copies of a unit: what the next forward finds, and what passes keep for backward |
+//! | `source` | gathers the weights of a pass from their shards |
+//! | `evictable`, `placing` | storage that is freed while views of it exist; moving weights there |
+//! | `slot`, `flex`, `cube` | the storage of Flex and of Cube tensors |
 //!
-//! Another memory layout (such as one block per unit that kernels copy shards into) would change
-//! only the implementations. So would an earlier or later communication.
+//! Another memory layout (such as one block per unit that kernels copy shards into) would change only
+//! these files. [`UnshardedParams`](super::unsharded) uses them for one forward and its backward.
 //!
 //! # Evictable storage
 //!
