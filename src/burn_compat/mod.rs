@@ -14,7 +14,7 @@
 //! | `empty_batch` | a product with a matrix of no rows has no rows; with a batch of no matrices, burn reads foreign memory |
 //! | `graph_depth` | backward runs the deepest node first |
 //! | `graph_edges` | the debug text of a backward's checkpointer lists the nodes and their parents |
-//! | `internals` | the bottom layer: numbers of graph nodes, containers of gradients, memory behind a handle |
+//! | `internals` | the bottom layer, with a file and a test each: numbers of graph nodes, containers of gradients, memory behind a handle |
 //!
 //! The nodes of the autodiff graph are recorded in [`autodiff`](crate::autodiff), by burn's
 //! documented extension interface.

@@ -1,5 +1,6 @@
 //! [`LaunchedRanks`]: the ranks of a launch in this process, each of which runs as a thread.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -19,7 +20,7 @@ use super::{LaunchError, RankReport, StartError, World};
 use crate::{Error, Result, memory};
 
 /// Number of operations of the rank at fault that the error of a failed launch names.
-const LAST: usize = 3;
+const LAST_OPERATIONS: usize = 3;
 
 /// Settings of each rank.
 #[derive(Debug, Clone, Copy)]
@@ -34,7 +35,7 @@ pub(super) struct LaunchedRanks {
     /// Backend of the launch's first world.
     backend: Arc<dyn Backend>,
     /// The ranks, each with its worlds.
-    worlds: Vec<Arc<RankWorlds>>,
+    ranks: Vec<Arc<RankWorlds>>,
     /// The ledger of each rank in the first world.
     ledgers: Vec<Result<Arc<Ledger>, StartError>>,
     /// Folder of the flight recorders' files, if they have files.
@@ -46,18 +47,18 @@ impl LaunchedRanks {
     /// Registers the launch and opens the ledgers of its ranks.
     pub fn new(backend: Arc<dyn Backend>, folder: Option<PathBuf>) -> Self {
         let start = LaunchStart::new(backend.size(), backend.launch_id());
-        let mut worlds = Vec::new();
+        let mut ranks = Vec::new();
         for rank in backend.local_ranks() {
-            worlds.push(RankWorlds::new(backend.clone(), rank, folder.clone()));
+            ranks.push(RankWorlds::new(backend.clone(), rank, folder.clone()));
         }
-        let running = ActiveLaunch::new(backend.launch(), worlds.clone());
-        let ledgers = worlds
-            .iter()
-            .map(|worlds| worlds.open(worlds.rank, &start))
-            .collect();
+        let running = ActiveLaunch::new(backend.launch(), ranks.clone());
+        let mut ledgers = Vec::new();
+        for rank in &ranks {
+            ledgers.push(rank.open(rank.rank, &start));
+        }
         Self {
             backend,
-            worlds,
+            ranks,
             ledgers,
             folder,
             _running: running,
@@ -72,50 +73,19 @@ impl LaunchedRanks {
         device: impl Fn(usize) -> Device + Sync,
         program: impl Fn(&World) -> Result<T> + Sync,
     ) -> Vec<RankOutcome<T>> {
-        let threads = (cores() / self.worlds.len()).max(1);
         let outer = RankContext::current();
-        let run = |index: usize| {
-            let worlds = &self.worlds[index];
-            let context = Arc::new(RankContext {
-                launch: self.backend.launch(),
-                rank: worlds.rank,
-                outer: outer.clone(),
-            });
-            // A panic is the outcome of the rank, even while its pool is created.
-            let outcome = RankOutcome::of(|| match &self.ledgers[index] {
-                Ok(ledger) => {
-                    let world = World::new(
-                        worlds.clone(),
-                        ledger.clone(),
-                        device(index),
-                        settings.deadline,
-                        settings.checks_replicas,
-                    );
-                    in_own_pool(context, threads, settings.stack_size, || {
-                        run_program(&program, &world)
-                    })
-                }
-                Err(error) => RankOutcome::failed(error.clone().into()),
-            });
-            outcome.report(worlds);
+        let run = &|index: usize| {
+            let outcome = self.run_rank(index, &outer, settings, &device, &program);
+            outcome.report(&self.ranks[index]);
             outcome
         };
-        let run = &run;
         thread::scope(|scope| {
             let mut started = Vec::new();
-            for (index, worlds) in self.worlds.iter().enumerate() {
-                let rank = worlds.rank;
-                let thread = thread::Builder::new().name(format!("launch {rank}"));
-                started.push(
-                    thread
-                        .spawn_scoped(scope, move || run(index))
-                        .map_err(|error| {
-                            let text = format!("cannot start rank {rank}: {error}");
-                            let outcome = RankOutcome::failed(Error::other(text));
-                            outcome.report(worlds);
-                            outcome
-                        }),
-                );
+            for (index, worlds) in self.ranks.iter().enumerate() {
+                let thread = thread::Builder::new().name(format!("launch {}", worlds.rank));
+                let thread = thread.spawn_scoped(scope, move || run(index));
+                // Reported now, because the ranks that have started may wait for this one.
+                started.push(thread.map_err(|error| not_started(worlds, &error)));
             }
             let mut outcomes = Vec::new();
             for thread in started {
@@ -125,6 +95,41 @@ impl LaunchedRanks {
                 });
             }
             outcomes
+        })
+    }
+
+    /// Runs `program` on the rank at `index`, in a pool of its own.
+    fn run_rank<T: Send>(
+        &self,
+        index: usize,
+        outer: &Option<Arc<RankContext>>,
+        settings: RankSettings,
+        device: impl Fn(usize) -> Device + Sync,
+        program: impl Fn(&World) -> Result<T> + Sync,
+    ) -> RankOutcome<T> {
+        let worlds = &self.ranks[index];
+        // A panic is the outcome of the rank, even while its pool is created.
+        RankOutcome::of(|| {
+            let ledger = match &self.ledgers[index] {
+                Ok(ledger) => ledger.clone(),
+                Err(error) => return RankOutcome::failed(error.clone().into()),
+            };
+            let world = World::new(
+                worlds.clone(),
+                ledger,
+                device(index),
+                settings.deadline,
+                settings.checks_replicas,
+            );
+            let context = Arc::new(RankContext {
+                launch: self.backend.launch(),
+                rank: worlds.rank,
+                outer: outer.clone(),
+            });
+            let threads = (cores() / self.ranks.len()).max(1);
+            in_own_pool(context, threads, settings.stack_size, || {
+                run_program(&program, &world)
+            })
         })
     }
 
@@ -140,10 +145,10 @@ impl LaunchedRanks {
         deadline: Duration,
     ) -> Result<Vec<(usize, T)>, LaunchError> {
         // The result depends on the ranks that continued in the last world.
-        let last = last(self.backend.clone());
+        let last_world = last(self.backend.clone());
         let mut continued = Vec::new();
-        for (worlds, outcome) in self.worlds.iter().zip(&outcomes) {
-            if let Some(rank) = worlds.rank_in(&last) {
+        for (worlds, outcome) in self.ranks.iter().zip(&outcomes) {
+            if let Some(rank) = worlds.rank_in(&last_world) {
                 continued.push((rank, outcome));
             }
         }
@@ -151,26 +156,28 @@ impl LaunchedRanks {
             failure,
             reports,
             is_reported_by_other_process,
-        } = last.finish(deadline);
+        } = last_world.finish(deadline);
         if failure.is_none() && continued.iter().all(|(_, outcome)| outcome.is_done()) {
             return Ok(self.results(outcomes));
         }
         let failure = failure
-            .or_else(|| last.failure())
+            .or_else(|| last_world.failure())
             .expect("a rank that does not succeed records a failure");
         let local = continued.into_iter().map(|(rank, outcome)| RankReport {
             rank,
-            activity: last.activity(rank),
+            activity: last_world.activity(rank),
             error: outcome.error(rank),
             at: outcome.unwound_at().map(ToString::to_string),
         });
         let mut reports: Vec<_> = local.chain(reports).collect();
         reports.sort_by_key(|report| report.rank);
         let error = LaunchError::new(failure, reports);
-        let flight = self.flight_of(error.rank, &last);
+        let flight = self.flight_of(error.rank, &last_world);
         Err(LaunchError {
             is_reported_by_other_process,
-            last: flight.map(|flight| flight.last(LAST)).unwrap_or_default(),
+            last: flight
+                .map(|flight| flight.last(LAST_OPERATIONS))
+                .unwrap_or_default(),
             flight: self.folder,
             ..error
         })
@@ -179,7 +186,7 @@ impl LaunchedRanks {
     /// Returns the results, and logs the ranks that were lost.
     fn results<T>(&self, outcomes: Vec<RankOutcome<T>>) -> Vec<(usize, T)> {
         let mut results = Vec::new();
-        for (worlds, outcome) in self.worlds.iter().zip(outcomes) {
+        for (worlds, outcome) in self.ranks.iter().zip(outcomes) {
             let rank = worlds.rank;
             if let Some(error) = outcome.error(rank) {
                 log::warn!(
@@ -196,7 +203,7 @@ impl LaunchedRanks {
     /// With several processes, all must report the same operations, so they read the files, which
     /// every process can read.
     fn flight_of(&self, rank: usize, last: &Arc<dyn Backend>) -> Option<RankTrace> {
-        let mut worlds = self.worlds.iter();
+        let mut worlds = self.ranks.iter();
         let local = worlds.find(|worlds| worlds.rank_in(last) == Some(rank));
         if let Some(worlds) = local
             && last.local_ranks().len() == last.size()
@@ -206,7 +213,7 @@ impl LaunchedRanks {
         let read = RankTrace::of_rank(self.folder.as_ref()?, last.launch_id(), rank)?;
         // If the rank has not begun, its file is of an earlier run.
         let mut own = self
-            .worlds
+            .ranks
             .iter()
             .filter_map(|worlds| Some(worlds.ledger()?.flight()));
         match own.find(|own| own.launch == last.launch_id()) {
@@ -228,6 +235,14 @@ pub(super) fn cores() -> usize {
         launcher::neighbours()
     };
     (cores / sharers).max(1)
+}
+
+/// Returns the outcome of a rank whose thread could not be started, and reports it to the others.
+fn not_started<T>(worlds: &RankWorlds, error: &io::Error) -> RankOutcome<T> {
+    let text = format!("cannot start rank {}: {error}", worlds.rank);
+    let outcome = RankOutcome::failed(Error::other(text));
+    outcome.report(worlds);
+    outcome
 }
 
 fn run_program<T>(program: impl Fn(&World) -> Result<T>, world: &World) -> RankOutcome<T> {

@@ -294,7 +294,7 @@ pub(super) fn data_parallel(
         ..ReplicaCheck::default()
     }
     .into();
-    let again = shard.duplicate_private(BACKWARD_GATHER);
+    let backward_gather = shard.duplicate_private(BACKWARD_GATHER);
     let reduce = shard.duplicate_private(REDUCE);
     let precision = Precision::default();
     Ok(DataParallelGroups {
@@ -309,7 +309,7 @@ pub(super) fn data_parallel(
         mesh: mesh.clone(),
         all: all.clone(),
         shard,
-        again,
+        backward_gather,
         reduce,
         replicate,
         post_forward_group,

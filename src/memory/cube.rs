@@ -91,8 +91,9 @@ pub(crate) struct SubmittedWork(CubeTensor);
 
 #[cfg(feature = "cuda")]
 impl SubmittedWork {
-    /// Returns the work of the calling thread on the device of `tensor`; `None` on other backends,
-    /// which need no order.
+    /// Returns the work of the calling thread on the device of `tensor`; `None` on other backends.
+    /// Of these, wgpu has one queue for all streams, so [`run_before_others`] is enough, and a
+    /// backend in host memory runs work when it is called.
     pub(crate) fn on_device_of(tensor: &DispatchTensor) -> Option<Self> {
         if !matches!(tensor.kind, DispatchTensorKind::Cube(_)) {
             return None;
@@ -238,4 +239,28 @@ fn is_movable(handle: &Handle) -> bool {
         return true;
     }
     false
+}
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::memory::gpu::gpu;
+
+    #[test]
+    fn memory_that_could_not_be_moved_fails_the_rank_at_its_next_call() {
+        let device = gpu();
+        let tensor = Tensor::<1>::ones([3], &device).into_dispatch();
+        let allocation = EvictableAllocation::new(primitive(&tensor).expect("a Cube tensor"))
+            .expect("wgpu evicts memory");
+        allocation.take();
+        allocation.take();
+        // Waits for the device's server thread.
+        let _ = Tensor::<1>::ones([1], &device).into_data();
+        let unwound = catch_unwind(AssertUnwindSafe(|| allocation.take()));
+        assert!(unwound.is_err());
+    }
 }

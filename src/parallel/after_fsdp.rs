@@ -51,7 +51,7 @@ pub(super) fn apply_after_fsdp(params: Vec<TpAfterFsdp>) -> Result<Vec<ShardAssi
              parallel,
          }| {
             let info = before.info();
-            let mesh = &before.unit.spec().data().mesh;
+            let mesh = &before.unit.spec().sharded_data().mesh;
             let shape = parallel.spec.local_shape().to_vec();
             // Chunks are recomputed for this rank's tensor-parallel shard.
             let sharding = info.sharding().map(|(dim, sizes)| match sizes {

@@ -128,24 +128,26 @@ pub(super) fn begin_pass(
     let members = &shards.members;
     // Of a unit of several modules, each may have a pass of its own, in which the others'
     // parameters are not.
-    let is_too_late = unit.accumulated.is_too_late(|member, leaf| {
-        let at = members.iter().position(|own| *own == member);
-        access.is_lone() || at.is_none_or(|at| plan.leaves[at] == Some(leaf))
-    });
-    if plan.is_trained() && is_too_late {
-        return Err(ParamError::PendingGradients {
-            unit: unit.label().to_string(),
-        }
-        .into());
-    }
+    let is_trained = plan.is_trained();
     let mut checked = None;
-    if plan.is_trained() {
-        checked = unit.count_pass(access.is_lone().then(|| members[0]));
+    if is_trained {
+        let is_too_late = unit.accumulated.is_too_late(|member, leaf| {
+            let at = members.iter().position(|own| *own == member);
+            access.is_lone() || at.is_none_or(|at| plan.leaves[at] == Some(leaf))
+        });
+        if is_too_late {
+            return Err(ParamError::PendingGradients {
+                unit: unit.label().to_string(),
+            }
+            .into());
+        }
+        checked = unit.next_checked_pass(access.is_lone().then(|| members[0]));
     }
+    let forward_index = unit.spec().next_forward_index();
     let call = Call {
         model: unit.comm.model(shards),
         decision: unit.decision(shards),
-        ..Call::new(plan.label.clone()).with_forward_index(unit.spec().draw())
+        ..Call::new(plan.label.clone()).with_forward_index(forward_index)
     };
     let source = ShardGatherer {
         comm: unit.comm.clone(),
@@ -155,12 +157,9 @@ pub(super) fn begin_pass(
         call,
         checked,
     };
-    let unsharded = UnshardedParams::new(unit.clone(), source.into(), shards, plan.options);
     let passes = scheduler();
-    let mut place = None;
-    if plan.leaves.iter().any(Option::is_some) {
-        place = Some(passes.register(has_tracked_input || around.is_any));
-    }
+    let unsharded = UnshardedParams::new(unit.clone(), source.into(), shards, plan.options);
+    let place = is_trained.then(|| passes.register(has_tracked_input || around.is_any));
     let pass = UnitPass::new(
         unsharded,
         plan.leaves,

@@ -98,7 +98,7 @@ fn begin_gather(unit: &Unit, shards: &LocalShards, origin: GatherOrigin) {
         };
         let sent = unit.spec().computed(true, &shards.members, shards.plain());
         let gathering = unit.comm.all_gather(
-            UnitCollectiveKind::Shards,
+            UnitCollectiveKind::GatherShards,
             call,
             &shards.members,
             sent,

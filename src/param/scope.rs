@@ -75,14 +75,7 @@ impl ForwardScope {
     ) -> Result<(Self, I)> {
         check_captured(unit, &shards)?;
         let recorded = recorded_pass(unit, &shards)?;
-        let mut inputs = Vec::new();
-        let input = input.map_floats(&mut |tensor| {
-            unit.comm.check_input(&tensor);
-            if Dispatch::is_tracked(&tensor) {
-                inputs.push((tensor.clone(), TrackedInput::default()));
-            }
-            tensor
-        });
+        let (input, inputs) = read_inputs(unit, input);
         let plan = OpenPlan::new(
             unit,
             &shards,
@@ -121,55 +114,24 @@ impl ForwardScope {
                 earlier: plan.earlier,
                 depth: plan.earlier_depth,
             };
-            token(&pass, parent, own_leaf.clone(), links)
+            build_token(&pass, parent, own_leaf.clone(), links)
         });
         if let Some(token) = &token {
             pass.set_token(token);
         }
-        let mut inputs = inputs.into_iter();
-        let input = input.map_floats(&mut |tensor| match &token {
-            Some(token) if Dispatch::is_tracked(&tensor) => {
-                let (_, input) = inputs
-                    .next()
-                    .expect("the first traversal visited the same tensors");
-                let op = UnitInput {
-                    pass: pass.clone(),
-                    input,
-                    dtype: tensor.dtype(),
-                };
-                autodiff::binary(tensor, token.clone(), Arc::new(op))
-            }
-            _ => cast(tensor, unit.spec().precision().inputs),
-        });
-        let is_recomputed = matches!(plan.block_run, BlockRun::Recomputed);
+        let input = tie_inputs(&pass, token.as_ref(), inputs, input);
         let scope = Self {
+            pass,
+            token,
             stands_for_shards: plan.stands_for_shards,
             own_leaf,
+            backward: plan.backward,
             is_tracked: plan.is_tracked,
-            ..Self::new(pass, shards, token, plan.backward, is_recomputed)
+            is_recomputed: matches!(plan.block_run, BlockRun::Recomputed),
+            read: unread(&shards),
+            shards,
         };
         Ok((scope, input))
-    }
-
-    fn new(
-        pass: Arc<UnitPass>,
-        shards: LocalShards,
-        token: Option<DispatchTensor>,
-        backward: bool,
-        is_recomputed: bool,
-    ) -> Self {
-        let read = shards.bases.iter().map(|_| ReadValue::default()).collect();
-        Self {
-            pass,
-            shards,
-            token,
-            stands_for_shards: None,
-            own_leaf: None,
-            backward,
-            is_tracked: true,
-            is_recomputed,
-            read,
-        }
     }
 
     /// Creates the scope through which a checkpointed block reads the unit of `pass`, which is open
@@ -181,8 +143,15 @@ impl ForwardScope {
         anchor: Option<DispatchTensor>,
     ) -> Self {
         Self {
-            stands_for_shards: anchor.clone(),
-            ..Self::new(pass.clone(), copies, anchor, true, true)
+            pass: pass.clone(),
+            token: anchor.clone(),
+            stands_for_shards: anchor,
+            own_leaf: None,
+            backward: true,
+            is_tracked: true,
+            is_recomputed: true,
+            read: unread(&copies),
+            shards: copies,
         }
     }
 
@@ -379,30 +348,30 @@ impl OpenPlan {
         // input. There neither the order nor the issued collectives may depend on it (rules 5 and
         // 9). A pass that a checkpointed block has recorded ends where the block is computed a
         // second time (rule 13).
-        let earlier = around.last.as_ref().filter(|_| !access.is_stored());
-        let backward = is_tracked || without_graph || is_recorded || earlier.is_some();
+        let last_token = around.last.as_ref().filter(|_| !access.is_stored());
+        let backward = is_tracked || without_graph || is_recorded || last_token.is_some();
         // Other ranks may have a tracked input where this one has none. The pass must then end here
         // too, at the same point of backward (rule 7).
-        let mut parent = None;
+        let mut shard = None;
         if backward && !without_graph {
-            parent = trained.or(shards.bases.first());
+            shard = trained.or(shards.bases.first());
         }
         let anchor = context::anchor();
         // Shards are not leaves of the graph of a block that is being recomputed, nor of a graph on
         // another device.
         let mut stands_for_shards = None;
-        if let Some(shard) = parent {
-            stands_for_shards = match unit.spec().offloaded() {
-                _ if anchor.is_some() => anchor.clone(),
-                Some(offloaded) if !access.is_stored() => {
-                    Some(autodiff::leaf(offloaded.device(), shard, trained.is_some()))
-                }
-                _ => None,
-            };
+        if let Some(shard) = shard {
+            let offloaded = unit.spec().offloaded().filter(|_| !access.is_stored());
+            if anchor.is_some() {
+                stands_for_shards = anchor.clone();
+            } else if let Some(offloaded) = offloaded {
+                let leaf = autodiff::leaf(offloaded.device(), shard, trained.is_some());
+                stands_for_shards = Some(leaf);
+            }
         }
-        let parent = stands_for_shards.as_ref().or(parent).cloned();
-        let earlier = match (&parent, earlier) {
-            (Some(parent), Some(earlier)) if one_graph(earlier, parent) => Some(earlier.clone()),
+        let parent = stands_for_shards.as_ref().or(shard).cloned();
+        let earlier = match (&parent, last_token) {
+            (Some(parent), Some(last)) if one_graph(last, parent) => Some(last.clone()),
             _ => None,
         };
         Self {
@@ -432,6 +401,53 @@ pub(crate) fn give_up_backward() {
     scheduler().reducer.abandon();
 }
 
+/// Returns an empty entry for each of these shards.
+fn unread(shards: &LocalShards) -> Vec<ReadValue> {
+    shards.bases.iter().map(|_| ReadValue::default()).collect()
+}
+
+/// Checks the devices of the unit's inputs, and returns those that are tracked.
+///
+/// # Panics
+/// Unwinds with [`ParamError::InputDevice`].
+fn read_inputs<I: TensorTree>(unit: &Unit, input: I) -> (I, Vec<(DispatchTensor, TrackedInput)>) {
+    let mut tracked = Vec::new();
+    let input = input.map_floats(&mut |tensor| {
+        unit.comm.check_input(&tensor);
+        if Dispatch::is_tracked(&tensor) {
+            tracked.push((tensor.clone(), TrackedInput::default()));
+        }
+        tensor
+    });
+    (input, tracked)
+}
+
+/// Makes the `tracked` inputs depend on the token, and casts the others. Without a token all are
+/// cast.
+fn tie_inputs<I: TensorTree>(
+    pass: &Arc<UnitPass>,
+    token: Option<&DispatchTensor>,
+    tracked: Vec<(DispatchTensor, TrackedInput)>,
+    input: I,
+) -> I {
+    let dtype = pass.unsharded.unit().spec().precision().inputs;
+    let mut tracked = tracked.into_iter();
+    input.map_floats(&mut |tensor| match token {
+        Some(token) if Dispatch::is_tracked(&tensor) => {
+            let (_, input) = tracked
+                .next()
+                .expect("`read_inputs` has visited the same tensors");
+            let op = UnitInput {
+                pass: pass.clone(),
+                input,
+                dtype: tensor.dtype(),
+            };
+            autodiff::binary(tensor, token.clone(), Arc::new(op))
+        }
+        _ => cast(tensor, dtype),
+    })
+}
+
 /// What a unit's token depends on in addition to its parent.
 struct TokenLinks<'a> {
     /// The unit's tracked inputs.
@@ -444,7 +460,7 @@ struct TokenLinks<'a> {
 
 /// Builds the token of a unit, with one link for each of `links`. Rules 3, 4, 6 and 7 of
 /// [`backward_nodes`](super::backward_nodes).
-fn token(
+fn build_token(
     pass: &Arc<UnitPass>,
     parent: DispatchTensor,
     own_leaf: Option<DispatchTensor>,

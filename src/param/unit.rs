@@ -107,7 +107,7 @@ impl Unit {
 
     /// Counts a pass that trains a parameter. `alone` is the parameter if the pass is of a single
     /// one, read outside its unit. Returns the state of the replica check if this pass is checked.
-    pub(super) fn count_pass(&self, alone: Option<usize>) -> Option<CheckedPass> {
+    pub(super) fn next_checked_pass(&self, alone: Option<usize>) -> Option<CheckedPass> {
         let data = self.spec().data.as_ref()?;
         let every = data.verify.every;
         if every == 0 || data.ranks() == 1 {

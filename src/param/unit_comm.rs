@@ -139,7 +139,7 @@ impl UnitComm {
         let model = &self.spec.data.as_ref()?.model;
         Some(ShardedModel {
             states: ParamStateHandle::names(&shards.states),
-            ..model.of(model.shard)
+            ..model.signature(model.shard)
         })
     }
 
@@ -193,47 +193,47 @@ impl UnitComm {
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
         let (group, number) = self.group(kind, call.phase);
-        match self.plan(kind, group, members, &tensors) {
-            Ok(CachedPlan { names, plan, .. }) => {
-                let model = call.model.map(|model| ShardedModel { number, ..model });
-                let call = Call {
-                    names: Some(names),
-                    model,
-                    ..call
-                };
-                let Some(custom) = self.options.lock().collectives.clone() else {
-                    return group.execute_plan(call, &plan, tensors);
-                };
-                match kind {
-                    UnitCollectiveKind::Shards | UnitCollectiveKind::Parts => {
-                        custom.all_gather(group, call, &plan, tensors)
-                    }
-                    UnitCollectiveKind::Gradients => {
-                        custom.reduce_scatter(group, call, &plan, tensors)
-                    }
-                    UnitCollectiveKind::ReplicatedGradients | UnitCollectiveKind::All => {
-                        custom.all_reduce(group, call, &plan, tensors)
-                    }
-                }
+        let CachedPlan { names, plan, .. } = match self.plan(kind, group, members, &tensors) {
+            Ok(cached) => cached,
+            Err(error) => return Work::failed(error),
+        };
+        let call = Call {
+            names: Some(names),
+            model: call.model.map(|model| ShardedModel { number, ..model }),
+            ..call
+        };
+        let Some(custom) = self.options.lock().collectives.clone() else {
+            return group.execute_plan(call, &plan, tensors);
+        };
+        match kind {
+            UnitCollectiveKind::GatherShards | UnitCollectiveKind::GatherParts => {
+                custom.all_gather(group, call, &plan, tensors)
             }
-            Err(error) => Work::failed(error),
+            UnitCollectiveKind::ReduceScatterGrads => {
+                custom.reduce_scatter(group, call, &plan, tensors)
+            }
+            UnitCollectiveKind::ReduceReplicatedGrads | UnitCollectiveKind::ReduceOverReplicas => {
+                custom.all_reduce(group, call, &plan, tensors)
+            }
         }
     }
 
     /// Returns the ranks that participate in a collective of this kind, and the number of the
     /// unit's model among theirs. The all-gathers of backward are a separate sequence.
     fn group(&self, kind: UnitCollectiveKind, phase: Phase) -> (&Communicator, u64) {
-        let data = self.spec.data();
+        let data = self.spec.sharded_data();
         match kind {
-            UnitCollectiveKind::Shards if phase == Phase::Backward => {
-                (&data.again, data.model.shard)
+            UnitCollectiveKind::GatherShards if phase == Phase::Backward => {
+                (&data.backward_gather, data.model.shard)
             }
-            UnitCollectiveKind::Shards => (&data.shard, data.model.shard),
-            UnitCollectiveKind::Parts => (self.post_forward_group(), data.model.post_forward_group),
-            UnitCollectiveKind::Gradients | UnitCollectiveKind::ReplicatedGradients => {
+            UnitCollectiveKind::GatherShards => (&data.shard, data.model.shard),
+            UnitCollectiveKind::GatherParts => {
+                (self.post_forward_group(), data.model.post_forward_group)
+            }
+            UnitCollectiveKind::ReduceScatterGrads | UnitCollectiveKind::ReduceReplicatedGrads => {
                 (&data.reduce, data.model.shard)
             }
-            UnitCollectiveKind::All => (
+            UnitCollectiveKind::ReduceOverReplicas => (
                 data.replicate.as_ref().expect("the unit has replicas"),
                 data.model.replicate,
             ),
@@ -257,11 +257,11 @@ impl UnitComm {
             }
         }
         let is_sent = |param: &&UnitParam| match kind {
-            UnitCollectiveKind::Shards
-            | UnitCollectiveKind::Parts
-            | UnitCollectiveKind::Gradients => param.is_sharded(),
-            UnitCollectiveKind::ReplicatedGradients => !param.is_sharded(),
-            UnitCollectiveKind::All => true,
+            UnitCollectiveKind::GatherShards
+            | UnitCollectiveKind::GatherParts
+            | UnitCollectiveKind::ReduceScatterGrads => param.is_sharded(),
+            UnitCollectiveKind::ReduceReplicatedGrads => !param.is_sharded(),
+            UnitCollectiveKind::ReduceOverReplicas => true,
         };
         let params = members
             .iter()
@@ -274,30 +274,26 @@ impl UnitComm {
         });
         let shardings = params.filter_map(UnitParam::sharding);
         let plan = match kind {
-            UnitCollectiveKind::Shards => group.plan_all_gather(full_metas(metas, shardings)),
-            UnitCollectiveKind::Parts => {
+            UnitCollectiveKind::GatherShards => group.plan_all_gather(full_metas(metas, shardings)),
+            UnitCollectiveKind::GatherParts => {
                 let shardings = shardings.map(|(dim, sizes)| (dim, post_forward_sizes(&sizes)));
                 group.plan_all_gather(full_metas(metas, shardings))
             }
-            UnitCollectiveKind::Gradients => {
+            UnitCollectiveKind::ReduceScatterGrads => {
                 let flags = (0, ShardSizes::Chunked(group.group().size()));
                 group.plan_reduce_scatter(
                     full_metas(metas, shardings.chain([flags])),
                     self.averaging().shard,
                 )
             }
-            UnitCollectiveKind::ReplicatedGradients => {
+            UnitCollectiveKind::ReduceReplicatedGrads => {
                 group.plan_all_reduce(&metas.collect_vec(), self.averaging().shard)
             }
-            UnitCollectiveKind::All => {
+            UnitCollectiveKind::ReduceOverReplicas => {
                 group.plan_all_reduce(&metas.collect_vec(), self.averaging().replicate)
             }
-        };
-        let made = CachedPlan {
-            kind,
-            names,
-            plan: plan?,
-        };
+        }?;
+        let made = CachedPlan { kind, names, plan };
         self.plans
             .lock()
             .get_or_insert_mut(members.into(), SmallVec::new)
@@ -347,7 +343,7 @@ impl UnitComm {
 
     fn post_forward_group(&self) -> &Communicator {
         self.spec
-            .data()
+            .sharded_data()
             .post_forward_group
             .as_ref()
             .expect("post-forward shards exist only with a post-forward group")
@@ -391,18 +387,18 @@ fn copy_range(tensor: &DispatchTensor, dim: usize, range: Range<usize>) -> Dispa
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnitCollectiveKind {
     /// All-gather of the shards of the sharded parameters.
-    Shards,
+    GatherShards,
     /// All-gather of the shards that the ranks of a post-forward group keep after forward: those
-    /// that [`Unit::split`] made, on the device on which the ranks compute.
-    Parts,
+    /// that [`UnitComm::split`] made, on the device on which the ranks compute.
+    GatherParts,
     /// Reduce-scatter of the gradients of the sharded parameters, with a row of flags for each
     /// rank.
-    Gradients,
+    ReduceScatterGrads,
     /// All-reduce of the gradients of replicated parameters, with flags.
-    ReplicatedGradients,
+    ReduceReplicatedGrads,
     /// All-reduce of this rank's reduced gradients of all parameters over the replicas (HSDP), with
     /// flags.
-    All,
+    ReduceOverReplicas,
 }
 
 /// The plan of one kind of collective of some parameters, with tensors of these element types.

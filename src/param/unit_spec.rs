@@ -106,7 +106,7 @@ pub(crate) struct DataParallelGroups {
     /// Group of the mesh dimension that shards.
     pub(crate) shard: Communicator,
     /// Duplicate of `shard` for the all-gathers of backward.
-    pub(crate) again: Communicator,
+    pub(crate) backward_gather: Communicator,
     /// Duplicate of `shard` for the reductions of backward.
     pub(crate) reduce: Communicator,
     /// Group of the mesh dimension that replicates (HSDP), for the reductions of backward.
@@ -155,7 +155,8 @@ impl ModelNumbers {
         }
     }
 
-    pub(super) fn of(&self, number: u64) -> ShardedModel {
+    /// Returns what ranks of a group must agree on, in which the model has this number.
+    pub(super) fn signature(&self, number: u64) -> ShardedModel {
         ShardedModel {
             number,
             states: Arc::default(),
@@ -168,12 +169,12 @@ impl DataParallelGroups {
     /// Returns the signature that ranks of `group` must agree on for a collective of the model as
     /// opposed to a unit. Returns `None` if `group` is not the one that shards.
     pub(super) fn model_over(&self, group: &Communicator) -> Option<ShardedModel> {
-        (self.shard.group() == group.group()).then(|| self.model.of(self.model.shard))
+        (self.shard.group() == group.group()).then(|| self.model.signature(self.model.shard))
     }
 
     /// Returns the signature that all ranks with distinct data must agree on.
     pub(crate) fn model_of_all(&self) -> ShardedModel {
-        self.model.of(self.model.all)
+        self.model.signature(self.model.all)
     }
 
     /// Returns the number of ranks that gather and reduce the unit.
@@ -260,7 +261,8 @@ impl UnitSpec {
         self.data.as_ref()?.offloaded.as_ref()
     }
 
-    pub(crate) fn data(&self) -> &DataParallelGroups {
+    /// Returns the groups of a unit that `fully_shard` made.
+    pub(crate) fn sharded_data(&self) -> &DataParallelGroups {
         self.data
             .as_ref()
             .expect("only a data-parallel unit shards its parameters")
@@ -303,7 +305,7 @@ impl UnitSpec {
 
     /// Returns the next index in forward order, drawn from the group over which the unit is
     /// reduced.
-    pub(crate) fn draw(&self) -> u64 {
+    pub(crate) fn next_forward_index(&self) -> u64 {
         let group = self
             .data
             .as_ref()

@@ -55,7 +55,7 @@ pub(super) struct UnshardedParams {
     pub(super) options: UnshardOptions,
     phase: Mutex<PassPhase>,
     /// Entry in which the pass is counted while it keeps weights for backward.
-    kept: Mutex<Option<KeptId>>,
+    kept_entry: Mutex<Option<KeptId>>,
     /// True if checkpointed blocks read the weights, and so will read them a second time in
     /// backward.
     recomputed: AtomicBool,
@@ -124,7 +124,7 @@ impl UnshardedParams {
             copy,
             options,
             phase,
-            kept: Mutex::default(),
+            kept_entry: Mutex::default(),
             recomputed,
         };
         if let Some(values) = values {
@@ -247,12 +247,12 @@ impl UnshardedParams {
             self.source.digest_gathered(&weights);
         }
         if !matches!(fate, Fate::Kept | Fate::Retained) && !weights.is_empty() {
-            let state = match backward && self.options.kept == Kept::Part {
-                true => ShardedState::ShardedPostForward,
-                false => ShardedState::Sharded,
+            let resharded_to = match fate {
+                Fate::GatheredFromParts => ShardedState::ShardedPostForward,
+                _ => ShardedState::Sharded,
             };
             self.source
-                .record_event(EventKind::Reshard, TrainingState::Forward, state);
+                .record_event(EventKind::Reshard, TrainingState::Forward, resharded_to);
         }
         let after = match fate {
             Fate::Kept => After::Keep {
@@ -274,7 +274,7 @@ impl UnshardedParams {
         };
         match fate {
             Fate::Kept if !had_ended => {
-                *self.kept.lock() = Some(self.unit.copies.keep(&self.copy, &self.source));
+                *self.kept_entry.lock() = Some(self.unit.copies.keep(&self.copy, &self.source));
             }
             Fate::Retained => self.unit.copies.retain(&self.copy),
             _ => {}
@@ -366,7 +366,7 @@ impl UnshardedParams {
         let unit = &self.unit;
         let state = &self.copy.state;
         let stay = !unit.comm.options.lock().reshard_after_backward;
-        let kept = self.kept.lock().take();
+        let kept = self.kept_entry.lock().take();
         unit.copies.end_backward(kept, &self.copy, stay);
         // A backward inside the unit's own forward leaves the weights to the rest of that forward.
         let has_left = *self.phase.lock() == PassPhase::AfterForward;

@@ -67,6 +67,7 @@ impl Walk {
         let mut all = Vec::new();
         for (unit, mut params) in units {
             params.sort_by_key(|visited| visited.param.index);
+            params.dedup_by_key(|visited| visited.param.index);
             let shards = params.into_iter().map(Visited::unit_shard).collect();
             all.push(UnitShards { unit, shards });
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 /// Kind of a collective or of a message. The declaration order is part of the
-/// [format](crate::format).
+/// [format](crate::format), which gets a new version with a new kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
@@ -59,7 +59,8 @@ impl Op {
         matches!(self, Self::Send | Self::Receive)
     }
 
-    /// Returns the name of the `Communicator` method.
+    /// Returns the name of the operation, which is that of the `Communicator` method where one method
+    /// makes it.
     pub fn name(self) -> &'static str {
         match self {
             Self::AllGather => "all_gather",

@@ -53,3 +53,49 @@ fn mark(number: usize) -> FloatTensor<MarkBackend> {
 pub(crate) fn backward_number(_: &mut Gradients) -> usize {
     0
 }
+
+#[cfg(test)]
+#[cfg(feature = "flex")]
+mod tests {
+    use std::sync::Arc;
+
+    use burn::backend::DispatchTensor;
+    use burn::tensor::{Device, Tensor};
+    use parking_lot::Mutex;
+
+    use crate::autodiff::{BackwardId, BackwardStep, GraphOp, unary};
+
+    /// Notes the backward in which each of its nodes runs.
+    #[derive(Debug, Clone, Default)]
+    struct NoteBackward(Arc<Mutex<Vec<BackwardId>>>);
+
+    impl GraphOp for NoteBackward {
+        fn forward(&self, parents: &[DispatchTensor]) -> DispatchTensor {
+            parents[0].clone()
+        }
+
+        fn backward(&self, step: &mut BackwardStep<'_>) {
+            self.0.lock().push(step.backward());
+            let grad = step.take();
+            step.give(0, || grad);
+        }
+    }
+
+    #[test]
+    fn nodes_of_one_backward_see_its_number_and_no_other() {
+        let noted = NoteBackward::default();
+        let note = |x: Tensor<1>| {
+            Tensor::<1>::from_dispatch(unary(x.into_dispatch(), Arc::new(noted.clone())))
+        };
+        let x = Tensor::<1>::ones([2], &Device::flex().autodiff()).require_grad();
+        for _ in 0..2 {
+            let grads = note(note(x.clone()) * 3.0).sum().backward();
+            let grad = x.grad(&grads).expect("a gradient");
+            assert_eq!(grad.into_data().to_vec::<f32>().unwrap(), [3.0, 3.0]);
+        }
+        let seen = noted.0.lock();
+        assert_eq!(seen[0], seen[1]);
+        assert_eq!(seen[2], seen[3]);
+        assert_ne!(seen[0], seen[2]);
+    }
+}

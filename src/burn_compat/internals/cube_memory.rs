@@ -112,3 +112,42 @@ fn rename_in<S: ComputeStorage>(
 fn reason(error: &dyn Display) -> String {
     format!("cannot bind the memory of a gathered weight to another handle: {error}")
 }
+
+#[cfg(all(test, feature = "wgpu"))]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::memory::cube::primitive;
+    use crate::memory::gpu::gpu;
+
+    fn handle(tensor: &Tensor<1>) -> Handle {
+        let tensor = tensor.clone().into_dispatch();
+        primitive(&tensor).expect("a Cube tensor").handle.clone()
+    }
+
+    #[test]
+    fn a_handle_reads_the_memory_that_was_given_to_it() {
+        let device = gpu();
+        let a = Tensor::<1>::from_floats([1.0, 2.0, 3.0], &device);
+        let b = Tensor::<1>::from_floats([4.0, 5.0, 6.0], &device);
+        let failure = RenameFailure::default();
+        rename(handle(&a), ManagedMemoryHandle::new(), failure.clone());
+        rename(handle(&b), handle(&a).memory, failure.clone());
+        assert_eq!(a.into_data().to_vec::<f32>().unwrap(), [4.0, 5.0, 6.0]);
+        assert_eq!(failure.get(), None);
+    }
+
+    #[test]
+    fn memory_that_is_not_there_cannot_be_given() {
+        let device = gpu();
+        let a = Tensor::<1>::from_floats([1.0, 2.0, 3.0], &device);
+        let failure = RenameFailure::default();
+        rename(handle(&a), ManagedMemoryHandle::new(), failure.clone());
+        rename(handle(&a), ManagedMemoryHandle::new(), failure.clone());
+        // Waits for the device's server thread.
+        let _ = Tensor::<1>::ones([1], &device).into_data();
+        let reason = failure.get().expect("the second call fails");
+        assert!(reason.contains("cannot bind the memory"), "{reason}");
+    }
+}

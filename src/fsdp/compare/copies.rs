@@ -122,7 +122,7 @@ fn rebuild<M: Module>(
     // Every rank creates the units in the same order, because they draw numbers.
     for params in units.into_values().sorted_by_key(|params| params[0].0) {
         let unit = params[0].1.3.unit.clone();
-        let data = unit.spec().data();
+        let data = unit.spec().sharded_data();
         // A model is identified by the address of its origin. The copy has another one, so that its
         // backward does not reduce gradients that wait in the units of the program's model.
         let root = root.get_or_insert_with(|| Arc::from(&*data.model.origin));

@@ -204,8 +204,8 @@ impl GradReduction {
             };
             Some(comm.exchange(kind, call, members, tensors))
         };
-        let sharded = post(UnitCollectiveKind::Gradients, sharded);
-        let replicated = post(UnitCollectiveKind::ReplicatedGradients, replicated);
+        let sharded = post(UnitCollectiveKind::ReduceScatterGrads, sharded);
+        let replicated = post(UnitCollectiveKind::ReduceReplicatedGrads, replicated);
         self.note(EventKind::Issued(scatter_op(sharded.as_ref())), None);
         ReduceStage::Scattering {
             sharded,
@@ -245,10 +245,12 @@ impl GradReduction {
             .call
             .clone()
             .with_digests(mem::take(&mut self.replicate));
-        let work =
-            self.unit
-                .comm
-                .exchange(UnitCollectiveKind::All, call, &self.trained.members, sums);
+        let work = self.unit.comm.exchange(
+            UnitCollectiveKind::ReduceOverReplicas,
+            call,
+            &self.trained.members,
+            sums,
+        );
         self.note(EventKind::Issued(Op::AllReduce), None);
         ReduceStage::Replicating(work)
     }

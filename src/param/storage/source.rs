@@ -155,7 +155,7 @@ impl ShardGatherer {
     /// Posts an all-gather of the shards over all ranks.
     pub(crate) fn post(&self, call: Call) -> PendingAllGather {
         self.comm.all_gather(
-            UnitCollectiveKind::Shards,
+            UnitCollectiveKind::GatherShards,
             call,
             &self.members,
             self.sent(true),
@@ -198,10 +198,13 @@ impl ShardGatherer {
     ) -> PendingAllGather {
         let call = self.call(Phase::Backward).with_deferred();
         match parts {
-            Some(parts) => {
-                self.comm
-                    .all_gather(UnitCollectiveKind::Parts, call, &self.members, parts, None)
-            }
+            Some(parts) => self.comm.all_gather(
+                UnitCollectiveKind::GatherParts,
+                call,
+                &self.members,
+                parts,
+                None,
+            ),
             None => self.post(call),
         }
     }
