@@ -241,7 +241,8 @@ fn is_movable(handle: &Handle) -> bool {
     false
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(test)]
+#[cfg(feature = "wgpu")]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -113,7 +113,8 @@ fn reason(error: &dyn Display) -> String {
     format!("cannot bind the memory of a gathered weight to another handle: {error}")
 }
 
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(test)]
+#[cfg(feature = "wgpu")]
 mod tests {
     use burn::tensor::Tensor;
 
