@@ -9,8 +9,9 @@ use glob::Pattern;
 use crate::common::positive;
 
 /// Shows what a checkpoint contains and who wrote it, verifies it, writes it as
-/// safetensors files for Python, or divides it among another number of ranks. DIR
-/// is a checkpoint, or the folder of a run, of which the latest is taken.
+/// safetensors files for Python, or divides it among another number of ranks; and
+/// sets a run back to an older checkpoint. DIR is a checkpoint, or the folder of a
+/// run, of which the latest is taken.
 #[derive(Debug, Parser)]
 #[command(name = "checkpoint", verbatim_doc_comment, disable_version_flag = true)]
 pub struct Args {
@@ -32,6 +33,14 @@ pub enum Command {
     Consolidate(Consolidate),
     /// Save once more, divided among another number of ranks. All tensors are in memory meanwhile
     Reshard(Reshard),
+    /// Set a run back: the checkpoints after STEP are renamed to step-N.set-aside and kept
+    SetBack {
+        /// Folder of the run
+        #[arg(value_name = "DIR")]
+        run: PathBuf,
+        /// Step that becomes the latest
+        step: u64,
+    },
 }
 
 #[derive(Debug, Clone, Parser)]
@@ -99,11 +108,13 @@ impl Args {
     /// # Errors
     /// A message with the folder that does not exist.
     pub fn settings(mut self) -> Result<Settings, String> {
-        let (Command::Inspect(Inspect { checkpoint, .. })
-        | Command::CheckBlocks { checkpoint }
-        | Command::Consolidate(Consolidate { checkpoint, .. })
-        | Command::Reshard(Reshard { checkpoint, .. })) = &mut self.command;
-        *checkpoint = found(checkpoint)?;
+        match &mut self.command {
+            Command::Inspect(Inspect { checkpoint, .. })
+            | Command::CheckBlocks { checkpoint }
+            | Command::Consolidate(Consolidate { checkpoint, .. })
+            | Command::Reshard(Reshard { checkpoint, .. }) => *checkpoint = found(checkpoint)?,
+            Command::SetBack { .. } => {}
+        }
         Ok(Settings {
             command: self.command,
         })

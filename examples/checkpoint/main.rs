@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --release --example checkpoint -- inspect runs/step-500
 //! cargo run --release --example checkpoint -- consolidate runs exported --transpose '*.query.weight'
+//! cargo run --release --example checkpoint -- set-back runs 500
 //! ```
 
 mod cli;
@@ -34,7 +35,16 @@ fn run(command: &Command) -> Result<bool> {
         Command::CheckBlocks { checkpoint } => verify(checkpoint),
         Command::Consolidate(command) => consolidate(command),
         Command::Reshard(command) => reshard(command),
+        Command::SetBack { run, step } => set_back(run, *step),
     }
+}
+
+fn set_back(run: &Path, step: u64) -> Result<bool> {
+    for folder in checkpoint::set_back(run, step)? {
+        println!("set aside: {}", folder.display());
+    }
+    println!("{}: the latest checkpoint is step-{step}", run.display());
+    Ok(true)
 }
 
 fn verify(checkpoint: &Path) -> Result<bool> {

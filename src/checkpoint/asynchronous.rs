@@ -115,8 +115,7 @@ impl fmt::Display for AsyncSaveReport {
 impl AsyncCheckpointer {
     /// Creates a checkpointer that saves into the manager's folder. While it writes, no other
     /// checkpointer or manager of these ranks saves into the folder
-    /// ([`CheckpointError::InFlight`]). Let no other program save or remove checkpoints there then,
-    /// either.
+    /// ([`CheckpointError::InFlight`]).
     ///
     /// Local: no communication.
     ///
@@ -157,7 +156,13 @@ impl AsyncCheckpointer {
         };
         let (plan, step) = self.manager.plan(state)?;
         let fs = self.manager.fs().clone();
-        let save = Arc::new(OpenSave::begin(&*fs, &self.manager.folder(step), plan)?);
+        let run = self.manager.step(step);
+        let save = Arc::new(OpenSave::begin(
+            &*fs,
+            &self.manager.folder(step),
+            plan,
+            Some(&run),
+        )?);
         let copying = Instant::now();
         let mut staging = std::mem::take(&mut self.staging);
         staging.fill(save.plan(), &mut LiveFragments::new(state));

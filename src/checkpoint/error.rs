@@ -56,10 +56,10 @@ pub enum CheckpointError {
         /// Global rank that created or read it.
         of: usize,
     },
-    /// Another program saved under the same name at the same time.
-    #[error("another program saved into {} at the same time. Give each program a folder of its own", path.display())]
+    /// Another program removed the files of a save while they were written.
+    #[error("another program removed {} while this one wrote there. Let only one program save into a folder", path.display())]
     Replaced {
-        /// Folder of the checkpoint.
+        /// Folder into which the checkpoint was written.
         #[serde(with = "os_path")]
         path: PathBuf,
     },
@@ -77,6 +77,49 @@ pub enum CheckpointError {
         step: u64,
         /// Step that is being written.
         in_flight: u64,
+    },
+    /// A run has a checkpoint of a later step than the one that was to be saved.
+    #[error(
+        "step {step} cannot be saved into {}, which has step {later}: the latest checkpoint of a run is the newest. To go on from \
+         an older one, first set the later ones aside with `CheckpointManager::set_back`, `checkpoint::set_back` or \
+         `checkpoint set-back DIR STEP`", path.display()
+    )]
+    LaterStep {
+        /// Folder of the run.
+        #[serde(with = "os_path")]
+        path: PathBuf,
+        /// Step that was to be saved.
+        step: u64,
+        /// The newest step.
+        later: u64,
+    },
+    /// A file `latest`, which earlier versions wrote, does not name the newest checkpoint.
+    #[error(
+        "{} contains {content}, but {}. The latest checkpoint of a run is the newest. To go back to an older one, set the later \
+         ones aside with `CheckpointManager::set_back`, `checkpoint::set_back` or `checkpoint set-back DIR STEP`; with the newest \
+         as the step, this only removes the file", path.display(), describe_newest(*newest)
+    )]
+    LatestFile {
+        /// The file.
+        #[serde(with = "os_path")]
+        path: PathBuf,
+        /// Its content, in words.
+        content: String,
+        /// Step of the newest complete checkpoint.
+        newest: Option<u64>,
+    },
+    /// A folder of another host's save may still be written.
+    #[error(
+        "{} may still be written by process {process} of another host. It is removed {hours} h after it was begun", path.display()
+    )]
+    MaybeLive {
+        /// The folder.
+        #[serde(with = "os_path")]
+        path: PathBuf,
+        /// Id of the process on its host.
+        process: u32,
+        /// Hours after which the save is taken for abandoned.
+        hours: u64,
     },
     /// The folder is not a complete checkpoint.
     #[error(
@@ -299,6 +342,19 @@ pub enum CheckpointError {
         /// Global shape.
         shape: Vec<usize>,
     },
+    /// An optimizer's state was saved for a parameter of another dtype.
+    #[error(
+        "the optimizer's state of `{param}` was saved for {saved}, and the parameter is {dtype} now. Load it into a model of \
+         {saved}, or choose by `LoadOptions::with_state_dtypes` whether it is converted"
+    )]
+    StateDType {
+        /// Path of the parameter.
+        param: String,
+        /// Dtype for which the state was saved.
+        saved: String,
+        /// Dtype of the parameter now.
+        dtype: String,
+    },
     /// The checkpoint does not contain a value.
     #[error("the checkpoint has no value `{key}`. It has: {present}")]
     NoValue {
@@ -386,6 +442,13 @@ pub enum LoadKind {
     Tensor,
     /// Weights in files of another framework.
     Weights,
+}
+
+fn describe_newest(newest: Option<u64>) -> String {
+    match newest {
+        Some(step) => format!("the newest complete checkpoint is step {step}"),
+        None => "there is no complete checkpoint".into(),
+    }
 }
 
 /// Returns one sentence for each kind of keys that do not fit, and the remedies for them.

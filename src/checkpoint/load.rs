@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
@@ -17,7 +17,9 @@ use super::save_plan::LIMIT;
 use super::state::decode;
 use super::tensor_files::{TensorFiles, readable, saved_tensor};
 use super::weight_source::WeightSource;
-use super::{CheckpointError, KeyReport, LoadKind, LoadOptions, ReadOptions, ReadStats};
+use super::{
+    CheckpointError, KeyReport, LoadKind, LoadOptions, ReadOptions, ReadStats, StateDTypes,
+};
 use crate::Result;
 use crate::comm::{agree, agree_on_success};
 use crate::dtensor::{DTensor, DynDTensor, Kind};
@@ -70,6 +72,22 @@ impl Checkpoint {
         Ok(Self {
             files: TensorFiles::new(fs, path.into(), own?.0, mesh, Links::Refuse),
         })
+    }
+
+    /// Keeps the files open, so that they can be loaded once another program has removed them.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Incomplete`] on all ranks if files are removed already.
+    pub(super) fn hold_files(self) -> Result<Self> {
+        let comm = self.files.mesh.all()?;
+        let path = self.files.folder.clone();
+        let held = self.files.hold();
+        let held = held.map_err(|_| CheckpointError::Incomplete { path }.into());
+        let files = agree_on_success(&comm, "checkpoint_hold", held, CheckpointError::of)?;
+        Ok(Self { files })
     }
 
     /// Sets how files are read.
@@ -133,8 +151,9 @@ impl Checkpoint {
     /// [`ShardedOptimizer::load_state`](crate::optim::ShardedOptimizer::load_state).
     ///
     /// `options` are those with which the model was loaded: [`LoadOptions::with_renamed`] receives
-    /// the path of a parameter and returns the path that it had when it was saved. State is not
-    /// cast. A parameter for which the optimizer had no state when it was saved, because it had
+    /// the path of a parameter and returns the path that it had when it was saved. State of a
+    /// parameter of another dtype is refused or converted, as
+    /// [`LoadOptions::with_state_dtypes`] says. A parameter for which the optimizer had no state when it was saved, because it had
     /// never had a gradient, fits a parameter without state. In a
     /// [partial](LoadOptions::with_partial) load, parameters that were not saved start without
     /// state, and saved state of other parameters is left out.
@@ -145,8 +164,8 @@ impl Checkpoint {
     /// # Errors
     /// On all ranks: [`CheckpointError::Keys`] with all parameters without saved state, all with
     /// saved state that are not in the model, and all of another shape, as far as `options` do not
-    /// allow them; [`CheckpointError::NoValue`], [`CheckpointError::Corrupt`],
-    /// [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another rank fails.
+    /// allow them; [`CheckpointError::StateDType`], [`CheckpointError::NoValue`],
+    /// [`CheckpointError::Corrupt`], [`CheckpointError::Io`]. [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn load_optimizer<M: Module>(
         &self,
         key: &str,
@@ -178,19 +197,31 @@ impl Checkpoint {
                 .collect();
             report.cast.clear();
 
+            let dtypes = options.state_dtypes;
             let tensors = &self.files.manifest.tensors;
             let mut described = Vec::new();
             let mut sources = Vec::new();
             let mut scalars = Vec::new();
             for (path, source) in &pairs {
                 let param = &stored[source.key()];
+                let now = params[path].dtype();
+                let is_other = param.has_state() && param.dtype != now;
+                match dtypes {
+                    StateDTypes::Refuse if is_other => {
+                        return Err(state_dtype(path, param.dtype, now).into());
+                    }
+                    StateDTypes::Convert if is_other => report.cast.push(path.clone()),
+                    _ => {}
+                }
                 for field in &param.tensors {
                     let name = format!("{path}.{field}");
                     let stored = format!("{key}.{}.{field}", source.key());
                     let entry = tensors
                         .get(&stored)
                         .ok_or_else(|| no_value(&stored, tensors.keys()))?;
-                    let (shape, dtype) = readable(&stored, entry)?;
+                    let (shape, saved) = readable(&stored, entry)?;
+                    let is_converted = dtypes == StateDTypes::Convert && saved == param.dtype;
+                    let dtype = if is_converted { now } else { saved };
                     described.push((name.clone(), shape, dtype));
                     sources.push((name, stored.clone(), WeightSource::new(stored)));
                 }
@@ -320,6 +351,15 @@ pub(super) fn read_manifest(
         reason: error.to_string(),
     })?;
     Ok((manifest, XxHash3_64::oneshot(&bytes)))
+}
+
+/// Returns the error of state that was saved for a parameter of dtype `saved`, and is now of `now`.
+pub(super) fn state_dtype(param: &str, saved: DType, now: DType) -> CheckpointError {
+    CheckpointError::StateDType {
+        param: param.into(),
+        saved: saved.name().into(),
+        dtype: now.name().into(),
+    }
 }
 
 pub(super) fn no_value<'a>(

@@ -1,27 +1,31 @@
 //! [`CheckpointManager`]: the checkpoints of a training run, in one folder.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::claim::{ABANDONED_AFTER, Liveness};
 use super::fragments::LiveFragments;
-use super::fs::{self, FileSystem, Links, MANIFEST};
-use super::load::read_manifest;
+use super::fs::{self, FileSystem};
 use super::open_save::RunStep;
+use super::run_folder::{self, RunFolder, check_latest, name, remove_all, remove_latest};
 use super::save::write;
-use super::save_plan::{SavePlan, rank_of_file};
+use super::save_plan::SavePlan;
 use super::{Checkpoint, CheckpointError, SaveReport, State};
 use crate::Result;
 use crate::comm::{agree, agree_on_first};
 use crate::mesh::DeviceMesh;
 
-/// File with the name of the last complete checkpoint.
-const LATEST: &str = "latest";
-
-/// Checkpoints of a training run: folders `step-100`, `step-200` and so on, and a file `latest`
-/// with the name of the last.
+/// Checkpoints of a training run: folders `step-100`, `step-200` and so on. The latest is the newest
+/// that is complete.
+///
+/// A save writes into a folder `step-N.saving-..`, which gets the name `step-N` once all is there.
+/// So several jobs may have one folder, such as a job that is started again while the one before
+/// still dies: of two that save the same step one succeeds, and the other one's error is
+/// [`CheckpointError::Exists`]. What killed processes have left is removed by later saves.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -101,8 +105,9 @@ impl CheckpointManager {
         &self.path
     }
 
-    /// Saves a checkpoint as `step-N`, makes it the latest, and then removes those that are not
-    /// kept.
+    /// Saves a checkpoint as `step-N`, and then removes those that are not kept, and what killed
+    /// processes have left of saves of this step and lower ones. The step must be the highest of the
+    /// run.
     ///
     /// If an old checkpoint cannot be removed, the new one is saved nevertheless, and
     /// [`SaveReport::not_removed`] says on all ranks what remains. The next save tries again. What
@@ -112,10 +117,10 @@ impl CheckpointManager {
     /// Every rank of the state's mesh.
     ///
     /// # Errors
-    /// Those of [`save`](super::save), [`CheckpointError::NoStep`], and
-    /// [`CheckpointError::InFlight`] while an [`AsyncCheckpointer`](super::AsyncCheckpointer) of a
-    /// rank's process writes into the same folder. If `latest` cannot be moved, the checkpoint is
-    /// complete nevertheless.
+    /// Those of [`save`](super::save), [`CheckpointError::NoStep`], [`CheckpointError::LaterStep`],
+    /// [`CheckpointError::LatestFile`], and [`CheckpointError::InFlight`] while an
+    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) of a rank's process writes into the same
+    /// folder.
     pub fn save(&self, state: &State) -> Result<SaveReport> {
         let (plan, step) = self.plan(state)?;
         write(
@@ -139,23 +144,31 @@ impl CheckpointManager {
         let plan = SavePlan::new(state)?;
         // All ranks have this step, or none.
         let step = state.step().ok_or(CheckpointError::NoStep)?;
+        // The save in flight may be of a mesh of other ranks.
+        agree(
+            &plan.comm,
+            "checkpoint_in_flight",
+            self.check_in_flight(step),
+        )?;
+        Ok((plan, step))
+    }
+
+    /// Checks that this rank writes no step behind training.
+    fn check_in_flight(&self, step: u64) -> Result<(), CheckpointError> {
         let run = self.run_of_rank();
         let in_flight = IN_FLIGHT
             .lock()
             .iter()
             .find(|(other, _)| *other == run)
             .map(|(_, step)| *step);
-        let own = match in_flight {
+        match in_flight {
             Some(in_flight) => Err(CheckpointError::InFlight {
                 path: self.path.clone(),
                 step,
                 in_flight,
             }),
             None => Ok(()),
-        };
-        // The save in flight may be of a mesh of other ranks.
-        agree(&plan.comm, "checkpoint_in_flight", own)?;
-        Ok((plan, step))
+        }
     }
 
     /// Marks a step as being written behind training. Its folder exists.
@@ -177,7 +190,7 @@ impl CheckpointManager {
         self.path.join(name(step))
     }
 
-    /// Returns what moves `latest` to the checkpoint of a step.
+    /// Returns what a save of a step asks of its run.
     pub(super) fn step(&self, step: u64) -> StepOfRun {
         StepOfRun {
             manager: self.clone(),
@@ -193,47 +206,45 @@ impl CheckpointManager {
         &self.mesh
     }
 
-    /// Moves `latest` to a complete checkpoint, and removes those that are not kept. Returns an
-    /// error for each that could not be removed.
-    pub(super) fn commit(
-        &self,
-        fs: &dyn FileSystem,
-        step: u64,
-    ) -> Result<Vec<CheckpointError>, CheckpointError> {
-        let latest = self.path.join(LATEST);
-        fs::write_atomically(fs, &latest, name(step).as_bytes())
-            .map_err(|error| self.io("write", &latest, error))?;
-        Ok(self
-            .keep
-            .map(|keep| self.prune(fs, step, keep))
-            .unwrap_or_default())
-    }
-
-    /// Removes the checkpoints that are not kept next to the one of `step`, and what earlier
-    /// removals left.
-    fn prune(&self, fs: &dyn FileSystem, step: u64, keep: usize) -> Vec<CheckpointError> {
-        let folders = match folders(fs, &self.path) {
-            Ok(folders) => folders,
+    /// Removes the checkpoints that are not kept, and what killed processes have left of saves and
+    /// removals. Returns an error for each that remains.
+    pub(super) fn tidy(&self, fs: &dyn FileSystem, saved: u64) -> Vec<CheckpointError> {
+        let run = match RunFolder::read(fs, &self.path) {
+            Ok(run) => run,
             Err(error) => return vec![self.io("read", &self.path, error)],
         };
-        let of = |kind: FolderState| {
-            folders
+        let mut errors = Vec::new();
+        let mut removed: Vec<_> = run
+            .removing
+            .iter()
+            .map(|name| self.path.join(name))
+            .collect();
+        if let Some(keep) = self.keep {
+            removed.extend(run.not_kept(keep).iter().map(|step| self.folder(*step)));
+        }
+        let is_over = |step: &&u64| **step < saved;
+        removed.extend(
+            run.interrupted
                 .iter()
-                .filter(move |(_, state)| *state == kind)
-                .map(|(step, _)| *step)
-        };
-        let removed = of(FolderState::Debris).chain(not_kept(
-            of(FolderState::Complete).collect(),
-            step,
-            keep,
-        ));
-        let remove = |old: u64| {
-            let old = self.folder(old);
-            fs::remove_dir_all(fs, &old)
-                .map_err(|error| self.io("remove", &old, error))
-                .err()
-        };
-        removed.filter_map(remove).collect()
+                .filter(is_over)
+                .map(|step| self.folder(*step)),
+        );
+        for (name, step, claim) in &run.saving {
+            let path = self.path.join(name);
+            match claim.liveness() {
+                Liveness::Ended => removed.push(path),
+                Liveness::Unknown if *step <= saved => errors.push(CheckpointError::MaybeLive {
+                    path,
+                    process: claim.process(),
+                    hours: ABANDONED_AFTER.as_secs() / 3600,
+                }),
+                Liveness::Unknown | Liveness::Live => {}
+            }
+        }
+        for (folder, error) in remove_all(fs, removed) {
+            errors.push(self.io("remove", &folder, error));
+        }
+        errors
     }
 
     /// Returns the steps of the complete checkpoints, ascending.
@@ -246,19 +257,24 @@ impl CheckpointManager {
     pub fn steps(&self) -> Result<Vec<u64>> {
         let comm = self.mesh.all()?;
         agree_on_first(&comm, "checkpoint_steps", || {
-            complete(&*self.fs, &self.path).map_err(|error| self.io("read", &self.path, error))
+            let run = RunFolder::read(&*self.fs, &self.path);
+            let run = run.map_err(|error| self.io("read", &self.path, error))?;
+            Ok::<_, CheckpointError>(run.complete)
         })
     }
 
-    /// Opens the latest complete checkpoint; `None` if there is none. It may be called while an
-    /// [`AsyncCheckpointer`](super::AsyncCheckpointer) writes, which may remove that checkpoint
-    /// once a later one is complete.
+    /// Opens the latest complete checkpoint, that of the newest step; `None` if there is none. The
+    /// run may go on meanwhile, also in another program: a checkpoint that it removes can still be
+    /// loaded by who has opened it, if it has at most 64 files and the file system keeps files that
+    /// are open.
+    ///
+    /// To go back to an older step, [set the run back](Self::set_back).
     ///
     /// # Collective
     /// Every rank of the mesh.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`].
+    /// Those of [`Checkpoint::open`], and [`CheckpointError::LatestFile`].
     pub fn latest(&self) -> Result<Option<Checkpoint>> {
         self.mesh.member("load a checkpoint on it")?;
         let comm = self.mesh.all()?;
@@ -268,7 +284,7 @@ impl CheckpointManager {
                 latest_step(&*self.fs, &self.path, self.mesh.rank())
             })?;
             let Some(step) = found else { return Ok(None) };
-            match self.open(step) {
+            match self.open(step).and_then(Checkpoint::hold_files) {
                 // It was removed after it was found: there is a later one.
                 Err(crate::Error::Checkpoint(CheckpointError::Incomplete { .. }))
                     if removed != Some(step) =>
@@ -280,6 +296,30 @@ impl CheckpointManager {
         }
     }
 
+    /// Sets the run back to `step`, so that its checkpoint is the latest and later steps can be
+    /// saved again. Returns the folders in which the later checkpoints are now, the newest first:
+    /// `step-30` becomes `step-30.set-aside`. Nothing removes them.
+    ///
+    /// If it is interrupted, call it again.
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    ///
+    /// # Errors
+    /// On all ranks: [`CheckpointError::Incomplete`] if the step has no complete checkpoint,
+    /// [`CheckpointError::InFlight`], and [`CheckpointError::Io`].
+    pub fn set_back(&self, step: u64) -> Result<Vec<PathBuf>> {
+        self.mesh.member("set a run back on it")?;
+        let comm = self.mesh.all()?;
+        agree(&comm, "checkpoint_in_flight", self.check_in_flight(step))?;
+        let folders = agree_on_first(&comm, "checkpoint_set_back", || {
+            let folders = run_folder::set_back(&*self.fs, &self.path, step, self.mesh.rank())?;
+            let folders = folders.into_iter().map(PathBuf::into_os_string);
+            Ok::<Vec<_>, CheckpointError>(folders.collect())
+        })?;
+        Ok(folders.into_iter().map(PathBuf::from).collect())
+    }
+
     /// Opens the checkpoint of a step.
     ///
     /// # Collective
@@ -289,11 +329,6 @@ impl CheckpointManager {
     /// Those of [`Checkpoint::open`].
     pub fn open(&self, step: u64) -> Result<Checkpoint> {
         Checkpoint::open_in(self.fs.clone(), &self.folder(step), &self.mesh)
-    }
-
-    /// Returns the step that `latest` names.
-    pub(super) fn named(&self, fs: &dyn FileSystem) -> Result<Option<u64>, CheckpointError> {
-        named(fs, &self.path, self.mesh.rank())
     }
 
     fn io(&self, action: &str, path: &Path, error: io::Error) -> CheckpointError {
@@ -308,37 +343,54 @@ pub(super) struct StepOfRun {
 }
 
 impl RunStep for StepOfRun {
-    fn previous(&self, fs: &dyn FileSystem) -> Result<Option<(u64, u64)>, CheckpointError> {
-        let Some(named) = self.manager.named(fs)? else {
-            return Ok(None);
-        };
-        let manifest = read_manifest(fs, &self.manager.folder(named), self.manager.mesh.rank());
-        Ok(manifest.ok().map(|(_, checksum)| (named, checksum)))
+    fn check(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError> {
+        let CheckpointManager { path, mesh, .. } = &self.manager;
+        let run =
+            RunFolder::read(fs, path).map_err(|error| self.manager.io("read", path, error))?;
+        check_latest(fs, path, run.newest(), mesh.rank())?;
+        match run.newest().filter(|newest| *newest > self.step) {
+            Some(later) => Err(CheckpointError::LaterStep {
+                path: path.clone(),
+                step: self.step,
+                later,
+            }),
+            None => Ok(()),
+        }
     }
 
-    fn commit(&self, fs: &dyn FileSystem) -> Result<Vec<CheckpointError>, CheckpointError> {
-        self.manager.commit(fs, self.step)
+    fn before_commit(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError> {
+        self.check(fs)?;
+        let path = &self.manager.path;
+        remove_latest(fs, path).map_err(|error| self.manager.io("remove", path, error))
     }
-}
 
-fn name(step: u64) -> String {
-    format!("step-{step}")
-}
-
-fn step_of(name: &str) -> Option<u64> {
-    name.strip_prefix("step-")?.parse().ok()
+    fn after_commit(&self, fs: &dyn FileSystem) -> Vec<CheckpointError> {
+        self.manager.tidy(fs, self.step)
+    }
 }
 
 /// Returns the folder of the latest complete checkpoint of the run in the folder `path`, which a
-/// [`CheckpointManager`] saved; `None` if there is none.
+/// [`CheckpointManager`] saved: that of the newest step; `None` if there is none.
 ///
 /// Needs no launch.
 ///
 /// # Errors
-/// [`CheckpointError::Io`].
+/// [`CheckpointError::LatestFile`] and [`CheckpointError::Io`].
 pub fn latest(path: impl AsRef<Path>) -> Result<Option<PathBuf>, CheckpointError> {
     let path = path.as_ref();
     Ok(latest_step(&*fs::real(), path, 0)?.map(|step| path.join(name(step))))
+}
+
+/// Sets the run in the folder `path` back to `step`, as [`CheckpointManager::set_back`] does, and
+/// returns the folders in which later checkpoints are now, the newest first.
+///
+/// Needs no launch. Let no program save into the folder meanwhile.
+///
+/// # Errors
+/// [`CheckpointError::Incomplete`] if the step has no complete checkpoint, and
+/// [`CheckpointError::Io`].
+pub fn set_back(path: impl AsRef<Path>, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
+    run_folder::set_back(&*fs::real(), path.as_ref(), step, 0)
 }
 
 fn latest_step(
@@ -346,135 +398,34 @@ fn latest_step(
     path: &Path,
     rank: usize,
 ) -> Result<Option<u64>, CheckpointError> {
-    let steps =
-        complete(fs, path).map_err(|error| CheckpointError::io(rank, "read", path, &error))?;
-    let manifest = |step| read_manifest(fs, &path.join(name(step)), rank);
-    // The folder that `latest` names may have been removed by hand, or be a link to where it was
-    // moved.
-    let Some(named) =
-        named(fs, path, rank)?.filter(|step| steps.contains(step) || manifest(*step).is_ok())
-    else {
-        return Ok(steps.last().copied());
-    };
-    let Ok((_, checksum)) = manifest(named) else {
-        return Ok(Some(named));
-    };
-    // A save that was interrupted before it moved `latest` has completed the checkpoint after it.
-    Ok(Some(
-        steps
-            .into_iter()
-            .rev()
-            .filter(|step| *step != named)
-            .find(|step| {
-                manifest(*step)
-                    .is_ok_and(|(manifest, _)| manifest.previous == Some((named, checksum)))
-            })
-            .unwrap_or(named),
-    ))
-}
-
-/// Returns the step that `latest` names.
-fn named(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<Option<u64>, CheckpointError> {
-    let latest = path.join(LATEST);
-    match fs::read_all(fs, &latest, Links::Refuse, 64) {
-        Ok(bytes) => Ok(String::from_utf8(bytes)
-            .ok()
-            .and_then(|name| step_of(name.trim()))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(CheckpointError::io(rank, "read", &latest, &error)),
+    let run = RunFolder::read(fs, path)
+        .map_err(|error| CheckpointError::io(rank, "read", path, &error))?;
+    let newest = run.newest();
+    check_latest(fs, path, newest, rank)?;
+    if !run.exists {
+        warn_once(path);
     }
-}
-
-/// State of a folder `step-N`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FolderState {
-    /// A complete checkpoint.
-    Complete,
-    /// The files of a checkpoint that was removed in part, or nothing.
-    Debris,
-    /// A checkpoint that is being saved, or files of others.
-    Other,
-}
-
-/// Returns the steps that have a folder, ascending, and what is in it.
-fn folders(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<(u64, FolderState)>> {
-    let entries = match fs.list(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let mut folders = Vec::new();
-    for entry in entries.iter().filter(|entry| entry.is_dir) {
-        let Some(step) = step_of(&entry.name).filter(|step| name(*step) == entry.name) else {
-            continue;
+    let after = |step: &u64| newest.is_none_or(|newest| *step > newest);
+    if let Some(passed) = run.interrupted.into_iter().rev().find(after) {
+        let taken = match newest {
+            Some(newest) => format!("{} is the latest checkpoint", name(newest)),
+            None => "there is no complete checkpoint".into(),
         };
-        let files = match fs.list(&path.join(&entry.name)) {
-            // A save behind training, or of another program, has removed it by now.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            files => files?,
-        };
-        // A save has a probe until the manifest is there, and a removal begins with the manifest.
-        let state = match files.iter().any(|file| file.name == MANIFEST) {
-            true => FolderState::Complete,
-            false
-                if files
-                    .iter()
-                    .all(|file| !file.is_dir && rank_of_file(&file.name).is_some()) =>
-            {
-                FolderState::Debris
-            }
-            false => FolderState::Other,
-        };
-        folders.push((step, state));
+        log::warn!(
+            "{} has no manifest.json, as a save that was interrupted leaves it, and is passed over: {taken}",
+            path.join(name(passed)).display()
+        );
     }
-    folders.sort_unstable_by_key(|(step, _)| *step);
-    Ok(folders)
+    Ok(newest)
 }
 
-/// Returns the steps of the complete checkpoints in the folder, ascending.
-fn complete(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<u64>> {
-    let folders = folders(fs, path)?.into_iter();
-    Ok(folders
-        .filter(|(_, state)| *state == FolderState::Complete)
-        .map(|(step, _)| step)
-        .collect())
-}
-
-/// Returns which of the checkpoints of `steps` are removed, in that order, if `keep` are kept and
-/// the one of `saved` is the last.
-///
-/// The checkpoint of `saved` is kept, also if a run that was set back has saved a lower step. Steps
-/// after it are of the run before, and are removed first.
-fn not_kept(steps: Vec<u64>, saved: u64, keep: usize) -> Vec<u64> {
-    let mut others: Vec<_> = steps.into_iter().filter(|&step| step != saved).collect();
-    others.sort_unstable_by_key(|&step| (step < saved, step));
-    others.truncate((others.len() + 1).saturating_sub(keep));
-    others
-}
-
-#[cfg(test)]
-mod tests {
-    use super::not_kept;
-
-    #[test]
-    fn old_checkpoints_are_removed_and_those_of_a_run_before_it_was_set_back_first() {
-        for (steps, saved, keep, expected) in [
-            (&[10, 9, 8, 11][..], 11, 4, &[][..]),
-            (&[10, 9, 8, 11], 11, 2, &[8, 9]),
-            (&[10, 9, 8, 11], 11, 1, &[8, 9, 10]),
-            (&[1, 2, 3, 4, 5], 3, 4, &[4]),
-            (&[1, 2, 3, 4, 5], 3, 3, &[4, 5]),
-            (&[1, 2, 3, 4, 5], 3, 2, &[4, 5, 1]),
-            (&[1, 2, 3, 4, 5], 3, 1, &[4, 5, 1, 2]),
-            (&[7], 7, 1, &[]),
-            // Removed by another program since.
-            (&[5, 6], 7, 2, &[5]),
-            (&[], 7, 1, &[]),
-        ] {
-            assert_eq!(
-                not_kept(steps.to_vec(), saved, keep),
-                expected,
-                "{steps:?} {saved} {keep}"
-            );
-        }
+/// Warns that the folder of a run does not exist, the first time that this process looks for it.
+fn warn_once(path: &Path) {
+    static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    if WARNED.lock().insert(path.to_owned()) {
+        log::warn!(
+            "there is no folder {}, so the run has no checkpoint to go on from, and begins anew",
+            path.display()
+        );
     }
 }

@@ -16,7 +16,7 @@ use crate::Result;
 use crate::comm::agree_on_success;
 use crate::dtensor::{DTensorSpec, is_castable};
 use crate::mesh::DeviceMesh;
-use crate::param::{NewValue, release_shards, replace_tensors};
+use crate::param::{NewValue, release_shards, replace_tensors, unshared};
 
 /// Specs of the tensors of a model by path.
 pub(super) type Targets = BTreeMap<String, Arc<DTensorSpec>>;
@@ -186,7 +186,7 @@ impl Matching<'_> {
 
 /// Returns the model with the values that `values` returns for the pairs of its paths and what is
 /// `saved`, and a report. All other tensors stay as they are. No rank gets values if one cannot
-/// match them.
+/// match them. The model owns its running statistics: clones keep theirs.
 ///
 /// # Collective
 /// Every rank of `mesh`.
@@ -208,6 +208,8 @@ pub(super) fn load_model<M: Module>(
     };
     let (targets, pairs, report) =
         agree_on_success(&mesh.all()?, "checkpoint_match", run(), CheckpointError::of)?;
+    // Clones of the model keep their running statistics.
+    let model = unshared(model)?;
     // The old shards and the new ones are not in memory at once.
     let paths: BTreeSet<_> = pairs.iter().map(|(path, _)| path.as_str()).collect();
     let model = release_shards(model, |path| paths.contains(path));

@@ -1,66 +1,83 @@
-//! [`OpenSave`]: a save in progress, from the creation of its folder to its manifest.
+//! [`OpenSave`]: a save in progress, from the creation of its folder to its final name.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
+use super::claim::{Claim, HeldClaim};
 use super::fragments::{FragmentBytes, write_fragments};
 use super::fs::{self, FileSystem, Links, MANIFEST, parent};
-use super::save_plan::{SavePlan, WrittenFile, rank_of_file};
+use super::run_folder::{abandoned, foreign, remove_all, saving};
+use super::save_plan::{SavePlan, WrittenFile};
 use super::save_report::SaveReport;
 use crate::Result;
 use crate::comm::{Communicator, agree, agree_on_first};
 
-const MARKER: &str = "probe-";
-
 /// Run to which a checkpoint belongs.
 pub(super) trait RunStep: Send + Sync {
-    /// Returns the checkpoint that was the latest of the run: its step and the checksum of its
-    /// manifest.
-    fn previous(&self, fs: &dyn FileSystem) -> Result<Option<(u64, u64)>, CheckpointError>;
-    /// Makes the checkpoint, which is complete, the latest of the run. Returns an error for each
-    /// old one that could not be removed.
-    fn commit(&self, fs: &dyn FileSystem) -> Result<Vec<CheckpointError>, CheckpointError>;
+    /// Checks that the checkpoint will be the newest of the run.
+    fn check(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError>;
+    /// Called before the checkpoint gets its name.
+    fn before_commit(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError>;
+    /// Called once the checkpoint is complete. Removes old ones, and returns an error for each that
+    /// remains.
+    fn after_commit(&self, fs: &dyn FileSystem) -> Vec<CheckpointError>;
 }
 
 /// A save whose folder exists. Its steps are to be called in the order of its methods.
 pub(super) struct OpenSave {
+    /// Folder of the checkpoint, once it is complete.
     path: PathBuf,
+    /// Folder into which it is written.
+    folder: PathBuf,
     plan: SavePlan,
-    /// File by which all ranks recognize the folder.
-    marker: String,
+    _claim: HeldClaim,
 }
 
 impl OpenSave {
-    /// Creates the folder.
+    /// Creates the folder into which the checkpoint `path` is written.
     ///
     /// # Collective
     /// Every rank of the plan's group.
-    pub fn begin(fs: &dyn FileSystem, path: &Path, plan: SavePlan) -> Result<Self> {
-        let (comm, ranks) = (&plan.comm, plan.comm.group().ranks());
-        let rank = ranks[comm.group().rank()];
-        let marker = agree_on_first(comm, "checkpoint_folder", || create(fs, path, rank))?;
-        let seen = match fs.open(&path.join(&marker), Links::Refuse) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(match rank == ranks[0] {
-                true => CheckpointError::Replaced { path: path.into() },
-                false => CheckpointError::NotShared {
-                    path: path.into(),
-                    rank,
-                    of: ranks[0],
-                },
-            }),
-            seen => seen
-                .map(drop)
-                .map_err(|error| CheckpointError::io(rank, "open", &path.join(&marker), &error)),
-        };
-        agree(comm, "checkpoint_probe", seen).inspect_err(|_| discard(fs, path, &marker, comm))?;
-        Ok(Self {
+    pub fn begin(
+        fs: &dyn FileSystem,
+        path: &Path,
+        plan: SavePlan,
+        run: Option<&dyn RunStep>,
+    ) -> Result<Self> {
+        let group = plan.comm.group().clone();
+        let first = group.ranks()[0];
+        let rank = group.ranks()[group.rank()];
+        let mut held = None;
+        let claim = agree_on_first(&plan.comm, "checkpoint_folder", || {
+            let claim = Claim::new();
+            // Held from before the folder exists.
+            held = Some(claim.hold());
+            create(fs, path, claim, rank, run)?;
+            Ok::<_, CheckpointError>(claim.to_string())
+        })?;
+        let claim = Claim::parse(&claim).expect("the first rank has written it");
+        let folder = saving(path, claim);
+        let save = Self {
             path: path.into(),
+            folder,
             plan,
-            marker,
-        })
+            _claim: held.unwrap_or_else(|| claim.hold()),
+        };
+        let seen = match fs.is_dir(&save.folder, Links::Refuse) {
+            Ok(true) => Ok(()),
+            Ok(false) if rank == first => Err(save.replaced()),
+            Ok(false) => Err(CheckpointError::NotShared {
+                path: path.into(),
+                rank,
+                of: first,
+            }),
+            Err(error) => Err(CheckpointError::io(rank, "open", &save.folder, &error)),
+        };
+        agree(save.comm(), "checkpoint_probe", seen).inspect_err(|_| save.discard(fs))?;
+        Ok(save)
     }
 
     pub fn plan(&self) -> &SavePlan {
@@ -81,8 +98,8 @@ impl OpenSave {
         fs: &dyn FileSystem,
         bytes: &mut dyn FragmentBytes,
     ) -> Result<WrittenFile, CheckpointError> {
-        let written = write_fragments(fs, &self.path, &self.plan, bytes);
-        written.map_err(|(file, error)| CheckpointError::io(self.rank(), "write", &file, &error))
+        let written = write_fragments(fs, &self.folder, &self.plan, bytes);
+        written.map_err(|(file, error)| self.io("write", &file, &error))
     }
 
     /// Returns what all ranks wrote. If one failed, the folder is removed.
@@ -94,84 +111,81 @@ impl OpenSave {
         fs: &dyn FileSystem,
         own: Result<WrittenFile, CheckpointError>,
     ) -> Result<Vec<WrittenFile>> {
-        agree(self.comm(), "checkpoint_write", own).inspect_err(|_| self.discard(fs, &self.marker))
+        agree(self.comm(), "checkpoint_write", own).inspect_err(|_| self.discard(fs))
     }
 
-    /// Writes the manifest, on group rank 0. Local: no communication.
+    /// Writes the manifest and gives the checkpoint its name, on group rank 0. If it fails, the
+    /// folder is removed. Local: no communication.
     pub fn commit(
         &self,
         fs: &dyn FileSystem,
         written: Vec<WrittenFile>,
         run: Option<&dyn RunStep>,
     ) -> Result<Committed, CheckpointError> {
-        let path = &self.path;
-        let io = |action, path: &Path| {
-            let rank = self.rank();
-            let path = path.to_owned();
-            move |error| CheckpointError::io(rank, action, &path, &error)
-        };
         let bytes = written.iter().map(|written| written.len).collect();
-        let manifest = self
-            .manifest_bytes(fs, written, run)
-            .inspect_err(|_| self.discard(fs, &self.marker))?;
-        // Another save under this name would have removed the probe, with the files of this one.
-        // Under its new name it is there until the manifest is: without either, the folder would be
-        // taken for the rest of a removal.
-        let marker = path.join(&self.marker);
-        let own_marker = marker_name();
-        fs.rename(&marker, &path.join(&own_marker))
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => CheckpointError::Replaced { path: path.clone() },
-                _ => io("rename", &marker)(error),
-            })?;
-        let file = path.join(MANIFEST);
-        let synced = fs.sync_dir(path).map_err(io("sync", path));
-        let put = synced
-            .and_then(|()| fs::write_atomically(fs, &file, &manifest).map_err(io("write", &file)));
-        put.inspect_err(|_| {
-            // If only the last sync failed, it may be complete.
-            if fs
-                .open(&file, Links::Refuse)
-                .is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-            {
-                self.discard(fs, &own_marker);
-            }
-        })?;
-        let parent = parent(path);
-        fs.sync_dir(parent).map_err(io("sync", parent))?;
-        // If it stays, it does no harm.
-        let _ = fs.remove_file(&path.join(&own_marker));
-        let not_removed = run
-            .map(|run| run.commit(fs))
-            .transpose()?
-            .unwrap_or_default();
-        not_removed
-            .iter()
-            .for_each(|error| log::warn!("{} is saved, but {error}", path.display()));
+        self.complete(fs, written)
+            .and_then(|()| run.map_or(Ok(()), |run| run.before_commit(fs)))
+            .and_then(|()| self.rename(fs))
+            .inspect_err(|_| self.discard(fs))?;
+        let parent = parent(&self.path);
+        fs.sync_dir(parent)
+            .map_err(|error| CheckpointError::io(self.rank(), "sync", parent, &error))?;
+        let not_removed = run.map(|run| run.after_commit(fs)).unwrap_or_default();
+        for error in &not_removed {
+            log::warn!("{} is saved, but {error}", self.path.display());
+        }
         Ok(Committed { bytes, not_removed })
     }
 
-    /// Returns the manifest of what the ranks wrote.
-    fn manifest_bytes(
+    /// Writes the manifest of what the ranks wrote, and makes the folder durable.
+    fn complete(
         &self,
         fs: &dyn FileSystem,
         written: Vec<WrittenFile>,
-        run: Option<&dyn RunStep>,
-    ) -> Result<Vec<u8>, CheckpointError> {
-        let mut manifest = self.plan.manifest(written);
-        manifest.previous = run.map(|run| run.previous(fs)).transpose()?.flatten();
-        let manifest = manifest.to_bytes();
+    ) -> Result<(), CheckpointError> {
+        let manifest = self.plan.manifest(written).to_bytes();
         let bytes = manifest.len() as u64;
         let limit = self.plan.limit;
         if bytes > limit {
-            Err(CheckpointError::ManifestSize { bytes, limit })
-        } else {
-            Ok(manifest)
+            return Err(CheckpointError::ManifestSize { bytes, limit });
+        }
+        let file = self.folder.join(MANIFEST);
+        write_file(fs, &file, &manifest).map_err(|error| self.io("write", &file, &error))?;
+        fs.sync_dir(&self.folder)
+            .map_err(|error| self.io("sync", &self.folder, &error))
+    }
+
+    /// Gives the folder the name of the checkpoint, unless another has it by now.
+    fn rename(&self, fs: &dyn FileSystem) -> Result<(), CheckpointError> {
+        fs.rename(&self.folder, &self.path)
+            .map_err(|error| match error.kind() {
+                ErrorKind::DirectoryNotEmpty => match check_free(fs, &self.path, self.rank()) {
+                    Err(error) => error,
+                    Ok(_) => CheckpointError::io(self.rank(), "rename", &self.path, &error),
+                },
+                _ => self.io("rename", &self.folder, &error),
+            })
+    }
+
+    /// Returns the error of an operation in the folder, which may not be there any more.
+    fn io(&self, action: &str, path: &Path, error: &io::Error) -> CheckpointError {
+        match error.kind() {
+            ErrorKind::NotFound => self.replaced(),
+            _ => CheckpointError::io(self.rank(), action, path, error),
         }
     }
 
-    fn discard(&self, fs: &dyn FileSystem, marker: &str) {
-        discard(fs, &self.path, marker, self.comm());
+    fn replaced(&self) -> CheckpointError {
+        CheckpointError::Replaced {
+            path: self.folder.clone(),
+        }
+    }
+
+    /// Removes the folder of a save that failed. If that fails, too, a later save removes it.
+    fn discard(&self, fs: &dyn FileSystem) {
+        if self.comm().group().rank() == 0 {
+            let _ = fs::remove_dir_all(fs, &self.folder);
+        }
     }
 
     pub fn report(&self, Committed { bytes, not_removed }: Committed) -> SaveReport {
@@ -192,63 +206,61 @@ pub(super) struct Committed {
     not_removed: Vec<CheckpointError>,
 }
 
-/// Removes the folder of a save that failed, unless another save has taken its place since: then it
-/// has another probe. If that fails, too, it is debris, which the next save removes.
-fn discard(fs: &dyn FileSystem, path: &Path, marker: &str, comm: &Communicator) {
-    if comm.group().rank() == 0 && fs.remove_file(&path.join(marker)).is_ok() {
-        let _ = fs::remove_dir_all(fs, path);
-    }
-}
-
-/// Returns a name that no other save gives to its probe.
-fn marker_name() -> String {
-    format!("{MARKER}{:016x}", nonce())
-}
-
-/// Creates the folder, and a file in it by which other ranks recognize it.
-fn create(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<String, CheckpointError> {
+/// Creates the folder into which the checkpoint `path` is written.
+fn create(
+    fs: &dyn FileSystem,
+    path: &Path,
+    claim: Claim,
+    rank: usize,
+    run: Option<&dyn RunStep>,
+) -> Result<(), CheckpointError> {
     let io = |action: &str, path: &Path, error: io::Error| {
         CheckpointError::io(rank, action, path, &error)
     };
-    match fs.list(path) {
-        Ok(entries) => {
-            if entries.iter().any(|entry| entry.name == MANIFEST) {
-                return Err(CheckpointError::Exists { path: path.into() });
-            }
-            let is_marker = |name: &str| {
-                name.strip_prefix(MARKER)
-                    .is_some_and(|nonce| nonce.len() == 16)
-            };
-            let is_ours = |name: &str| {
-                rank_of_file(name).is_some() || is_marker(name) || name == "manifest.json.tmp"
-            };
-            if let Some(other) = entries
-                .iter()
-                .find(|entry| entry.is_dir || !is_ours(&entry.name))
-            {
-                return Err(CheckpointError::Occupied {
-                    path: path.into(),
-                    name: other.name.clone(),
-                });
-            }
-            fs::remove_dir_all(fs, path).map_err(|error| io("remove", path, error))?;
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(io("read", path, error)),
+    if path.file_name().is_none() {
+        let error = io::Error::new(ErrorKind::InvalidInput, "the path ends in no name");
+        return Err(io("create", path, error));
+    }
+    // First, so that a name that is taken is the error, whatever else is in the run's folder.
+    let is_interrupted = check_free(fs, path, rank)?;
+    if let Some(run) = run {
+        run.check(fs)?;
     }
     let parent = parent(path);
     fs.create_dir_all(parent)
         .map_err(|error| io("create", parent, error))?;
-    fs.create_dir(path)
-        .map_err(|error| io("create", path, error))?;
-    let marker = marker_name();
-    fs.create(&path.join(&marker))
-        .map_err(|error| io("create", path, error))?;
-    Ok(marker)
+    let mut left = abandoned(fs, path).map_err(|error| io("read", parent, error))?;
+    left.extend(is_interrupted.then(|| path.to_owned()));
+    if let Some((folder, error)) = remove_all(fs, left).into_iter().next() {
+        return Err(io("remove", &folder, error));
+    }
+    let folder = saving(path, claim);
+    fs.create_dir(&folder)
+        .map_err(|error| io("create", &folder, error))
 }
 
-/// Returns a number that no other save has, with all likelihood.
-fn nonce() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id())
+/// Checks that a checkpoint can have this name. Returns true if there is a folder with what an
+/// interrupted save of an earlier version has left.
+///
+/// # Errors
+/// [`CheckpointError::Exists`], [`CheckpointError::Occupied`] and [`CheckpointError::Io`].
+fn check_free(fs: &dyn FileSystem, path: &Path, rank: usize) -> Result<bool, CheckpointError> {
+    let files = match fs.list(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        files => files.map_err(|error| CheckpointError::io(rank, "read", path, &error))?,
+    };
+    match foreign(&files) {
+        None => Ok(!files.is_empty()),
+        Some(MANIFEST) => Err(CheckpointError::Exists { path: path.into() }),
+        Some(name) => Err(CheckpointError::Occupied {
+            path: path.into(),
+            name: name.into(),
+        }),
+    }
+}
+
+fn write_file(fs: &dyn FileSystem, file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut writer = fs.create(file)?;
+    writer.write_all(bytes)?;
+    writer.sync()
 }

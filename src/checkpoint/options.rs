@@ -14,7 +14,22 @@ use super::weight_source::WeightSource;
 #[derive(Clone, Default)]
 pub struct LoadOptions {
     partial: bool,
+    pub(super) state_dtypes: StateDTypes,
     renamed: Option<Arc<RenameFn>>,
+}
+
+/// Treatment of an optimizer's state that was saved for a parameter of another dtype, such as that
+/// of an `F32` model for one that is `BF16` now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum StateDTypes {
+    /// It is an error, because most optimizers compute with the state in the parameter's dtype.
+    #[default]
+    Refuse,
+    /// It is converted to the parameter's dtype, and listed in the report.
+    Convert,
+    /// It is loaded as it was saved, for an optimizer whose state has a dtype of its own.
+    Keep,
 }
 
 /// Function from the path of a parameter to the key under which it is saved.
@@ -31,6 +46,13 @@ impl LoadOptions {
     #[must_use]
     pub fn with_partial(mut self, partial: bool) -> Self {
         self.partial = partial;
+        self
+    }
+
+    /// Sets what becomes of an optimizer's state that was saved for a parameter of another dtype.
+    #[must_use]
+    pub fn with_state_dtypes(mut self, dtypes: StateDTypes) -> Self {
+        self.state_dtypes = dtypes;
         self
     }
 
@@ -74,9 +96,14 @@ impl LoadOptions {
 
 impl fmt::Debug for LoadOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { partial, renamed } = self;
+        let Self {
+            partial,
+            state_dtypes,
+            renamed,
+        } = self;
         f.debug_struct("LoadOptions")
             .field("partial", partial)
+            .field("state_dtypes", state_dtypes)
             .field("renamed", &renamed.is_some())
             .finish()
     }

@@ -40,6 +40,8 @@ pub(crate) struct Reader<'a> {
     dir: &'a Path,
     manifest: &'a Manifest,
     links: Links,
+    /// Files that are open, by index; others are opened when they are read.
+    held: &'a [Arc<dyn ReadFile>],
     rank: usize,
     limits: Limits,
     /// Bytes for batches in flight.
@@ -72,6 +74,7 @@ impl<'a> Reader<'a> {
             dir,
             manifest,
             links,
+            held: &[],
             rank,
             limits,
             memory,
@@ -84,6 +87,11 @@ impl<'a> Reader<'a> {
     /// default they are refused.
     pub fn with_links(self, links: Links) -> Self {
         Self { links, ..self }
+    }
+
+    /// Reads from files that are open, in the order of the manifest, as if they were opened now.
+    pub fn with_held(self, held: &'a [Arc<dyn ReadFile>]) -> Self {
+        Self { held, ..self }
     }
 
     /// Reads regions, each into memory of its own that is aligned for its dtype. Calls `done` with
@@ -219,6 +227,9 @@ impl<'a> Reader<'a> {
     }
 
     fn open(&self, file: usize) -> Result<Arc<dyn ReadFile>, CheckpointError> {
+        if let Some(held) = self.held.get(file) {
+            return Ok(held.clone());
+        }
         let path = self.path(file);
         self.fs
             .open(&path, self.links)

@@ -128,7 +128,7 @@ impl Manifest {
     fn of_files(files: impl IntoIterator<Item = FileEntry>) -> Self {
         Self {
             step: None,
-            previous: None,
+            required_features: Vec::new(),
             software: String::new(),
             mesh: MeshEntry {
                 shape: Vec::new(),

@@ -14,9 +14,9 @@ use crate::comm::agree_on_first;
 /// Writes a checkpoint into the folder `path`, which must not exist.
 ///
 /// Each rank writes its own shards into a file of its own. What several ranks hold is written once,
-/// and the work is divided evenly among them. The manifest is written last, once all files are on
-/// disk: a folder with a manifest is a complete checkpoint, also after a power loss. A folder that
-/// an interrupted save left is replaced.
+/// and the work is divided evenly among them. The files are written into a folder next to it,
+/// `NAME.saving-..`, which gets its name once all of them are on disk: a folder of that name is a
+/// complete checkpoint, also after a power loss. What interrupted saves left is removed.
 ///
 /// ```
 /// # use burn::nn::LinearConfig;
@@ -64,8 +64,8 @@ pub fn save(path: impl AsRef<Path>, state: &State) -> Result<SaveReport> {
     )
 }
 
-/// Writes the files of all ranks and the manifest. If the checkpoint belongs to a run, it is then
-/// the latest.
+/// Writes the files of all ranks and the manifest, and gives the checkpoint its name. If it belongs
+/// to a run, it must be the newest.
 ///
 /// # Collective
 /// Every rank of the plan's group.
@@ -76,7 +76,7 @@ pub(super) fn write(
     bytes: &mut dyn FragmentBytes,
     run: Option<&dyn RunStep>,
 ) -> Result<SaveReport> {
-    let save = OpenSave::begin(fs, path, plan)?;
+    let save = OpenSave::begin(fs, path, plan, run)?;
     let written = save.gather(fs, save.write_fragments(fs, bytes))?;
     agree_on_first(save.comm(), "checkpoint_commit", || {
         save.commit(fs, written, run)

@@ -62,7 +62,7 @@ impl SavePlan {
                 shape: state.mesh.shape().to_vec(),
                 names: state.mesh.names().to_vec(),
             },
-            previous: None,
+            required_features: Vec::new(),
             software: concat!("burn-dtensor ", env!("CARGO_PKG_VERSION")).into(),
             files: Vec::new(),
             tensors: held

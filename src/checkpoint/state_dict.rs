@@ -9,14 +9,15 @@ use burn_pack::Scalar;
 use itertools::Itertools;
 
 use super::capture::capture;
+use super::load::state_dtype;
 use super::matching::{self, SavedTensor};
 use super::weight_source::WeightSource;
-use super::{CheckpointError, KeyReport, LoadKind, LoadOptions};
+use super::{CheckpointError, KeyReport, LoadKind, LoadOptions, StateDTypes};
 use crate::Result;
 use crate::comm::Call;
 use crate::dtensor::{DTensor, DTensorSpec, DynDTensor, Kind};
 use crate::mesh::DeviceMesh;
-use crate::optim::{OptimizerState, parameter_specs};
+use crate::optim::{OptimizerState, owner, parameter_specs};
 use crate::param::NewValue;
 use crate::placement::Layout;
 
@@ -187,8 +188,8 @@ impl StateDict {
     /// parameters are not drawn.
     ///
     /// `mesh` is the one of which the model's meshes are slices. Distribution, training state,
-    /// devices and dtypes of the model are kept. Running statistics are written in place, so clones
-    /// of the model see them. The model's old shards are freed first, unless a clone or a state
+    /// devices and dtypes of the model are kept. Running statistics are the model's own then:
+    /// clones keep theirs. The model's old shards are freed first, unless a clone or a state
     /// dict has them.
     ///
     /// # Collective
@@ -383,14 +384,30 @@ impl StateDict {
         let targets = OptimizerState::targets(&params, described)?;
         let tensors = tensors.into_iter().map(|(name, tensor)| {
             let target = &targets[name];
-            Ok((
-                name.clone(),
-                tensor
-                    .clone()
-                    .redistribute_onto(target.mesh(), target.layout())?,
-            ))
+            let mut tensor = tensor.clone();
+            let (path, param, _) = owner(&params, name)?;
+            // Fields that are laid out like their parameter are of its dtype.
+            if tensor.spec().shape() == param.shape()
+                && tensor.spec().dtype().is_float()
+                && tensor.spec().dtype() != param.dtype()
+            {
+                match options.state_dtypes {
+                    StateDTypes::Keep => {}
+                    StateDTypes::Refuse => {
+                        let saved = tensor.spec().dtype();
+                        return Err(state_dtype(path, saved, param.dtype()).into());
+                    }
+                    StateDTypes::Convert => {
+                        tensor = tensor.cast(param.dtype());
+                        report.cast.push(path.clone());
+                    }
+                }
+            }
+            let tensor = tensor.redistribute_onto(target.mesh(), target.layout())?;
+            Ok((name.clone(), tensor))
         });
         let tensors: Vec<_> = tensors.collect::<Result<_>>()?;
+        report.cast.dedup();
         let scalars = self
             .scalars
             .iter()

@@ -1,6 +1,7 @@
 //! [`TensorFiles`]: files with tensors, of which every rank of a mesh reads its shards.
 
 use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use burn::tensor::{Bytes, DType, Shape, TensorData};
 use parking_lot::Mutex;
 
 use super::assign::shard_region;
-use super::fs::{FileSystem, Links};
+use super::fs::{FileSystem, Links, ReadFile};
 use super::manifest::{Manifest, TensorEntry};
 use super::matching::{self, Matching, SavedTensor, Targets};
 use super::reader::{Reader, Want};
@@ -23,6 +24,9 @@ use crate::memory::UninitBytes;
 use crate::mesh::DeviceMesh;
 use crate::param::NewValue;
 
+/// Most files that are kept open.
+const MAX_HELD: usize = 64;
+
 /// The files of a manifest, and the mesh whose ranks read them.
 #[derive(Debug, Clone)]
 pub(super) struct TensorFiles {
@@ -34,6 +38,8 @@ pub(super) struct TensorFiles {
     pub links: Links,
     read: ReadOptions,
     stats: Arc<Mutex<ReadStats>>,
+    /// Files that stay open, in the order of the manifest; none, or all.
+    held: Arc<[Arc<dyn ReadFile>]>,
 }
 
 impl TensorFiles {
@@ -55,11 +61,35 @@ impl TensorFiles {
             links,
             read,
             stats: Arc::default(),
+            held: Arc::default(),
         }
     }
 
     pub fn with_read_options(self, read: ReadOptions) -> Self {
         Self { read, ..self }
+    }
+
+    /// Keeps all files open, so that they can be read once the checkpoint is removed. Does nothing
+    /// if there are more than [`MAX_HELD`], or if the process can open no more.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] for a file that is removed already.
+    pub fn hold(mut self) -> io::Result<Self> {
+        let files = &self.manifest.files;
+        if files.len() > MAX_HELD {
+            return Ok(self);
+        }
+        let mut held = Vec::new();
+        for file in files {
+            match self.fs.open(&file.path(&self.folder), self.links) {
+                Ok(open) => held.push(open),
+                Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
+                // The load meets it, or not.
+                Err(_) => return Ok(self),
+            }
+        }
+        self.held = held.into();
+        Ok(self)
     }
 
     /// Returns what this rank has read so far.
@@ -176,9 +206,9 @@ impl TensorFiles {
             &self.read,
             self.mesh.rank(),
         );
-        let stats = reader
-            .with_links(self.links)
-            .read(wants, |index: usize, bytes: Bytes| {
+        let stats = reader.with_links(self.links).with_held(&self.held).read(
+            wants,
+            |index: usize, bytes: Bytes| {
                 let Want { key, region } = &wants[index];
                 let dtype = self.manifest.tensors[key]
                     .dtype
@@ -196,7 +226,8 @@ impl TensorFiles {
                     index,
                     TensorData::from_bytes(bytes, region.shape.clone(), dtype),
                 )
-            })?;
+            },
+        )?;
         self.stats.lock().add(&stats);
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 
 use super::distribute::send_parts;
 use super::kind::is_of_kind;
@@ -103,6 +103,13 @@ impl DynDTensor {
     /// Creates the tensor from a plain local tensor and its spec, which the caller knows to match.
     pub(crate) fn from_parts(local: DispatchTensor, spec: Arc<DTensorSpec>) -> Self {
         Self { spec, local }
+    }
+
+    /// Returns the tensor, which is of floats, in another float dtype. Local: no communication.
+    pub(crate) fn cast(self, dtype: DType) -> Self {
+        let spec = self.spec.in_dtype(dtype);
+        let data = self.into_local_data().convert_dtype(dtype);
+        Self::from_local_data(data, &spec)
     }
 
     /// Creates the tensor from this rank's local tensor, in host memory and with the dtype of the

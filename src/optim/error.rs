@@ -1,6 +1,7 @@
 //! [`OptimError`]: errors of optimizer steps and of optimizer state.
 
 use burn::tensor::DType;
+use itertools::Itertools;
 
 /// Reason why a distributed parameter could not be stepped, or optimizer state could not be read or
 /// loaded.
@@ -114,8 +115,9 @@ pub enum OptimError {
     },
     /// A state was made by another optimizer, or with other settings.
     #[error(
-        "the state of `{path}` does not match the optimizer: {missing:?} are missing or of another kind, and \
-         {extra:?} are unknown to it. Load the state into the optimizer that made it, with the same settings"
+        "the state of `{path}` does not match the optimizer: {}. Load the state into the optimizer that made it, with the \
+         same settings",
+        describe_fields(missing, extra)
     )]
     Foreign {
         /// Path of the parameter.
@@ -140,6 +142,21 @@ pub enum OptimError {
     },
 }
 
+fn describe_fields(missing: &[String], extra: &[String]) -> String {
+    let listed = |fields: &[String], what: &str| {
+        let fields = fields.iter().map(|field| format!("`{field}`")).join(", ");
+        (!fields.is_empty()).then(|| format!("{fields} {what}"))
+    };
+    let parts = [
+        listed(missing, "is missing or of another kind"),
+        listed(extra, "is unknown to it"),
+    ];
+    match parts.iter().flatten().join(", and ") {
+        text if text.is_empty() => "it keeps none of such a parameter".into(),
+        text => text,
+    }
+}
+
 impl OptimError {
     pub(super) fn no_parameter<'a>(name: &str, paths: impl Iterator<Item = &'a String>) -> Self {
         Self::NoParameter {
@@ -153,6 +170,41 @@ impl OptimError {
             name,
             found: found.name().into(),
             loaded: loaded.name().into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_of_another_optimizer_is_described_without_empty_lists() {
+        let fields = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let text = |missing: &[&str], extra: &[&str]| {
+            let path = "weight".into();
+            let (missing, extra) = (fields(missing), fields(extra));
+            OptimError::Foreign {
+                path,
+                missing,
+                extra,
+            }
+            .to_string()
+        };
+        let all = text(&["a", "b"], &["c"]);
+        assert!(all.contains("`a`, `b` is missing or of another kind, and `c` is unknown to it"));
+        for (other, part) in [
+            (
+                text(&["a"], &[]),
+                "optimizer: `a` is missing or of another kind. Load",
+            ),
+            (text(&[], &["c"]), "optimizer: `c` is unknown to it. Load"),
+            (
+                text(&[], &[]),
+                "optimizer: it keeps none of such a parameter. Load",
+            ),
+        ] {
+            assert!(other.contains(part), "{other}");
         }
     }
 }

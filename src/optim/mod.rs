@@ -89,3 +89,4 @@ pub(crate) use models::recorded_state;
 pub use models::{load_optimizer_state, optimizer_state, parameter_specs};
 pub use sharded::{ShardedOptimizer, sharded};
 pub use state::OptimizerState;
+pub(crate) use state::owner;

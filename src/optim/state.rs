@@ -383,7 +383,7 @@ fn owners<'a, 'n, T>(
 }
 
 /// Returns the parameter of `params` to which the state with this name belongs, and the field.
-fn owner<'a, 'n, T>(
+pub(crate) fn owner<'a, 'n, T>(
     params: &'a BTreeMap<String, T>,
     name: &'n str,
 ) -> Result<(&'a String, &'a T, &'n str), OptimError> {

@@ -4,7 +4,7 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::thread;
 
-use super::{Entry, FileSystem, Links, MANIFEST, read_all, real, remove_dir_all, write_atomically};
+use super::{Entry, FileSystem, Links, read_all, real, remove_dir_all, write_atomically};
 use crate::checkpoint::tests::folder::Folder;
 
 /// Asserts that a call failed with an error of that kind that names the path.
@@ -138,9 +138,23 @@ fn keeps_contract(fs: &dyn FileSystem, root: &Path) {
     fails(fs.sync_dir(&missing), ErrorKind::NotFound, &missing);
     fails(fs.remove_file(&missing), ErrorKind::NotFound, &missing);
     fails(fs.list(&missing), ErrorKind::NotFound, &missing);
-    write(fs, &a.join(MANIFEST), b"{}");
+    let full = root.join("full");
+    let empty = root.join("empty");
+    fs.create_dir(&full).unwrap();
+    write(fs, &full.join("x"), b"x");
+    fs.create_dir(&empty).unwrap();
+    fails(fs.rename(&a, &full), ErrorKind::DirectoryNotEmpty, &full);
+    fails(fs.rename(&a, &b), ErrorKind::NotADirectory, &b);
+    fails(fs.rename(&b, &empty), ErrorKind::IsADirectory, &empty);
+    fs.rename(&full, &empty).unwrap();
+    assert_eq!(names(fs, root), ["a", "b", "empty"]);
+    let moved = root.join("moved");
+    fs.rename(&empty, &moved).unwrap();
+    assert_eq!(read(fs, &moved.join("x")), b"x");
+    remove_dir_all(fs, &moved).unwrap();
+
     remove_dir_all(fs, &a).unwrap();
-    fails(remove_dir_all(fs, &a), ErrorKind::NotADirectory, &a);
+    fails(remove_dir_all(fs, &a), ErrorKind::NotFound, &a);
     fails(remove_dir_all(fs, &b), ErrorKind::NotADirectory, &b);
     fs.remove_file(&b).unwrap();
     assert_eq!(fs.list(root).unwrap(), []);

@@ -66,7 +66,8 @@ pub(crate) trait FileSystem: Send + Sync + Debug {
     /// that of a file of a checkpoint, other bytes are replaced by U+FFFD.
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>>;
 
-    /// Renames a file. A file named `to` is replaced.
+    /// Renames a file or a folder. A file replaces a file named `to`, and a folder an empty folder.
+    /// The error is `DirectoryNotEmpty` if it has entries.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Removes a file, or a link.
@@ -116,7 +117,7 @@ pub(crate) trait WriteFile: Send {
 }
 
 /// A file that is open for positioned reads, from any number of threads.
-pub(crate) trait ReadFile: Send + Sync {
+pub(crate) trait ReadFile: Send + Sync + Debug {
     /// Returns the file's length in bytes.
     fn len(&self) -> io::Result<u64>;
 
@@ -191,24 +192,14 @@ pub(crate) fn read_all(
     Ok(bytes)
 }
 
-/// Removes a folder and all in it, its manifest first: a checkpoint that is removed in part is
-/// never taken for complete. Links are removed and not followed; a link in place of the folder is
-/// an error.
+/// Removes a folder and all in it, in any order: it must not have the name of a checkpoint any
+/// more. Links are removed and not followed; a link in place of the folder is an error. The error
+/// is `NotFound` if another program removes it at the same time.
 pub(crate) fn remove_dir_all(fs: &dyn FileSystem, dir: &Path) -> io::Result<()> {
-    if !fs.is_dir(dir, Links::Refuse)? {
-        let kind = if fs.is_dir(dir, Links::Follow)? {
-            ErrorKind::InvalidInput
-        } else {
-            ErrorKind::NotADirectory
-        };
-        return Err(io::Error::new(
-            kind,
-            format!("`{}` is not a folder, or a link to one", dir.display()),
-        ));
+    if !fs.is_dir(dir, Links::Refuse)? && fs.is_dir(dir, Links::Follow)? {
+        let reason = format!("`{}` is a link to a folder", dir.display());
+        return Err(io::Error::new(ErrorKind::InvalidInput, reason));
     }
-    if_exists(fs.remove_file(&dir.join(MANIFEST)))?;
-    // Even without a manifest: the process that removed it may have been killed before its sync.
-    fs.sync_dir(dir)?;
     for Entry { name, is_dir } in fs.list(dir)? {
         let path = dir.join(name);
         if is_dir {

@@ -78,7 +78,11 @@ impl FileSystem for RealFs {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        fs_err::rename(from, to)
+        fs_err::rename(from, to).map_err(|error| match error.kind() {
+            // POSIX has both for a folder with entries.
+            ErrorKind::AlreadyExists => io::Error::new(ErrorKind::DirectoryNotEmpty, error),
+            _ => error,
+        })
     }
 
     fn remove_file(&self, file: &Path) -> io::Result<()> {
@@ -143,6 +147,7 @@ impl WriteFile for RealWriter {
     }
 }
 
+#[derive(Debug)]
 struct RealReader {
     file: File,
     /// Held by the thread that reads: without positioned reads, the position is the file's.

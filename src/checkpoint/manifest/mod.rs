@@ -15,6 +15,14 @@
 //! ```
 //!
 //! A manifest that was [parsed](Manifest::parse) follows the rules of [`validity`].
+//!
+//! # Versions
+//!
+//! 1. Every version of this crate reads what every earlier version wrote.
+//! 2. A reader ignores fields that it does not know, unless their names are in `required_features`:
+//!    then the checkpoint is an error that names the feature.
+//! 3. The version of the frame changes only if frame, checksum or the meaning of a field does.
+//!    [`Manifest::parse`] has an arm for each version.
 
 pub(super) mod json;
 #[cfg(test)]
@@ -37,8 +45,11 @@ pub(crate) use validity::ManifestError;
 /// chunk may be shorter.
 pub(crate) const BLOCK: usize = 1 << 20;
 
-/// The version that this crate writes and reads.
+/// The version that this crate writes.
 const VERSION: u64 = 1;
+
+/// What this crate knows of [`Manifest::required_features`].
+const FEATURES: [&str; 0] = [];
 
 // The frame without version, checksum and contents.
 const BEFORE_VERSION: &str = r#"{"format":"burn-dtensor checkpoint","version":"#;
@@ -53,13 +64,12 @@ pub(crate) fn block_checksums(bytes: &[u8]) -> Vec<u64> {
 
 /// The manifest of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
     /// Step of the training.
     pub step: Option<u64>,
-    /// Checkpoint that was the latest of the run before this one: its step and the checksum of its
-    /// manifest.
-    pub previous: Option<(u64, u64)>,
+    /// Names of what a reader must know to read the checkpoint: fields that cannot be left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub required_features: Vec<String>,
     /// Name and version of the crate that wrote the checkpoint.
     pub software: String,
     /// Mesh of the ranks that wrote it.
@@ -77,9 +87,15 @@ pub(crate) struct Manifest {
     pub rank_values: BTreeMap<String, Vec<String>>,
 }
 
+/// The field of a manifest that says why the others cannot be read.
+#[derive(Deserialize)]
+struct Required {
+    #[serde(default)]
+    required_features: Vec<String>,
+}
+
 /// A mesh in a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct MeshEntry {
     /// Ranks in each mesh axis.
     pub shape: Vec<usize>,
@@ -89,7 +105,6 @@ pub(crate) struct MeshEntry {
 
 /// A file in a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct FileEntry {
     /// Name in the folder of the checkpoint.
     pub name: String,
@@ -129,7 +144,6 @@ impl FileEntry {
 
 /// A tensor in a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub(crate) struct TensorEntry {
     /// Global shape.
     pub shape: Vec<usize>,
@@ -241,11 +255,14 @@ impl Manifest {
     /// describe cannot be read safely.
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         let (version, checksum, contents) = frame(bytes).ok_or(ManifestError::Frame)?;
-        if version != VERSION {
-            return Err(ManifestError::Version {
-                found: version,
-                known: VERSION,
-            });
+        match version {
+            VERSION => {}
+            found => {
+                return Err(ManifestError::Version {
+                    found,
+                    known: VERSION,
+                });
+            }
         }
         let found = XxHash3_64::oneshot(contents.as_bytes());
         if found != checksum {
@@ -254,10 +271,22 @@ impl Manifest {
                 found,
             });
         }
-        let manifest: Self =
-            serde_json::from_str(contents).map_err(|error| ManifestError::Json {
-                reason: error.to_string(),
-            })?;
+        let parsed = serde_json::from_str::<Self>(contents);
+        let required = match &parsed {
+            Ok(manifest) => manifest.required_features.clone(),
+            // A feature may be why.
+            Err(_) => serde_json::from_str(contents).map_or_else(
+                |_| Vec::new(),
+                |Required { required_features }| required_features,
+            ),
+        };
+        let unknown = |name: &String| !FEATURES.contains(&name.as_str());
+        if let Some(feature) = required.into_iter().find(unknown) {
+            return Err(ManifestError::Feature { feature });
+        }
+        let manifest = parsed.map_err(|error| ManifestError::Json {
+            reason: error.to_string(),
+        })?;
         manifest.validate(true)?;
         Ok(manifest)
     }

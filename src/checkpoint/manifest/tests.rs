@@ -62,7 +62,7 @@ fn example() -> Manifest {
     ];
     Manifest {
         step: Some(100),
-        previous: Some((90, u64::MAX)),
+        required_features: Vec::new(),
         software: "burn-dtensor 0.1.0".into(),
         mesh: MeshEntry {
             shape: vec![2, 1],
@@ -124,13 +124,20 @@ fn bytes_that_changed_are_found() {
         Manifest::parse(&[&bytes[..], b"\n"].concat()),
         Err(ManifestError::Frame)
     );
-    let newer = String::from_utf8(bytes)
-        .unwrap()
-        .replacen(r#""version":1"#, r#""version":2"#, 1);
-    assert_eq!(
-        Manifest::parse(newer.as_bytes()),
-        Err(ManifestError::Version { found: 2, known: 1 })
-    );
+    for (version, remedy) in [(2, "Use a newer one"), (0, "There is no such version")] {
+        let other = String::from_utf8(bytes.clone()).unwrap().replacen(
+            r#""version":1"#,
+            &format!(r#""version":{version}"#),
+            1,
+        );
+        let error = Manifest::parse(other.as_bytes()).unwrap_err();
+        let expected = ManifestError::Version {
+            found: version,
+            known: 1,
+        };
+        assert_eq!(error, expected);
+        assert!(error.to_string().contains(remedy), "{error}");
+    }
     let stored = frame(&example().to_bytes()).unwrap().1;
     let changed = String::from_utf8(example().to_bytes())
         .unwrap()
@@ -142,7 +149,7 @@ fn bytes_that_changed_are_found() {
     );
 }
 
-/// The names of the variants, except for `Frame`, `Version` and `Checksum`.
+/// The names of the variants, except for `Frame`, `Version`, `Feature` and `Checksum`.
 fn kind(error: &ManifestError) -> &'static str {
     match error {
         ManifestError::Json { .. } => "Json",
@@ -156,9 +163,10 @@ fn kind(error: &ManifestError) -> &'static str {
         ManifestError::Shared { .. } => "Shared",
         ManifestError::Checksums { .. } => "Checksums",
         ManifestError::RankValues { .. } => "RankValues",
-        ManifestError::Frame | ManifestError::Version { .. } | ManifestError::Checksum { .. } => {
-            "frame"
-        }
+        ManifestError::Frame
+        | ManifestError::Version { .. }
+        | ManifestError::Feature { .. }
+        | ManifestError::Checksum { .. } => "frame",
     }
 }
 
@@ -236,6 +244,30 @@ fn what_breaks_a_rule_is_refused_with_that_rule() {
     assert_eq!(found, KINDS.into(), "each rule has an example");
 }
 
+/// Later versions may add fields, and name those without which a checkpoint cannot be read.
+#[test]
+fn fields_that_are_not_known_are_ignored_unless_they_are_required() {
+    let with = |fields: &str| {
+        let contents =
+            contents(&example()).replacen(r#""step":100"#, &format!(r#"{fields},"step":100"#), 1);
+        Manifest::parse(&framed(&contents))
+    };
+    // `previous` is a field of checkpoints that earlier versions wrote.
+    for fields in [
+        r#""later":{"a":[1]}"#,
+        r#""previous":[90,18446744073709551615]"#,
+        r#""required_features":[]"#,
+    ] {
+        assert_eq!(with(fields), Ok(example()), "{fields}");
+    }
+    let deep = contents(&example()).replacen(r#""shape":"#, r#""later":1,"shape":"#, 3);
+    assert_eq!(Manifest::parse(&framed(&deep)), Ok(example()));
+    let error = with(r#""required_features":["compression"],"tensors":"compressed""#).unwrap_err();
+    let feature = "compression".into();
+    assert_eq!(error, ManifestError::Feature { feature });
+    assert!(error.to_string().contains("Use a newer one"), "{error}");
+}
+
 #[test]
 fn contents_that_are_not_a_manifest_are_refused() {
     let contents = contents(&example());
@@ -267,15 +299,15 @@ fn contents_that_are_not_a_manifest_are_refused() {
             "two values for the key `random`",
         ),
         (
-            "unknown field",
-            r#""step":100"#,
-            r#""step":100,"steps":1"#.into(),
-            "unknown field `steps`",
+            "missing field",
+            r#""software":"#,
+            r#""softwares":"#.into(),
+            "missing field `software`",
         ),
         (
-            "missing field",
-            r#""previous":[90,18446744073709551615],"software":"#,
-            r#""previous":"#.into(),
+            "no list of features",
+            r#""step":100"#,
+            r#""step":100,"required_features":1"#.into(),
             "invalid type",
         ),
         (

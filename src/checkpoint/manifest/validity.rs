@@ -27,13 +27,25 @@ pub(crate) enum ManifestError {
     Frame,
     /// Another version of the format.
     #[error(
-        "its format has version {found}, but this version of burn-dtensor reads version {known}. Use a newer one"
+        "its format has version {found}, and this version of burn-dtensor reads up to version {known}. {}",
+        match found > known {
+            true => "Use a newer one",
+            false => "There is no such version: the file was not written by burn-dtensor",
+        }
     )]
     Version {
         /// Version of the manifest.
         found: u64,
         /// Version that this crate reads.
         known: u64,
+    },
+    /// The manifest needs what this version does not have.
+    #[error(
+        "it needs `{feature}`, which this version of burn-dtensor does not have. Use a newer one"
+    )]
+    Feature {
+        /// Name of the feature.
+        feature: String,
     },
     /// The contents have changed since they were written.
     #[error("its contents have the checksum {found:016x}, but {stored:016x} was written")]

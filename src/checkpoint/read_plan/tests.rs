@@ -44,7 +44,7 @@ pub(crate) fn random_region(shape: &[usize], random: &mut StdRng) -> Region {
 fn manifest(files: usize) -> Manifest {
     Manifest {
         step: None,
-        previous: None,
+        required_features: Vec::new(),
         software: String::new(),
         mesh: MeshEntry {
             shape: vec![],

@@ -53,7 +53,7 @@ fn write(
     let mut of_file = vec![Vec::new(); files];
     let mut manifest = Manifest {
         step: None,
-        previous: None,
+        required_features: Vec::new(),
         software: String::new(),
         mesh: MeshEntry {
             shape: vec![],

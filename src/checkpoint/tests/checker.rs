@@ -1,13 +1,12 @@
 //! [`Checker`]: what a loss of power must leave of a run.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::states::{RUN, is_saved, manager, state};
 use crate::checkpoint::fs::recorder::{Crash, Recorder};
-use crate::checkpoint::fs::{Links, read_all};
+use crate::checkpoint::fs::{Entry, FileSystem};
 use crate::checkpoint::{Checkpoint, CheckpointError};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
@@ -20,8 +19,10 @@ pub(super) const EXPORT: &str = "/run/best";
 pub(super) struct Expected {
     /// Steps whose saves have returned and that were not removed, ascending.
     pub saved: Vec<u64>,
-    /// The steps of which `latest` names one; `None` if the file may be missing.
+    /// The steps of which one is the latest; `None` if there may be none.
     pub latest: BTreeSet<Option<u64>>,
+    /// True if the latest may be refused, because a file `latest` names another.
+    pub may_differ: bool,
     /// The step of the checkpoint in [`EXPORT`], if its save has returned.
     pub exported: Option<u64>,
 }
@@ -35,6 +36,7 @@ impl Expected {
         Self {
             saved,
             latest: latest.into(),
+            may_differ: false,
             exported: None,
         }
     }
@@ -126,23 +128,21 @@ impl<'a> Checker<'a> {
             self.load(left, Path::new(EXPORT), step)
                 .map_err(|fault| format!("the export does not load: {fault}"))?;
         }
-        let latest = match read_all(left, &Path::new(RUN).join("latest"), Links::Refuse, 100) {
-            Err(error) if error.kind() == ErrorKind::NotFound => None,
-            name => Some(
-                String::from_utf8(name.map_err(|error| error.to_string())?)
-                    .map_err(|error| error.to_string())?,
-            ),
-        };
-        let is_named = |step: &Option<u64>| latest == step.map(|step| format!("step-{step}"));
-        match expected.latest.iter().find(|step| is_named(step)) {
-            Some(step) if step.is_none_or(|step| steps.contains(&step)) => {
-                self.checked.insert((of_all, expected));
-                Ok(())
+        match run.latest() {
+            Err(crate::Error::Checkpoint(CheckpointError::LatestFile { .. }))
+                if expected.may_differ => {}
+            Err(error) => return Err(format!("the latest: {error}")),
+            Ok(latest) => {
+                let latest = latest.and_then(|latest| latest.step());
+                if !expected.latest.contains(&latest) {
+                    return Err(format!(
+                        "the latest is {latest:?}, where {expected:?} and there are {steps:?}"
+                    ));
+                }
             }
-            _ => Err(format!(
-                "`latest` is {latest:?}, where {expected:?} and there are {steps:?}"
-            )),
         }
+        self.checked.insert((of_all, expected));
+        Ok(())
     }
 
     fn load(&mut self, left: &Recorder, folder: &Path, step: u64) -> Result<(), String> {
@@ -164,19 +164,33 @@ impl<'a> Checker<'a> {
             .clone()
     }
 
-    /// Saves over what an interrupted save left, unless the same was left before.
+    /// Saves a step where an interrupted save or removal left something, unless the same was left
+    /// before. Nothing of it remains then.
     fn save_again(&mut self, left: &Recorder, step: u64) -> Result<(), String> {
-        let Some(digest) = left.digest(&folder(step)) else {
-            return Ok(());
+        // Of the run: what is left of an export is removed by the next one.
+        let is_debris = |entry: &Entry| entry.name.starts_with("step-") && entry.name.contains('.');
+        let has_debris = || {
+            left.list(Path::new(RUN))
+                .unwrap_or_default()
+                .iter()
+                .any(is_debris)
         };
-        if !self.saved_again.insert((digest, step)) {
+        let digest = left.digest(Path::new("/")).expect("there is a root");
+        if !has_debris() || !self.saved_again.insert((digest, step)) {
             return Ok(());
         }
         let run = manager(left, self.mesh);
         match state(self.mesh, step, 0).and_then(|state| run.save(&state)) {
-            Err(crate::Error::Checkpoint(CheckpointError::Exists { .. })) => return Ok(()),
+            Err(crate::Error::Checkpoint(
+                CheckpointError::Exists { .. }
+                | CheckpointError::LaterStep { .. }
+                | CheckpointError::LatestFile { .. },
+            )) => return Ok(()),
             saved => saved.map_err(|error| format!("step {step} is not saved again: {error}"))?,
         };
+        if has_debris() {
+            return Err(format!("something is left: {left:?}"));
+        }
         let left = left.lose_pending();
         let latest = manager(&left, self.mesh)
             .latest()

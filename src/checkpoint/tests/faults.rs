@@ -1,18 +1,19 @@
 //! A save that fails is an error on every rank, and leaves the checkpoint before it.
 
-use std::borrow::Cow;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::states::{RUN, is_saved, manager, state};
 use crate::checkpoint::CheckpointError;
-use crate::checkpoint::fragments::{FragmentBytes, LiveFragments};
+use crate::checkpoint::claim::{ABANDONED_AFTER, Claim};
+use crate::checkpoint::fragments::LiveFragments;
 use crate::checkpoint::fs::recorder::{Fault, Recorder};
-use crate::checkpoint::fs::{FileSystem, MANIFEST, remove_dir_all, write_atomically};
+use crate::checkpoint::fs::{FileSystem, write_atomically};
 use crate::checkpoint::open_save::OpenSave;
-use crate::checkpoint::region::Region;
+use crate::checkpoint::run_folder::saving;
 use crate::checkpoint::save::write;
-use crate::checkpoint::save_plan::{SavePlan, rank_of_file};
+use crate::checkpoint::save_plan::SavePlan;
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
 
@@ -110,9 +111,8 @@ fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remain
                             errors.iter().all(is_named),
                             "{kind} at call {call}: {errors:?}"
                         );
-                        // A run's folder that is not found has no old checkpoints.
-                        let is_clean =
-                            names(&fs) == ["latest", "step-2"] || kind == ErrorKind::NotFound;
+                        // What is not found counts as removed.
+                        let is_clean = names(&fs) == ["step-2"] || kind == ErrorKind::NotFound;
                         assert!(is_clean || !errors.is_empty(), "{kind} at call {call}");
                     }
                     Err(CheckpointError::Io { .. }) => failed += 1,
@@ -139,7 +139,7 @@ fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remain
                 assert_eq!(save([&fs; 2], 3), [SAVED; 2], "{kind} at call {call}");
                 assert_eq!(latest(&fs.lose_pending()), 3);
                 assert!(
-                    first.is_err() || names(&fs) == ["latest", "step-3"],
+                    names(&fs) == ["step-3"],
                     "{kind} at call {call}: {:?}",
                     names(&fs)
                 );
@@ -174,59 +174,174 @@ fn two_folders_of_one_name_are_found_before_a_byte_is_written() {
     for fs in &of_ranks {
         assert_eq!(fs.list(&path).unwrap_err().kind(), ErrorKind::NotFound);
     }
+    assert_eq!(names(&of_ranks[0]), [""; 0]);
     assert_eq!(of_ranks[1].steps(), 0, "rank 1 has changed nothing");
 }
 
-/// A checkpoint that was complete when the program was killed, before `latest` named it, is the
-/// latest: a training that resumed before it would come to the same step again, and could not save
-/// it.
+/// Returns the error of the latest checkpoint.
+fn latest_error(fs: &Recorder) -> CheckpointError {
+    let errors = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        match manager(fs, &mesh).latest() {
+            Err(crate::Error::Checkpoint(error)) => Ok(error),
+            other => panic!("{other:?}"),
+        }
+    });
+    errors.unwrap().swap_remove(1).1
+}
+
+/// Sets the run back, and returns the names of what was set aside.
+fn set_back(fs: &Recorder, step: u64) -> Result<Vec<String>, CheckpointError> {
+    let outcomes = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        match manager(fs, &mesh).set_back(step) {
+            Ok(aside) => Ok(Ok(aside)),
+            Err(crate::Error::Checkpoint(error)) => Ok(Err(error)),
+            Err(error) => Err(error),
+        }
+    });
+    let mut outcomes = outcomes.unwrap();
+    assert_eq!(outcomes[0].1, outcomes[1].1);
+    let aside = outcomes.swap_remove(0).1?.into_iter();
+    let name = |path: PathBuf| path.strip_prefix(RUN).unwrap().display().to_string();
+    Ok(aside.map(name).collect())
+}
+
+/// Writes a file `latest`, as earlier versions do and people who want to go back.
+fn name_latest(fs: &Recorder, content: &str) {
+    write_atomically(fs, &Path::new(RUN).join("latest"), content.as_bytes()).unwrap();
+}
+
 #[test]
-fn what_was_complete_before_latest_moved_is_the_latest() {
+fn a_file_latest_that_does_not_name_the_newest_checkpoint_is_an_error_that_says_how_to_go_back() {
     let fs = Recorder::new();
-    for step in [1, 2, 3] {
+    for step in [10, 20, 30] {
         assert_eq!(save_all([&fs; 2], step), [SAVED; 2]);
     }
-    let name = |step: u64| {
-        write_atomically(
-            &fs,
-            Path::new("/run/latest"),
-            format!("step-{step}").as_bytes(),
-        )
-        .unwrap()
+    assert_eq!(latest(&fs), 30);
+    // Of an earlier version.
+    name_latest(&fs, "step-30\n");
+    assert_eq!(latest(&fs), 30);
+    for content in ["step-10", "step-40", "", "\0\0\0", &"step-30 ".repeat(20)] {
+        name_latest(&fs, content);
+        let error = latest_error(&fs);
+        let is_expected = matches!(
+            &error,
+            CheckpointError::LatestFile { newest: Some(30), path, .. } if *path == Path::new("/run/latest")
+        );
+        assert!(is_expected, "{content}: {error}");
+        assert!(error.to_string().contains("set_back"), "{error}");
+        // Nor is anything saved.
+        let [first, second] = save_all([&fs; 2], 40);
+        assert_eq!((&first, &second), (&Err(error.clone()), &Err(error)));
+    }
+    assert_eq!(
+        set_back(&fs, 15),
+        Err(CheckpointError::Incomplete {
+            path: "/run/step-15".into()
+        })
+    );
+    name_latest(&fs, "step-10");
+    assert_eq!(
+        set_back(&fs, 10),
+        Ok(vec!["step-30.set-aside".into(), "step-20.set-aside".into()])
+    );
+    assert_eq!(latest(&fs), 10);
+    assert_eq!(
+        names(&fs),
+        ["step-10", "step-20.set-aside", "step-30.set-aside"]
+    );
+    // Of a run of an earlier version, the next save removes it.
+    name_latest(&fs, "step-10");
+    assert_eq!(save_keeping([&fs; 2], 20, 1), [SAVED; 2]);
+    assert_eq!(latest(&fs), 20);
+    assert_eq!(
+        names(&fs),
+        ["step-20", "step-20.set-aside", "step-30.set-aside"],
+        "nothing removes what was set aside"
+    );
+    // The step that `latest` names is not there.
+    name_latest(&fs, "step-10");
+    assert_eq!(set_back(&fs, 20), Ok(vec![]));
+    assert_eq!(latest(&fs), 20);
+}
+
+#[test]
+fn a_step_below_the_newest_is_saved_only_after_the_run_was_set_back() {
+    let fs = Recorder::new();
+    for step in [10, 20, 30] {
+        assert_eq!(save_all([&fs; 2], step), [SAVED; 2]);
+    }
+    let later: Outcome = Err(CheckpointError::LaterStep {
+        path: RUN.into(),
+        step: 12,
+        later: 30,
+    });
+    let [first, second] = save_all([&fs; 2], 12);
+    assert!(first.as_ref().unwrap_err().to_string().contains("set_back"));
+    assert_eq!([first, second], [later.clone(), later]);
+    assert_eq!(names(&fs), ["step-10", "step-20", "step-30"]);
+    assert_eq!(set_back(&fs, 10).unwrap().len(), 2);
+    assert_eq!(save_all([&fs; 2], 12), [SAVED; 2]);
+    // A second time, under another name.
+    assert_eq!(save_all([&fs; 2], 20), [SAVED; 2]);
+    assert_eq!(set_back(&fs, 12), Ok(vec!["step-20.set-aside-2".into()]));
+    assert_eq!(latest(&fs), 12);
+}
+
+#[test]
+fn what_killed_saves_of_an_earlier_version_left_is_removed_by_later_saves() {
+    let fs = Recorder::new();
+    assert_eq!(save_all([&fs; 2], 5), [SAVED; 2]);
+    let leave = |step: u64, files: &[&str]| {
+        let folder = Path::new(RUN).join(format!("step-{step}"));
+        fs.create_dir(&folder).unwrap();
+        for file in files {
+            fs.create(&folder.join(file)).unwrap();
+        }
     };
-    name(2);
-    assert_eq!(latest(&fs), 3);
-    name(1);
-    assert_eq!(latest(&fs), 2);
-    // The run is set back to 1, and saves another 2, which 3 does not follow. It differs in what
-    // was the latest before it.
-    remove_dir_all(&fs, Path::new("/run/step-2")).unwrap();
-    assert_eq!(latest(&fs), 1);
-    fs.remove_file(Path::new("/run/latest")).unwrap();
-    assert_eq!(save_all([&fs; 2], 2), [SAVED; 2]);
-    assert_eq!(latest(&fs), 2);
-    write_atomically(&fs, Path::new("/run/latest"), b"step-2\n").unwrap();
-    assert_eq!(latest(&fs), 2);
-    // Of a run that is set back, what it saved after that step is removed first.
-    assert_eq!(save_keeping([&fs; 2], 4, 3), [SAVED; 2]);
-    name(1);
-    assert_eq!(save_keeping([&fs; 2], 5, 3), [SAVED; 2]);
-    let steps = || {
-        fs.list(Path::new("/run"))
-            .unwrap()
-            .into_iter()
-            .filter(|entry| entry.is_dir)
-            .map(|entry| entry.name)
-    };
-    assert_eq!(steps().collect::<Vec<_>>(), ["step-3", "step-4", "step-5"]);
-    remove_dir_all(&fs, Path::new("/run/step-3")).unwrap();
-    assert_eq!(save_keeping([&fs; 2], 3, 3), [SAVED; 2]);
-    assert_eq!(steps().collect::<Vec<_>>(), ["step-3", "step-4", "step-5"]);
-    assert_eq!(save_keeping([&fs; 2], 2, 2), [SAVED; 2]);
-    assert_eq!(steps().collect::<Vec<_>>(), ["step-2", "step-5"]);
-    assert_eq!(latest(&fs), 2);
-    assert_eq!(save_keeping([&fs; 2], 3, 2), [SAVED; 2]);
-    assert_eq!(steps().collect::<Vec<_>>(), ["step-2", "step-3"]);
+    leave(3, &[]);
+    leave(6, &["rank-00000.safetensors"]);
+    leave(7, &["probe-0123456789abcdef", "rank-00000.safetensors"]);
+    leave(8, &["manifest.json.tmp", "probe-0123456789abcdef"]);
+    leave(9, &["rank-00001.safetensors", "notes.txt"]);
+    leave(11, &["probe-0123456789abcdef"]);
+    assert_eq!(latest(&fs), 5);
+    assert_eq!(save_all([&fs; 2], 10), [SAVED; 2]);
+    assert_eq!(
+        names(&fs),
+        ["step-10", "step-11", "step-5", "step-9"],
+        "files of others remain, and what another version may be saving"
+    );
+    // Its own name is free.
+    assert_eq!(save_all([&fs; 2], 11), [SAVED; 2]);
+    assert_eq!(names(&fs), ["step-10", "step-11", "step-5", "step-9"]);
+    assert_eq!(latest(&fs), 11);
+}
+
+/// Of another host: no one knows whether it is still written.
+#[test]
+fn a_save_of_another_host_is_reported_and_removed_a_day_later() {
+    let fs = Recorder::new();
+    let claim = Claim::of_another_host(Duration::ZERO);
+    let young = saving(&Path::new(RUN).join("step-1"), claim);
+    let later = saving(&Path::new(RUN).join("step-9"), claim);
+    let old = Claim::of_another_host(ABANDONED_AFTER * 2);
+    let old = saving(&Path::new(RUN).join("step-1"), old);
+    for folder in [&young, &later, &old] {
+        fs.create_dir_all(folder).unwrap();
+    }
+    let reported: Outcome = Ok(vec![CheckpointError::MaybeLive {
+        path: young.clone(),
+        process: claim.process(),
+        hours: 24,
+    }]);
+    let expected = [reported.clone(), reported];
+    assert_eq!(save_all([&fs; 2], 2), expected);
+    let mut left = names(&fs);
+    left.retain(|name| name != "step-2");
+    let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+    assert_eq!(left, [name(&young), name(&later)]);
 }
 
 /// A manifest that could not be read again is not written.
@@ -261,43 +376,6 @@ fn a_manifest_above_the_limit_is_an_error_of_every_rank_and_leaves_nothing() {
     assert_eq!(save([&fs; 2], 1), [SAVED; 2]);
 }
 
-/// Another program that saves under the same name takes the files for debris.
-#[test]
-fn two_programs_that_save_under_one_name_do_not_mix_their_files() {
-    let fs = Recorder::new();
-    /// Runs another save before the first bytes.
-    struct Interrupted<'a>(LiveFragments<'a>, Option<Box<dyn FnOnce() + 'a>>);
-    impl FragmentBytes for Interrupted<'_> {
-        fn bytes(&mut self, key: &str, region: &Region) -> Cow<'_, [u8]> {
-            self.1.take().into_iter().for_each(|other| other());
-            self.0.bytes(key, region)
-        }
-    }
-    let saved = launch(Launch::threads(1), |world| {
-        let mesh = DeviceMesh::new(world, [1], ["shard"])?;
-        let [state, others] = [0, 1].map(|variant| state(&mesh, 1, variant));
-        let state = state?;
-        let others = others?;
-        let path = Path::new("/run/step-1");
-        let other = || {
-            let plan = SavePlan::new(&others).unwrap();
-            write(&fs, path, plan, &mut LiveFragments::new(&others), None).unwrap();
-        };
-        let mut bytes = Interrupted(LiveFragments::new(&state), Some(Box::new(other)));
-        let error = write(&fs, path, SavePlan::new(&state)?, &mut bytes, None)
-            .map(drop)
-            .unwrap_err();
-        Ok(error.to_string())
-    });
-    let error = &saved.unwrap()[0].1;
-    assert!(
-        error.contains("another program saved into /run/step-1 at the same time"),
-        "{error}"
-    );
-    // The other program's checkpoint is complete, and its own.
-    assert_eq!(saved_alone(&fs), (1, 1));
-}
-
 /// Returns a value of the checkpoint that one rank saved as step 1.
 fn saved_alone(fs: &Recorder) -> (u64, u64) {
     let value = launch(Launch::threads(1), |world| {
@@ -310,7 +388,7 @@ fn saved_alone(fs: &Recorder) -> (u64, u64) {
 /// As when a program hangs, and another takes its place.
 #[test]
 fn a_save_that_fails_late_leaves_what_another_has_saved_under_its_name() {
-    for fails_by in ["a file that is there", "a write"] {
+    for fails_by in ["a name that is taken", "a write"] {
         let fs = Recorder::new();
         launch(Launch::threads(1), |world| {
             let mesh = DeviceMesh::new(world, [1], ["shard"])?;
@@ -318,7 +396,7 @@ fn a_save_that_fails_late_leaves_what_another_has_saved_under_its_name() {
             let state = state?;
             let others = others?;
             let path = Path::new("/run/step-1");
-            let save = OpenSave::begin(&fs, path, SavePlan::new(&state)?)?;
+            let save = OpenSave::begin(&fs, path, SavePlan::new(&state)?, None)?;
             write(
                 &fs,
                 path,
@@ -326,53 +404,20 @@ fn a_save_that_fails_late_leaves_what_another_has_saved_under_its_name() {
                 &mut LiveFragments::new(&others),
                 None,
             )?;
-            let written = match fails_by {
-                "a write" => Err(CheckpointError::io(
-                    0,
-                    "write",
-                    path,
-                    &ErrorKind::StorageFull.into(),
-                )),
-                _ => save.write_fragments(&fs, &mut LiveFragments::new(&state)),
-            };
-            assert!(save.gather(&fs, written).is_err(), "{fails_by}");
+            if fails_by == "a write" {
+                let error = ErrorKind::StorageFull.into();
+                let failed = Err(CheckpointError::io(0, "write", path, &error));
+                assert!(save.gather(&fs, failed).is_err());
+            } else {
+                let written = save.write_fragments(&fs, &mut LiveFragments::new(&state));
+                let written = save.gather(&fs, written)?;
+                let error = save.commit(&fs, written, None).unwrap_err();
+                assert_eq!(error, CheckpointError::Exists { path: path.into() });
+            }
             Ok(())
         })
         .unwrap();
+        assert_eq!(names(&fs), ["step-1"], "{fails_by}");
         assert_eq!(saved_alone(&fs), (1, 1), "{fails_by}");
     }
-}
-
-/// To another program that removes old checkpoints, whichever call the save has come to.
-#[test]
-fn a_save_is_not_taken_for_the_rest_of_a_removal() {
-    let start = Recorder::new();
-    assert_eq!(save([&start; 2], 1), [SAVED; 2]);
-    let folder = Path::new(RUN).join("step-2");
-    let files = |fs: &Recorder| fs.list(&folder).unwrap_or_default();
-    let mut with_files = 0;
-    for call in 0.. {
-        let fs = start.durable_copy();
-        fs.fail(Fault {
-            call,
-            kind: ErrorKind::Other,
-            lasting: true,
-        });
-        let _ = save([&fs; 2], 2);
-        fs.heal();
-        let before = files(&fs);
-        if before.iter().any(|file| file.name == MANIFEST) {
-            break;
-        }
-        let removed = launch(Launch::threads(1), |world| {
-            let mesh = DeviceMesh::new(world, [1], ["shard"])?;
-            Ok(manager(&fs, &mesh).with_keep(1).commit(&fs, 1)?)
-        });
-        assert_eq!(removed.unwrap()[0].1, []);
-        if before.iter().any(|file| rank_of_file(&file.name).is_some()) {
-            assert_eq!(files(&fs), before, "call {call}");
-            with_files += 1;
-        }
-    }
-    assert!(with_files > 5, "{with_files}");
 }

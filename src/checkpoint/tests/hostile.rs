@@ -39,7 +39,7 @@ fn manifest(file: &str, key: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) 
     };
     Manifest {
         step: None,
-        previous: None,
+        required_features: Vec::new(),
         software: String::new(),
         mesh: MeshEntry {
             shape: vec![1],

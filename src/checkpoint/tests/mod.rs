@@ -10,3 +10,4 @@ mod power_loss;
 #[cfg(feature = "mpi")]
 mod process_death;
 mod states;
+mod two_savers;

@@ -561,15 +561,18 @@ fn the_latest_checkpoint_of_a_run_is_found() {
         fs::remove_file(run.join("step-10")).unwrap();
         fs::rename(&moved, run.join("step-10")).unwrap();
     }
-    for (named, expected) in [
-        ("step-10\n", 10),
-        ("step-11", 10),
-        ("../run/step-9", 10),
-        ("", 10),
-    ] {
+    fs::write(run.join("latest"), "step-10\n").unwrap();
+    assert_eq!(found(), step(10), "the file of a run of an earlier version");
+    for named in ["step-9", "step-11", "../run/step-10", ""] {
         fs::write(run.join("latest"), named).unwrap();
-        assert_eq!(found(), step(expected), "{named}");
+        let error = checkpoint::latest(&run).unwrap_err();
+        assert_eq!(error_of(|mesh| manager(mesh).latest()), error, "{named}");
+        let CheckpointError::LatestFile { newest, path, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!((newest, path), (Some(10), run.join("latest")));
     }
+    fs::remove_file(run.join("latest")).unwrap();
     fs::remove_file(run.join("step-10/manifest.json")).unwrap();
     assert_eq!(found(), step(9));
     fs::remove_file(run.join("step-9/manifest.json")).unwrap();
@@ -923,15 +926,35 @@ fn a_file_in_the_place_of_a_folder_is_named() {
         );
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "notes");
-    // A manager's `latest` that cannot be moved: the checkpoint is complete nevertheless.
+    for path in [Path::new("/"), Path::new("..")] {
+        let error = error_of(|mesh| checkpoint::save(path, &state(mesh, 1.0)?));
+        assert!(
+            error.to_string().contains("the path ends in no name"),
+            "{error}"
+        );
+    }
+    // A folder in the place of the file of earlier versions.
     let run = folder.join("run");
-    fs::create_dir_all(run.join("latest.tmp/notes")).unwrap();
+    fs::create_dir_all(run.join("latest")).unwrap();
     let error = error_of(|mesh| CheckpointManager::new(&run, mesh).save(&state(mesh, 1.0)?));
     assert!(
-        matches!(&error, CheckpointError::Io { rank: 0, path, .. } if *path == run.join("latest")),
+        matches!(&error, CheckpointError::LatestFile { newest: None, path, .. } if *path == run.join("latest")),
         "{error}"
     );
-    assert_loads(&run.join("step-1"), 1.0);
+    assert!(!run.join("step-1").exists());
+}
+
+#[test]
+fn a_path_may_end_in_a_slash() {
+    let folder = Folder::new("slash");
+    let path = folder.join("checkpoint/");
+    save(&path, 1.0);
+    assert_loads(&path, 1.0);
+    let names: Vec<_> = fs::read_dir(&*folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["checkpoint"]);
 }
 
 /// As on hosts that do not share a file system.

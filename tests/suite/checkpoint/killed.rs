@@ -210,20 +210,15 @@ fn a_failure_behind_training_is_the_next_calls_error() {
         };
         let mut behind = AsyncCheckpointer::new(manager(&folder, &mesh))?;
         behind.save(&state(1)?)?;
-        // As another program does that saves under the same name.
+        // As a person may who removes what is taken for debris.
         if mesh.rank() == 0 {
-            let files = fs::read_dir(folder.join("step-1"))?.map(|entry| entry.unwrap().path());
-            let probe = files.into_iter().find(|file| {
-                file.file_name()
-                    .unwrap()
-                    .to_str()
-                    .unwrap()
-                    .starts_with("probe-")
-            });
-            fs::remove_file(probe.expect("the checkpoint is not complete"))?;
+            let entries = fs::read_dir(&folder)?.map(|entry| entry.unwrap().path());
+            let is_saving = |path: &PathBuf| path.to_str().unwrap().contains("step-1.saving-");
+            let saving = entries.into_iter().find(is_saving);
+            fs::remove_dir_all(saving.expect("the checkpoint is not complete"))?;
         }
         let refused = behind.save(&state(2)?).unwrap_err().to_string();
-        assert!(refused.contains("another program saved into"), "{refused}");
+        assert!(refused.contains("another program removed"), "{refused}");
         behind.save(&state(2)?)?;
         behind.finish()?;
         assert_eq!(behind.manager().steps()?, [2]);

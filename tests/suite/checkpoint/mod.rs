@@ -7,6 +7,7 @@ mod net;
 mod random_net;
 mod resume;
 mod round_trip;
+mod runs;
 mod safetensors;
 mod sharding;
 mod state_dict;

@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind};
 use std::path::{Component, Path};
 use std::sync::{Arc, OnceLock};
 
+use super::settled;
 use crate::checkpoint::fs::parent;
 
 /// Index of a file or folder.
@@ -150,11 +151,12 @@ impl Disk {
         found
     }
 
-    /// Returns a hash of all that can be found by name in a folder.
+    /// Returns a hash of all that can be found by name in a folder. Names that differ from save to
+    /// save are hashed without the part that differs.
     pub fn digest(&self, folder: Inode) -> u64 {
         let mut hasher = DefaultHasher::new();
         for (path, inode) in self.walk(folder) {
-            path.hash(&mut hasher);
+            settled(&path).hash(&mut hasher);
             match &self.nodes[inode] {
                 Node::File(contents) => contents.hash().hash(&mut hasher),
                 Node::Folder(_) => hasher.write_u8(0),

@@ -46,12 +46,33 @@ enum Step {
     Mark(String),
 }
 
-/// One sync of a file or folder: the n-th, from 0, of that path. Ranks that run at the same time do
-/// not change it.
+/// One sync of a file or folder, or the rename of one: the n-th, from 0, of that path. Ranks that
+/// run at the same time do not change it. In the path, [`settled`] has left out what differs from
+/// save to save.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct SyncCall {
+pub(crate) struct NthCall {
     pub path: String,
     pub index: usize,
+}
+
+impl NthCall {
+    /// Returns the next call on this path, after those of `calls`.
+    fn next(calls: &[Self], path: &str) -> Self {
+        let path = settled(path);
+        let index = calls.iter().filter(|call| call.path == path).count();
+        Self { path, index }
+    }
+}
+
+/// Returns the path without the claims of saves and the numbers of removals in it.
+pub(super) fn settled(path: &str) -> String {
+    let names = path.split('/').map(|name| {
+        let end = [".saving-", ".removing-"]
+            .into_iter()
+            .find_map(|kind| Some(name.find(kind)? + kind.len()));
+        &name[..end.unwrap_or(name.len())]
+    });
+    names.format("/").to_string()
 }
 
 /// An error to be met at a call: [`ErrorKind::StorageFull`] by what creates or writes,
@@ -94,13 +115,39 @@ struct Recording {
     /// Contents as they are now.
     now: Disk,
     log: Vec<(Step, String)>,
-    syncs: Vec<SyncCall>,
-    skipped: Option<SyncCall>,
+    syncs: Vec<NthCall>,
+    renames: Vec<NthCall>,
+    skipped: Skipped,
+    /// A rename that was skipped: its new path, and the path at which the file or folder still is.
+    in_place: Option<(PathBuf, PathBuf)>,
     calls: usize,
     fault: Option<Fault>,
 }
 
+/// A call that does nothing and succeeds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Skipped {
+    #[default]
+    Nothing,
+    Sync(NthCall),
+    /// A rename, after which the new name means what still has the old one: as a program that works
+    /// on a folder in its place.
+    Rename(NthCall),
+}
+
 impl Recording {
+    /// Returns the path at which the file or folder is.
+    fn resolve(&self, path: &Path) -> PathBuf {
+        match &self.in_place {
+            Some((new, old)) => match path.strip_prefix(new) {
+                Ok(rest) if rest.as_os_str().is_empty() => old.clone(),
+                Ok(rest) => old.join(rest),
+                Err(_) => path.to_owned(),
+            },
+            None => path.to_owned(),
+        }
+    }
+
     /// Counts a call, which fails if it is its turn.
     fn call(&mut self, call: Call) -> io::Result<()> {
         let index = self.calls;
@@ -155,6 +202,13 @@ impl Recording {
                 }
             }
         }
+        let call = NthCall::next(&self.renames, &from.display().to_string());
+        let is_skipped = self.skipped == Skipped::Rename(call.clone());
+        self.renames.push(call);
+        if is_skipped {
+            self.in_place = Some((to.to_owned(), from.to_owned()));
+            return Ok(());
+        }
         let description = format!("rename {} to {}", from.display(), to.display());
         self.change(
             Change::Rename {
@@ -185,12 +239,8 @@ impl Recording {
     }
 
     fn sync(&mut self, inode: Inode, path: &str) {
-        let index = self.syncs.iter().filter(|sync| sync.path == path).count();
-        let sync = SyncCall {
-            path: path.into(),
-            index,
-        };
-        if self.skipped.as_ref() != Some(&sync) {
+        let sync = NthCall::next(&self.syncs, path);
+        if self.skipped != Skipped::Sync(sync.clone()) {
             self.log.push((Step::Sync(inode), format!("sync {path}")));
         }
         self.syncs.push(sync);
@@ -218,13 +268,14 @@ impl Recorder {
         let start = disk.clone();
         let now = disk;
         let log = Vec::new();
-        let syncs = Vec::new();
         let recording = Recording {
             start,
             now,
             log,
-            syncs,
-            skipped: None,
+            syncs: Vec::new(),
+            renames: Vec::new(),
+            skipped: Skipped::Nothing,
+            in_place: None,
             calls: 0,
             fault: None,
         };
@@ -290,14 +341,19 @@ impl Recorder {
         self.recording.lock().calls
     }
 
-    /// Makes one sync do nothing and succeed.
-    pub(crate) fn skip(&self, sync: SyncCall) {
-        self.recording.lock().skipped = Some(sync);
+    /// Makes one call do nothing and succeed.
+    pub(crate) fn skip(&self, skipped: Skipped) {
+        self.recording.lock().skipped = skipped;
     }
 
     /// Returns all syncs that were called.
-    pub(crate) fn syncs(&self) -> Vec<SyncCall> {
+    pub(crate) fn syncs(&self) -> Vec<NthCall> {
         self.recording.lock().syncs.clone()
+    }
+
+    /// Returns all renames that were called.
+    pub(crate) fn renames(&self) -> Vec<NthCall> {
+        self.recording.lock().renames.clone()
     }
 
     /// Returns the number of changes and syncs that were recorded.
@@ -335,9 +391,13 @@ impl Recorder {
         &self,
         call: Call,
         path: &Path,
-        body: impl FnOnce(&mut Recording) -> io::Result<T>,
+        body: impl FnOnce(&mut Recording, &Path) -> io::Result<T>,
     ) -> io::Result<T> {
-        let done = self.in_turn(|recording| recording.call(call).and_then(|()| body(recording)));
+        let done = self.in_turn(|recording| {
+            recording.call(call)?;
+            let path = recording.resolve(path);
+            body(recording, &path)
+        });
         done.map_err(|error| named(error, path.display()))
     }
 }
@@ -360,13 +420,13 @@ impl Debug for Recorder {
 
 impl FileSystem for Recorder {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        self.on(Call::Writes, dir, |recording| {
+        self.on(Call::Writes, dir, |recording, dir| {
             recording.create(dir, Node::folder()).map(drop)
         })
     }
 
     fn is_dir(&self, path: &Path, _: Links) -> io::Result<bool> {
-        self.on(Call::Reads, path, |recording| {
+        self.on(Call::Reads, path, |recording, path| {
             match recording.now.find(path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
                 found => Ok(matches!(recording.now.nodes[found?], Node::Folder(_))),
@@ -375,7 +435,7 @@ impl FileSystem for Recorder {
     }
 
     fn create(&self, file: &Path) -> io::Result<Box<dyn WriteFile>> {
-        let inode = self.on(Call::Writes, file, |recording| {
+        let inode = self.on(Call::Writes, file, |recording, file| {
             recording.create(file, Node::file())
         })?;
         Ok(Box::new(OpenFile {
@@ -386,7 +446,7 @@ impl FileSystem for Recorder {
     }
 
     fn open(&self, file: &Path, _: Links) -> io::Result<Arc<dyn ReadFile>> {
-        let inode = self.on(Call::Reads, file, |recording| {
+        let inode = self.on(Call::Reads, file, |recording, file| {
             let inode = recording.now.find(file)?;
             match &recording.now.nodes[inode] {
                 Node::File(_) => Ok(inode),
@@ -406,7 +466,7 @@ impl FileSystem for Recorder {
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
-        self.on(Call::Reads, dir, |recording| {
+        self.on(Call::Reads, dir, |recording, dir| {
             let now = &recording.now;
             let is_dir = |inode: Inode| matches!(now.nodes[inode], Node::Folder(_));
             let entries = now.folder(now.find(dir)?)?.iter();
@@ -420,31 +480,38 @@ impl FileSystem for Recorder {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        let renamed = self.on(Call::Changes, from, |recording| recording.rename(from, to));
+        let renamed = self.on(Call::Changes, from, |recording, from| {
+            let to = recording.resolve(to);
+            recording.rename(from, &to)
+        });
         renamed.map_err(|error| named(error, to.display()))
     }
 
     fn remove_file(&self, file: &Path) -> io::Result<()> {
-        self.on(Call::Changes, file, |recording| {
+        self.on(Call::Changes, file, |recording, file| {
             recording.remove(file, false)
         })
     }
 
     fn remove_dir(&self, dir: &Path) -> io::Result<()> {
-        self.on(Call::Changes, dir, |recording| recording.remove(dir, true))
+        self.on(Call::Changes, dir, |recording, dir| {
+            recording.remove(dir, true)
+        })
     }
 
     fn sync_dir(&self, dir: &Path) -> io::Result<()> {
-        self.on(Call::Changes, dir, |recording| {
+        let path = dir.display().to_string();
+        self.on(Call::Changes, dir, |recording, dir| {
             let inode = recording.now.find(dir)?;
             recording.now.folder(inode)?;
-            recording.sync(inode, &dir.display().to_string());
+            recording.sync(inode, &path);
             Ok(())
         })
     }
 }
 
 /// A file that is open for reading or writing.
+#[derive(Debug)]
 struct OpenFile {
     recorder: Recorder,
     path: String,
@@ -479,7 +546,7 @@ impl WriteFile for OpenFile {
 
     fn sync(&mut self) -> io::Result<()> {
         self.recorder
-            .on(Call::Writes, Path::new(&self.path), |recording| {
+            .on(Call::Writes, Path::new(&self.path), |recording, _| {
                 recording.sync(self.inode, &self.path);
                 Ok(())
             })
@@ -489,14 +556,14 @@ impl WriteFile for OpenFile {
 impl ReadFile for OpenFile {
     fn len(&self) -> io::Result<u64> {
         self.recorder
-            .on(Call::Reads, Path::new(&self.path), |recording| {
+            .on(Call::Reads, Path::new(&self.path), |recording, _| {
                 Ok(recording.now.file(self.inode).len() as u64)
             })
     }
 
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.recorder
-            .on(Call::Reads, Path::new(&self.path), |recording| {
+            .on(Call::Reads, Path::new(&self.path), |recording, _| {
                 let bytes = recording.now.file(self.inode);
                 let range = offset as usize..offset as usize + buffer.len();
                 buffer.copy_from_slice(bytes.get(range).ok_or(ErrorKind::UnexpectedEof)?);
