@@ -15,6 +15,7 @@ use super::fs::{self, FileSystem, Links, ReadFile};
 use super::load::read_manifest;
 use super::manifest::{BLOCK, ChunkEntry, Manifest};
 use super::save_plan::stored_name;
+use super::state::decode;
 use super::{CheckpointError, ReadOptions, safetensors_file};
 
 /// Blocks that are read together.
@@ -26,8 +27,8 @@ const BLOCKS: usize = 4;
 pub struct Verification {
     /// Bytes that were read and compared with checksums.
     pub bytes: u64,
-    /// Damaged blocks, and files that are missing or have another length or header, by file and
-    /// position.
+    /// Values that cannot be read, damaged blocks, and files that are missing or have another length
+    /// or header, by file and position.
     pub damage: Vec<CheckpointError>,
 }
 
@@ -39,7 +40,7 @@ impl Verification {
 }
 
 /// Reads all files of the checkpoint in the folder `path`, compares every block of 1 MiB with its
-/// checksum and every header with the manifest, and lists all damage.
+/// checksum and every header with the manifest, reads all values, and lists all damage.
 ///
 /// `progress` is called with the bytes that were read so far and the bytes of all tensors.
 ///
@@ -63,6 +64,7 @@ pub(super) fn verify_in(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Verification, CheckpointError> {
     let (manifest, _) = read_manifest(fs, dir, 0)?;
+    let values = damaged_values(&manifest);
     let files = (0..manifest.files.len())
         .map(|file| check(fs, dir, &manifest, file))
         .collect_vec();
@@ -115,8 +117,25 @@ pub(super) fn verify_in(
     found.sort_by_key(|(place, _)| *place);
     Ok(Verification {
         bytes: total,
-        damage: found.into_iter().map(|(_, error)| error).collect(),
+        damage: values
+            .into_iter()
+            .chain(found.into_iter().map(|(_, error)| error))
+            .collect(),
     })
+}
+
+/// Returns an error for each value that cannot be read.
+fn damaged_values(manifest: &Manifest) -> Vec<CheckpointError> {
+    let of_ranks = manifest
+        .rank_values
+        .iter()
+        .flat_map(|(key, values)| values.iter().map(move |value| (key, value)));
+    manifest
+        .values
+        .iter()
+        .chain(of_ranks)
+        .filter_map(|(key, value)| decode::<ciborium::Value>(key, value).err())
+        .collect()
 }
 
 /// A file, by its index in the manifest.
@@ -268,4 +287,38 @@ fn check(
 
 fn io(action: &str, path: &Path, error: std::io::Error) -> CheckpointError {
     CheckpointError::io(0, action, path, &error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::manifest::MeshEntry;
+
+    #[test]
+    fn values_that_cannot_be_read_are_damage() {
+        let text = |digits: &str| digits.to_owned();
+        // CBOR: 3, a text of which one byte is there, and what are no digits.
+        let values = [("cut", "6461"), ("digits", "0g"), ("good", "03")];
+        let manifest = Manifest {
+            step: None,
+            required_features: Vec::new(),
+            software: String::new(),
+            mesh: MeshEntry {
+                shape: vec![2],
+                names: vec!["shard".into()],
+            },
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            values: values
+                .map(|(key, digits)| (key.into(), text(digits)))
+                .into(),
+            rank_values: [("ranks".into(), vec![text("03"), text("")])].into(),
+        };
+        let damaged = damaged_values(&manifest);
+        let keys = damaged.iter().map(|damage| match damage {
+            CheckpointError::Value { key, .. } => key.as_str(),
+            other => panic!("{other}"),
+        });
+        assert_eq!(keys.collect_vec(), ["cut", "digits", "ranks"]);
+    }
 }

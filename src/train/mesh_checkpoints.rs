@@ -25,18 +25,24 @@ use burn::train::checkpoint::{
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 
-use crate::checkpoint::{CheckpointManager, LoadOptions, SaveReport, State};
+use crate::checkpoint::{CheckpointError, CheckpointManager, LoadOptions, SaveReport, State};
+use crate::dtensor::ops::random::{RngState, rng_state, set_rng_state};
 use crate::optim::{load_optimizer_state, recorded_state};
 use crate::{Error, Result};
 
 const MODEL: &str = "model";
 const OPTIMIZER: &str = "optimizer";
 const SCHEDULE: &str = "schedule";
+const RANDOM: &str = "random";
 
 /// Returns burn's `Learner` of a model that is already distributed, its optimizer and its schedule,
 /// with the values of the latest checkpoint of `run`, and the epoch at whose end it was saved;
 /// `None` if there is no checkpoint. Pass the epoch to burn's `SupervisedTraining::checkpoint`,
 /// without which the training begins with the first epoch.
+///
+/// The rank's [random numbers](crate::dtensor::ops::random) continue as they were at the end of that
+/// epoch, which [`nn::dropout`](crate::nn::dropout) draws: on as many ranks each its own, on others
+/// those of the first rank. Draw nothing between this call and the launch.
 ///
 /// # Collective
 /// Every rank of the manager's mesh.
@@ -60,6 +66,16 @@ pub fn resume<M: LearnerModel>(
     let optim = load_optimizer_state(optim, &model, state)?;
     let record = Bytes::from_bytes_vec(checkpoint.value(SCHEDULE)?);
     let record = LrSchedulerRecord::from_bytes(record).map_err(Error::other)?;
+    match checkpoint.rank_values::<RngState>(RANDOM) {
+        Ok(states) => {
+            let own = run.mesh().all()?.group().rank();
+            let same_ranks = states.len() == run.mesh().size();
+            set_rng_state(states[if same_ranks { own } else { 0 }]);
+        }
+        // Earlier versions did not save it.
+        Err(Error::Checkpoint(CheckpointError::NoValue { .. })) => {}
+        Err(error) => return Err(error),
+    }
     let epoch = checkpoint.step().map(|epoch| epoch as usize);
     Ok((
         Learner::new(model, optim, schedule.into().load_record(record)),
@@ -98,7 +114,8 @@ pub(super) fn save<M: LearnerModel>(
         .with_step(epoch as u64)
         .with_model(MODEL, &model)?
         .with_optimizer(OPTIMIZER, &optimizer)?
-        .with_value(SCHEDULE, &schedule.to_vec())?;
+        .with_value(SCHEDULE, &schedule.to_vec())?
+        .with_rank_value(RANDOM, &rng_state())?;
     run.save(&state)
 }
 

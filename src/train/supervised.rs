@@ -60,8 +60,8 @@ where
     })
 }
 
-/// Returns a training of [`supervised`] on `mesh` that also saves model, optimizer and schedule by
-/// `run` at the end of each epoch, as its step. [`resume`](super::resume) loads them, on any mesh
+/// Returns a training of [`supervised`] on `mesh` that also saves model, optimizer, schedule and
+/// [random numbers](crate::dtensor::ops::random) by `run` at the end of each epoch, as its step. [`resume`](super::resume) loads them, on any mesh
 /// and any number of ranks. `run` decides which checkpoints are kept, and its mesh is the root of
 /// `mesh`.
 ///

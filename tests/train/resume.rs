@@ -80,11 +80,11 @@ fn resumes(ranks: usize) {
 fn a_training_resumes_on_another_mesh() {
     let (train, valid) = (rows(100, 4 * BATCH, 0.2), rows(900, BATCH, 0.2));
     // Returns the epoch of the checkpoint, and the weights before the training and after it.
-    let run = |folder: &Folder, ranks: usize, to: usize| {
+    let run = |folder: &Folder, ranks: usize, dropout: f64, to: usize| {
         let trained = on_ranks(ranks, |mesh| {
             let own = |rows: &[Row]| loader(part(rows, mesh.rank(), ranks), BATCH / ranks);
             let model = fully_shard(
-                Net::new(&mesh.device().clone().autodiff()),
+                Net::new(&mesh.device().clone().autodiff()).with_dropout(dropout),
                 mesh,
                 FullyShard::new(),
             )?;
@@ -112,12 +112,12 @@ fn a_training_resumes_on_another_mesh() {
         trained.unwrap().remove(0)
     };
     let uninterrupted = Folder::new("mesh-uninterrupted");
-    let (began, _, expected) = run(&uninterrupted, 2, 4);
+    let (began, _, expected) = run(&uninterrupted, 2, 0.0, 4);
     assert_eq!(began, None);
     for (ranks, bound) in [(2, 0.0), (4, 1e-5), (1, 1e-5), (3, 1e-5)] {
         let folder = Folder::new(&format!("mesh-{ranks}"));
-        let (_, _, half) = run(&folder, 2, 2);
-        let (epoch, before, after) = run(&folder, ranks, 4);
+        let (_, _, half) = run(&folder, 2, 0.0, 2);
+        let (epoch, before, after) = run(&folder, ranks, 0.0, 4);
         assert_eq!((epoch, &before), (Some(2), &half), "{ranks} ranks");
         let distance = |a: &[f32], b: &[f32]| {
             a.iter()
@@ -129,6 +129,16 @@ fn a_training_resumes_on_another_mesh() {
         let found = distance(&after, &expected);
         assert!(found <= bound, "{ranks} ranks: {found}");
     }
+    // With random numbers, too.
+    let (uninterrupted, halves) = (
+        Folder::new("mesh-dropout"),
+        Folder::new("mesh-dropout-halves"),
+    );
+    let (_, _, dropped) = run(&uninterrupted, 2, 0.3, 4);
+    assert_ne!(dropped, expected);
+    run(&halves, 2, 0.3, 2);
+    let (_, _, resumed) = run(&halves, 2, 0.3, 4);
+    assert_eq!(resumed, dropped);
 }
 
 #[test]

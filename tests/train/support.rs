@@ -20,6 +20,7 @@ use burn::train::{
     ClassificationOutput, InferenceStep, Learner, LearningResult, MetricEarlyStoppingStrategy,
     StoppingCondition, SupervisedTraining, TrainOutput, TrainStep,
 };
+use burn_dtensor::nn;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
 use burn_dtensor::train::supervised;
@@ -32,6 +33,8 @@ pub const LR: f64 = 0.05;
 pub struct Net {
     up: Linear,
     down: Linear,
+    /// Probability with which an activation is dropped in training.
+    dropout: f64,
 }
 
 /// Four features and one of three classes.
@@ -77,12 +80,19 @@ impl Net {
         Self {
             up: linear(1, [4, 7]),
             down: linear(3, [7, 3]),
+            dropout: 0.0,
         }
+    }
+
+    /// Drops activations in training.
+    pub fn with_dropout(self, dropout: f64) -> Self {
+        Self { dropout, ..self }
     }
 
     fn classify(&self, batch: Batch) -> ClassificationOutput {
         let output = unit(self, batch.features, |net, x| {
-            net.down.forward(net.up.forward(x).tanh())
+            let hidden = nn::dropout(net.up.forward(x).tanh(), self.dropout);
+            net.down.forward(hidden)
         });
         let loss = CrossEntropyLossConfig::new()
             .init(&output.device())
