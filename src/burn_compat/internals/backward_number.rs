@@ -91,7 +91,7 @@ mod tests {
         for _ in 0..2 {
             let grads = note(note(x.clone()) * 3.0).sum().backward();
             let grad = x.grad(&grads).expect("a gradient");
-            assert_eq!(grad.into_data().to_vec::<f32>().unwrap(), [3.0, 3.0]);
+            assert_eq!(grad.into_data().try_to_vec::<f32>().unwrap(), [3.0, 3.0]);
         }
         let seen = noted.0.lock();
         assert_eq!(seen[0], seen[1]);

@@ -135,7 +135,7 @@ mod tests {
         let failure = RenameFailure::default();
         rename(handle(&a), ManagedMemoryHandle::new(), failure.clone());
         rename(handle(&b), handle(&a).memory, failure.clone());
-        assert_eq!(a.into_data().to_vec::<f32>().unwrap(), [4.0, 5.0, 6.0]);
+        assert_eq!(a.into_data().try_to_vec::<f32>().unwrap(), [4.0, 5.0, 6.0]);
         assert_eq!(failure.get(), None);
     }
 
