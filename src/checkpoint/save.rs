@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+#[cfg(doc)]
+use super::CheckpointError;
 use super::State;
 use super::fragments::{FragmentBytes, LiveFragments};
 use super::fs::{self, FileSystem};

@@ -16,6 +16,8 @@ use super::launched_ranks::{LaunchedRanks, RankSettings};
 use super::launcher;
 use super::world::DEADLINE;
 use super::{LaunchError, StartError, World};
+#[cfg(doc)]
+use crate::Error;
 use crate::{Result, memory};
 
 /// Configuration of a [`launch`]: the ranks of a program, their devices and their deadline.
