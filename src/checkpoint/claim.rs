@@ -2,7 +2,7 @@
 //!
 //! A save writes into a folder `NAME.saving-CLAIM`, and renames it to `NAME` once all is there. The
 //! claim says which process of which host created it, and when. So another job can tell the folder
-//! of a save that goes on from one that a killed process has left, and the claim is there from the
+//! of a save that continues from one that a killed process has left, and the claim is there from the
 //! folder's first moment on, whatever is lost afterwards.
 
 use std::fmt::{self, Display, Formatter};
@@ -22,7 +22,7 @@ static HELD: Mutex<Vec<Claim>> = Mutex::new(Vec::new());
 /// A save's process, and a number that tells its saves apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Claim {
-    process: Process,
+    process: HostProcess,
     /// Seconds from 1970 to the claim.
     at: u64,
     nonce: u64,
@@ -30,7 +30,7 @@ pub(super) struct Claim {
 
 /// A process, on whatever host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Process {
+struct HostProcess {
     /// Hash of the host, of its start, and of the namespace in which `id` is a process.
     host: u64,
     id: u32,
@@ -68,7 +68,7 @@ impl Claim {
     pub fn of_another_host(age: Duration) -> Self {
         let claim = Self::new();
         Self {
-            process: Process {
+            process: HostProcess {
                 host: !claim.process.host,
                 ..claim.process
             },
@@ -82,7 +82,7 @@ impl Claim {
         let mut parts = text.split('-').map(|part| u64::from_str_radix(part, 16));
         let mut next = || parts.next()?.ok();
         let claim = Self {
-            process: Process {
+            process: HostProcess {
                 host: next()?,
                 id: next()?.try_into().ok()?,
                 started: next()?,
@@ -130,7 +130,7 @@ impl Drop for HeldClaim {
 
 impl Display for Claim {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let Process { host, id, started } = self.process;
+        let HostProcess { host, id, started } = self.process;
         write!(
             f,
             "{host:016x}-{id:x}-{started:x}-{:x}-{:016x}",
@@ -141,11 +141,11 @@ impl Display for Claim {
 
 /// Judges a claim of a process that started at `claimed`. `now` is the process that has its id now,
 /// if that is known: its host is this one.
-fn judge(claimed: u64, now: Option<Running>, age: Duration) -> Liveness {
+fn judge(claimed: u64, now: Option<ProcessNow>, age: Duration) -> Liveness {
     match now {
-        Some(Running::None) => Liveness::Ended,
-        Some(Running::Since(started)) if started != claimed => Liveness::Ended,
-        Some(Running::Since(_) | Running::Unknown) => Liveness::Live,
+        Some(ProcessNow::None) => Liveness::Ended,
+        Some(ProcessNow::Since(started)) if started != claimed => Liveness::Ended,
+        Some(ProcessNow::Since(_) | ProcessNow::Unknown) => Liveness::Live,
         None if age > ABANDONED_AFTER => Liveness::Ended,
         None => Liveness::Unknown,
     }
@@ -153,7 +153,7 @@ fn judge(claimed: u64, now: Option<Running>, age: Duration) -> Liveness {
 
 /// The process of an id on this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Running {
+enum ProcessNow {
     None,
     /// The time at which it was started.
     Since(u64),
@@ -161,14 +161,14 @@ enum Running {
     Unknown,
 }
 
-static THIS_PROCESS: LazyLock<Process> = LazyLock::new(|| {
+static THIS_PROCESS: LazyLock<HostProcess> = LazyLock::new(|| {
     let id = std::process::id();
-    Process {
+    HostProcess {
         host: host(),
         id,
         started: match start_of(id) {
-            Running::Since(started) => started,
-            Running::None | Running::Unknown => 0,
+            ProcessNow::Since(started) => started,
+            ProcessNow::None | ProcessNow::Unknown => 0,
         },
     }
 });
@@ -194,15 +194,15 @@ fn host() -> u64 {
 }
 
 #[cfg(target_os = "linux")]
-fn start_of(id: u32) -> Running {
+fn start_of(id: u32) -> ProcessNow {
     let Ok(signed) = id.try_into() else {
-        return Running::None;
+        return ProcessNow::None;
     };
     // SAFETY: signal 0 is sent to no one, and only checked.
     if unsafe { libc::kill(signed, 0) } != 0
         && std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
     {
-        return Running::None;
+        return ProcessNow::None;
     }
     let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
     // The second field is a name in parentheses, which may have spaces.
@@ -212,15 +212,15 @@ fn start_of(id: u32) -> Running {
         .unwrap_or_default();
     // The third field is the state, the 22nd the start.
     match (fields.first(), fields.get(19).map(|start| start.parse())) {
-        (Some(&("Z" | "X")), _) => Running::None,
-        (_, Some(Ok(start))) => Running::Since(start),
-        _ => Running::Unknown,
+        (Some(&("Z" | "X")), _) => ProcessNow::None,
+        (_, Some(Ok(start))) => ProcessNow::Since(start),
+        _ => ProcessNow::Unknown,
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn start_of(_: u32) -> Running {
-    Running::Unknown
+fn start_of(_: u32) -> ProcessNow {
+    ProcessNow::Unknown
 }
 
 fn seconds(time: SystemTime) -> u64 {
@@ -276,10 +276,10 @@ mod tests {
         let young = Duration::ZERO;
         let old = ABANDONED_AFTER + second;
         for (now, age, expected) in [
-            (Some(Running::None), young, Liveness::Ended),
-            (Some(Running::Since(7)), old, Liveness::Live),
-            (Some(Running::Since(8)), young, Liveness::Ended),
-            (Some(Running::Unknown), old, Liveness::Live),
+            (Some(ProcessNow::None), young, Liveness::Ended),
+            (Some(ProcessNow::Since(7)), old, Liveness::Live),
+            (Some(ProcessNow::Since(8)), young, Liveness::Ended),
+            (Some(ProcessNow::Unknown), old, Liveness::Live),
             (None, young, Liveness::Unknown),
             (None, ABANDONED_AFTER, Liveness::Unknown),
             (None, old, Liveness::Ended),
@@ -293,10 +293,10 @@ mod tests {
     fn processes_of_this_host_are_found() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let claim = |id, started, host| Claim {
-            process: Process { host, id, started },
+            process: HostProcess { host, id, started },
             ..Claim::new()
         };
-        let Running::Since(started) = start_of(child.id()) else {
+        let ProcessNow::Since(started) = start_of(child.id()) else {
             panic!("the start of a process is known");
         };
         let host = THIS_PROCESS.host;

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use burn::tensor::DType;
 use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
@@ -80,7 +81,7 @@ pub enum CheckpointError {
     },
     /// A run has a checkpoint of a later step than the one that was to be saved.
     #[error(
-        "step {step} cannot be saved into {}, which has step {later}: the latest checkpoint of a run is the newest. To go on from \
+        "step {step} cannot be saved into {}, which has step {later}: the latest checkpoint of a run is the newest. To continue from \
          an older one, first set the later ones aside with `CheckpointManager::set_back`, `checkpoint::set_back` or \
          `checkpoint set-back DIR STEP`", path.display()
     )]
@@ -415,6 +416,15 @@ impl CheckpointError {
         match error {
             crate::Error::Checkpoint(error) => Some(error.clone()),
             _ => None,
+        }
+    }
+
+    /// Creates the error of state that was saved for a parameter of dtype `saved`, which is `now`.
+    pub(super) fn state_dtype(param: &str, saved: DType, now: DType) -> Self {
+        Self::StateDType {
+            param: param.into(),
+            saved: saved.name().into(),
+            dtype: now.name().into(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
@@ -208,7 +208,7 @@ impl Checkpoint {
                 let is_other = param.has_state() && param.dtype != now;
                 match dtypes {
                     StateDTypes::Refuse if is_other => {
-                        return Err(state_dtype(path, param.dtype, now).into());
+                        return Err(CheckpointError::state_dtype(path, param.dtype, now).into());
                     }
                     StateDTypes::Convert if is_other => report.cast.push(path.clone()),
                     _ => {}
@@ -351,15 +351,6 @@ pub(super) fn read_manifest(
         reason: error.to_string(),
     })?;
     Ok((manifest, XxHash3_64::oneshot(&bytes)))
-}
-
-/// Returns the error of state that was saved for a parameter of dtype `saved`, and is now of `now`.
-pub(super) fn state_dtype(param: &str, saved: DType, now: DType) -> CheckpointError {
-    CheckpointError::StateDType {
-        param: param.into(),
-        saved: saved.name().into(),
-        dtype: now.name().into(),
-    }
 }
 
 pub(super) fn no_value<'a>(

@@ -264,7 +264,7 @@ impl CheckpointManager {
     }
 
     /// Opens the latest complete checkpoint, that of the newest step; `None` if there is none. The
-    /// run may go on meanwhile, also in another program: a checkpoint that it removes can still be
+    /// run may continue meanwhile, also in another program: a checkpoint that it removes can still be
     /// loaded by who has opened it, if it has at most 64 files and the file system keeps files that
     /// are open.
     ///
@@ -424,7 +424,7 @@ fn warn_once(path: &Path) {
     static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     if WARNED.lock().insert(path.to_owned()) {
         log::warn!(
-            "there is no folder {}, so the run has no checkpoint to go on from, and begins anew",
+            "there is no folder {}, so the run has no checkpoint to continue from, and begins from scratch",
             path.display()
         );
     }

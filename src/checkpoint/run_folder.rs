@@ -171,7 +171,7 @@ pub(super) fn saving(path: &Path, claim: Claim) -> PathBuf {
 }
 
 /// Returns the folders next to the checkpoint `path` into which saves of ended processes wrote it,
-/// and what is left of removals of it.
+/// and the rest of removals of it.
 pub(super) fn abandoned(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<PathBuf>> {
     let Some(name) = path.file_name() else {
         return Ok(Vec::new());

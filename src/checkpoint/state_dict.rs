@@ -9,7 +9,6 @@ use burn_pack::Scalar;
 use itertools::Itertools;
 
 use super::capture::capture;
-use super::load::state_dtype;
 use super::matching::{self, SavedTensor};
 use super::weight_source::WeightSource;
 use super::{CheckpointError, KeyReport, LoadKind, LoadOptions, StateDTypes};
@@ -395,7 +394,8 @@ impl StateDict {
                     StateDTypes::Keep => {}
                     StateDTypes::Refuse => {
                         let saved = tensor.spec().dtype();
-                        return Err(state_dtype(path, saved, param.dtype()).into());
+                        let error = CheckpointError::state_dtype(path, saved, param.dtype());
+                        return Err(error.into());
                     }
                     StateDTypes::Convert => {
                         tensor = tensor.cast(param.dtype());

@@ -298,7 +298,7 @@ mod tests {
     fn values_that_cannot_be_read_are_damage() {
         let text = |digits: &str| digits.to_owned();
         // CBOR: 3, a text of which one byte is there, and what are no digits.
-        let values = [("cut", "6461"), ("digits", "0g"), ("good", "03")];
+        let values = [("short", "6461"), ("digits", "0g"), ("good", "03")];
         let manifest = Manifest {
             step: None,
             required_features: Vec::new(),
@@ -319,6 +319,6 @@ mod tests {
             CheckpointError::Value { key, .. } => key.as_str(),
             other => panic!("{other}"),
         });
-        assert_eq!(keys.collect_vec(), ["cut", "digits", "ranks"]);
+        assert_eq!(keys.collect_vec(), ["digits", "ranks", "short"]);
     }
 }

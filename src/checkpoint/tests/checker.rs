@@ -167,8 +167,11 @@ impl<'a> Checker<'a> {
     /// Saves a step where an interrupted save or removal left something, unless the same was left
     /// before. Nothing of it remains then.
     fn save_again(&mut self, left: &Recorder, step: u64) -> Result<(), String> {
-        // Of the run: what is left of an export is removed by the next one.
-        let is_debris = |entry: &Entry| entry.name.starts_with("step-") && entry.name.contains('.');
+        // Of the run: the rest of an export is removed by the next one.
+        let is_debris = |entry: &Entry| {
+            entry.name.starts_with("step-")
+                && (entry.name.contains(".saving-") || entry.name.contains(".removing-"))
+        };
         let has_debris = || {
             left.list(Path::new(RUN))
                 .unwrap_or_default()

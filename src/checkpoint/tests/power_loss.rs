@@ -243,9 +243,9 @@ fn every_sync_and_every_rename_is_needed() {
     let mut recorded = Vec::new();
     for (at, (done, start, calls)) in starts.iter().enumerate() {
         for &call in *calls {
-            let whole = record(2, start, done, &[call], &Skipped::Nothing);
-            let syncs = whole.syncs().into_iter().map(Skipped::Sync);
-            for skipped in syncs.chain(whole.renames().into_iter().map(Skipped::Rename)) {
+            let complete = record(2, start, done, &[call], &Skipped::Nothing);
+            let syncs = complete.syncs().into_iter().map(Skipped::Sync);
+            for skipped in syncs.chain(complete.renames().into_iter().map(Skipped::Rename)) {
                 let fs = record(2, start, done, &[call], &skipped);
                 recorded.push((at, *done, call, skipped, fs));
             }

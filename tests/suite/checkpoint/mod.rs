@@ -2,6 +2,7 @@
 
 mod errors;
 mod folder;
+mod frozen;
 mod killed;
 mod net;
 mod random_net;
