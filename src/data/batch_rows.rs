@@ -72,6 +72,8 @@ pub(super) struct EpochOrder {
     pub(super) batch_size: usize,
     /// Number of batches.
     pub(super) num_batches: usize,
+    /// True if the last batch is divided evenly among the shards.
+    pub(super) is_even: bool,
 }
 
 impl EpochOrder {
@@ -106,6 +108,18 @@ impl EpochOrder {
         let in_order = |own: usize| {
             (own / batch_size * shard.count + shard.index) * batch_size + own % batch_size
         };
+        // The row in the order of the epoch, or `None` for padding.
+        let real = |own: usize| {
+            let begin = own / batch_size * batch_size * shard.count;
+            let rest = len.saturating_sub(begin);
+            if !self.is_even || rest >= batch_size * shard.count {
+                return Some(in_order(own)).filter(|position| *position < len);
+            }
+            let [first, end] = [shard.index, shard.index + 1]
+                .map(|index| index * (rest / shard.count) + index.min(rest % shard.count));
+            let position = first + own % batch_size;
+            (position < end).then_some(begin + position)
+        };
         let row = |position: usize| {
             self.shuffled
                 .as_ref()
@@ -113,12 +127,10 @@ impl EpochOrder {
         };
         let num_real = positions
             .clone()
-            .take_while(|&own| in_order(own) < len)
+            .take_while(|&own| real(own).is_some())
             .count();
-        (
-            positions.map(|own| row(in_order(own) % len)).collect(),
-            num_real,
-        )
+        let rows = positions.map(|own| row(real(own).unwrap_or_else(|| in_order(own) % len)));
+        (rows.collect(), num_real)
     }
 }
 

@@ -39,6 +39,9 @@ pub enum LastBatch {
     /// dataset is smaller than a batch. [`BatchRows`] says which rows are padding. The choice for
     /// evaluation, where each row counts once.
     Pad,
+    /// Divides them evenly among the shards, each of which then pads its part like `Pad`: 7 rows on 3
+    /// shards are 3, 2 and 2 rows. The choice for evaluation if every shard needs a row.
+    Even,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,7 +170,7 @@ impl DistributedSampler {
     /// Returns true if batches may have padding.
     #[cfg(feature = "dataset")]
     pub(super) fn pads(&self) -> bool {
-        self.last_batch == LastBatch::Pad
+        self.last_batch != LastBatch::Drop
     }
 
     /// Returns the division of epoch `epoch` into batches, in the order of the dataset.
@@ -195,7 +198,7 @@ impl DistributedSampler {
         }
         let num_batches = match self.last_batch {
             LastBatch::Drop => len / batch,
-            LastBatch::Pad => len.div_ceil(batch),
+            LastBatch::Pad | LastBatch::Even => len.div_ceil(batch),
         };
         if num_batches == 0 {
             return Err(DataError::NoFullBatch {
@@ -211,6 +214,7 @@ impl DistributedSampler {
             shard,
             batch_size: batch / count,
             num_batches,
+            is_even: self.last_batch == LastBatch::Even,
         })
     }
 }

@@ -5,15 +5,17 @@ use std::sync::Arc;
 
 use burn::data::dataloader::DataLoader;
 use burn::data::dataset::InMemDataset;
+use burn::optim::AdamWConfig;
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{EarlyStoppingStrategy, SupervisedTraining};
+use burn::train::{EarlyStoppingStrategy, Learner, SupervisedTraining};
 use burn_dtensor::data::DistributedLoader;
+use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
-use burn_dtensor::train::loaders;
+use burn_dtensor::train::{loaders, supervised};
 
 use super::support::{
-    BATCH, Batch, Folder, Net, Row, Rows, early_stopping, epochs, loader, logged, on_ranks, part,
-    rows, train_alone, train_on, weights,
+    BATCH, Batch, Folder, LR, Net, Row, Rows, early_stopping, epochs, loader, logged, metrics,
+    on_ranks, part, rows, train_alone, train_on, weights,
 };
 
 const METRICS: [&str; 3] = ["Loss", "Accuracy", "Precision_@_TopK(1)_[Macro]"];
@@ -143,6 +145,39 @@ fn the_first_rank_decides_on_early_stopping() {
     })
     .unwrap();
     assert_eq!([0, 1].map(|rank| epochs(&folder.rank(rank))), [3, 3]);
+}
+
+/// A validation set of fewer rows than a batch, one for each rank at least.
+#[test]
+fn a_small_validation_set_has_rows_for_every_rank() {
+    let (train, valid) = (rows(100, 2 * BATCH, 0.2), rows(900, 7, 0.2));
+    let losses = [1, 2, 3].map(|ranks| {
+        let folder = Folder::new(&format!("small-{ranks}"));
+        let trained = on_ranks(ranks, |mesh| {
+            let datasets = [&train, &valid].map(|rows| InMemDataset::new(rows.clone()));
+            let [train, valid] = datasets;
+            let (train, valid) = loaders(mesh, Rows, BATCH, 3, train, valid)?;
+            let device = mesh.device().clone().autodiff();
+            let model = fully_shard(Net::new(&device), mesh, FullyShard::new())?;
+            let optim = sharded(AdamWConfig::new()).into_module_optimizer(&model)?;
+            metrics(supervised(mesh, &folder, train, valid)?)
+                .num_epochs(1)
+                .launch(Learner::new(model, optim, LR));
+            Ok(())
+        });
+        trained.unwrap();
+        logged(&folder.rank(0), "valid", 1, "Loss")
+    });
+    for loss in &losses[1..] {
+        assert_eq!(
+            (loss.len(), losses[0].len()),
+            (2, 2),
+            "a batch and the epoch"
+        );
+        for (found, expected) in loss.iter().zip(&losses[0]) {
+            assert!((found - expected).abs() < 1e-5, "{loss:?} {losses:?}");
+        }
+    }
 }
 
 /// The rows of each global batch, in order, and of the validation set.

@@ -112,6 +112,41 @@ fn parts_of_a_batch_are_the_global_batch_on_every_number_of_shards() {
     }
 }
 
+/// Every length up to three global batches: the rows of the last batch are divided so that shards
+/// differ by one at most, the first have more, and each row counts once.
+#[test]
+fn the_last_batch_is_divided_evenly_where_it_is_asked_for() {
+    const BATCH: usize = 6;
+    for (len, seed) in (1..=3 * BATCH + 1).flat_map(|len| [(len, None), (len, Some(3))]) {
+        let order = order(len, seed, 2);
+        for shards in [1, 2, 3, 6] {
+            let parts = |last| -> Vec<Vec<BatchRows>> {
+                (0..shards)
+                    .map(|index| {
+                        let sampler = sampler(len, (index, shards), seed, last);
+                        epoch(sampler.with_global_batch_size(BATCH), 2)
+                    })
+                    .collect()
+            };
+            let (even, padded) = (parts(LastBatch::Even), parts(LastBatch::Pad));
+            for (index, rows) in order.chunks(BATCH).enumerate() {
+                let batch = |shard: usize| &even[shard][index];
+                if rows.len() == BATCH {
+                    (0..shards).for_each(|shard| assert_eq!(batch(shard), &padded[shard][index]));
+                    continue;
+                }
+                let real: Vec<_> = (0..shards).map(|shard| batch(shard).real_rows()).collect();
+                assert_eq!(real.concat(), rows, "{len} rows on {shards} shards");
+                for (shard, real) in real.iter().enumerate() {
+                    let more = usize::from(shard < rows.len() % shards);
+                    assert_eq!(real.len(), rows.len() / shards + more);
+                    assert_eq!(batch(shard).rows().len(), BATCH / shards);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn orders_differ_by_epoch_and_seed_and_only_a_shuffle_has_any() {
     assert!(order(50, None, 9).into_iter().eq(0..50));
