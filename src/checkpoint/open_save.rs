@@ -229,9 +229,10 @@ fn create(
     let parent = parent(path);
     fs.create_dir_all(parent)
         .map_err(|error| io("create", parent, error))?;
-    let mut left = abandoned(fs, path).map_err(|error| io("read", parent, error))?;
-    left.extend(is_interrupted.then(|| path.to_owned()));
-    if let Some((folder, error)) = remove_all(fs, left).into_iter().next() {
+    // What cannot be removed does not keep the save from its name, and a run reports it.
+    let _ = remove_all(fs, abandoned(fs, path).unwrap_or_default());
+    let interrupted = is_interrupted.then(|| path.to_owned());
+    if let Some((folder, error)) = remove_all(fs, interrupted).into_iter().next() {
         return Err(io("remove", &folder, error));
     }
     let folder = saving(path, claim);

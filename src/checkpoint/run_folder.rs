@@ -25,6 +25,9 @@ const LATEST: &str = "latest";
 /// Most bytes that are read of it.
 const LATEST_LIMIT: u64 = 64;
 
+/// Times that a folder is read whose checkpoints are removed meanwhile.
+const MAX_READS: usize = 1000;
+
 const SAVING: &str = ".saving-";
 const REMOVING: &str = ".removing-";
 const SET_ASIDE: &str = ".set-aside";
@@ -48,7 +51,7 @@ impl RunFolder {
     /// Reads the folder, in which other programs may save and remove checkpoints meanwhile.
     pub fn read(fs: &dyn FileSystem, path: &Path) -> io::Result<Self> {
         let mut was_empty = false;
-        loop {
+        for _ in 0..MAX_READS {
             let Some(found) = Self::read_once(fs, path)? else {
                 continue;
             };
@@ -59,6 +62,11 @@ impl RunFolder {
             }
             was_empty = true;
         }
+        let reason = format!(
+            "`{}` lists folders that are not there, or changes whenever it is read",
+            path.display()
+        );
+        Err(io::Error::other(reason))
     }
 
     /// Reads the folder. Returns `None` if a checkpoint was removed since it was listed: then there

@@ -319,6 +319,6 @@ mod tests {
             CheckpointError::Value { key, .. } => key.as_str(),
             other => panic!("{other}"),
         });
-        assert_eq!(keys.collect_vec(), ["digits", "ranks", "short"]);
+        assert_eq!(keys.collect_vec(), ["digits", "short", "ranks"]);
     }
 }
