@@ -91,9 +91,15 @@ def validation_loss(gpt, stories):
     return nn.functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()).item()
 
 
+def latest(run):
+    """The newest checkpoint. Other folders are of saves and removals, or set aside."""
+    steps = [path.name.removeprefix("step-") for path in run.glob("step-*")]
+    return run / f"step-{max(int(step) for step in steps if step.isdigit())}"
+
+
 def main():
     run, exported, stories = map(pathlib.Path, sys.argv[1:4])
-    saved, chunks = joined(run / (run / "latest").read_text().strip())
+    saved, chunks = joined(latest(run))
     state = load_file(exported / "model.safetensors")
     gpt = Gpt(*state["token.weight"].shape)
     linears = {f"{name}.weight" for name, module in gpt.named_modules() if isinstance(module, nn.Linear)}
