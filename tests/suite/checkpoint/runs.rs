@@ -202,6 +202,7 @@ fn a_run_goes_back_to_an_older_step_by_setting_later_ones_aside() {
     assert_eq!(step, [30, 30]);
 }
 
+#[cfg(target_os = "linux")]
 #[test]
 fn what_a_killed_job_left_of_another_step_is_removed() {
     let folder = Folder::new("abandoned");
@@ -227,6 +228,7 @@ fn what_a_killed_job_left_of_another_step_is_removed() {
 }
 
 /// Returns the claim of a save of another process of this host, which is made from one of this.
+#[cfg(target_os = "linux")]
 fn claim(process: u32) -> String {
     let folder = Folder::new("claim");
     let claim = launch(Launch::threads(1), |world| {
