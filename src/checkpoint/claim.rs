@@ -11,6 +11,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::Mutex;
+#[cfg(target_os = "linux")]
 use twox_hash::XxHash3_64;
 
 /// Time after which a save of another host is taken for abandoned.
@@ -176,21 +177,23 @@ static THIS_PROCESS: LazyLock<HostProcess> = LazyLock::new(|| {
 /// Returns a hash of what makes this host, its start and its process ids unique.
 #[cfg(target_os = "linux")]
 fn host() -> u64 {
-    let read = |file: &str| std::fs::read(file).unwrap_or_default();
-    // A container may have ids of its own.
-    let ids = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    let text = [
-        read("/proc/sys/kernel/hostname"),
-        read("/proc/sys/kernel/random/boot_id"),
-        ids.into_os_string().into_encoded_bytes(),
-    ];
-    XxHash3_64::oneshot(&text.concat())
+    let text = || -> std::io::Result<Vec<u8>> {
+        let mut text = std::fs::read("/proc/sys/kernel/hostname")?;
+        text.extend(std::fs::read("/proc/sys/kernel/random/boot_id")?);
+        // A container may have ids of its own.
+        let ids = std::fs::read_link("/proc/self/ns/pid")?;
+        text.extend(ids.into_os_string().into_encoded_bytes());
+        Ok(text)
+    };
+    // What cannot be told apart is compared with nothing: this process is then a host of its own.
+    text().map_or_else(|_| nonce(), |text| XxHash3_64::oneshot(&text))
 }
 
-/// Without the start of processes, the ids of this host are not compared.
+/// Without the start of processes, the ids of a host are not compared: each process is a host of
+/// its own.
 #[cfg(not(target_os = "linux"))]
 fn host() -> u64 {
-    XxHash3_64::oneshot(std::env::consts::OS.as_bytes())
+    nonce()
 }
 
 #[cfg(target_os = "linux")]

@@ -84,7 +84,7 @@ impl CheckpointManager {
     pub(super) fn new_in(fs: Arc<dyn FileSystem>, path: PathBuf, mesh: &DeviceMesh) -> Self {
         Self {
             fs,
-            path,
+            path: absolute(&path),
             mesh: mesh.clone(),
             keep: None,
         }
@@ -155,6 +155,11 @@ impl CheckpointManager {
 
     /// Checks that this rank writes no step behind training.
     fn check_in_flight(&self, step: u64) -> Result<(), CheckpointError> {
+        // Without one, the folder is not looked for: on a network file system a rank that has looked
+        // for a folder in vain does not see it for some time.
+        if IN_FLIGHT.lock().is_empty() {
+            return Ok(());
+        }
         let run = self.run_of_rank();
         let in_flight = IN_FLIGHT
             .lock()
@@ -378,7 +383,8 @@ impl RunStep for StepOfRun {
 /// [`CheckpointError::LatestFile`] and [`CheckpointError::Io`].
 pub fn latest(path: impl AsRef<Path>) -> Result<Option<PathBuf>, CheckpointError> {
     let path = path.as_ref();
-    Ok(latest_step(&*fs::real(), path, 0)?.map(|step| path.join(name(step))))
+    let step = latest_step(&*fs::real(), &absolute(path), 0)?;
+    Ok(step.map(|step| path.join(name(step))))
 }
 
 /// Sets the run in the folder `path` back to `step`, as [`CheckpointManager::set_back`] does, and
@@ -390,7 +396,7 @@ pub fn latest(path: impl AsRef<Path>) -> Result<Option<PathBuf>, CheckpointError
 /// [`CheckpointError::Incomplete`] if the step has no complete checkpoint, and
 /// [`CheckpointError::Io`].
 pub fn set_back(path: impl AsRef<Path>, step: u64) -> Result<Vec<PathBuf>, CheckpointError> {
-    run_folder::set_back(&*fs::real(), path.as_ref(), step, 0)
+    run_folder::set_back(&*fs::real(), &absolute(path.as_ref()), step, 0)
 }
 
 fn latest_step(
@@ -417,6 +423,16 @@ fn latest_step(
         );
     }
     Ok(newest)
+}
+
+/// Returns the path from the root: the program may change its folder while a save is written. An
+/// empty path is the current folder.
+fn absolute(path: &Path) -> PathBuf {
+    let path = match path.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => path,
+    };
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Warns that the folder of a run does not exist, the first time that this process looks for it.

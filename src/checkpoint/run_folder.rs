@@ -86,8 +86,9 @@ impl RunFolder {
                 if let Some(claim) = Claim::parse(claim).filter(|_| entry.is_dir) {
                     found.saving.push((name, step, claim));
                 }
-            } else if of_run(&name, REMOVING).is_some() {
-                found.removing.extend(entry.is_dir.then_some(name));
+            } else if let Some((_, number)) = of_run(&name, REMOVING) {
+                let is_ours = entry.is_dir && is_number(number);
+                found.removing.extend(is_ours.then_some(name));
             } else if let Some(step) = step_of(&name) {
                 let is_dir = entry.is_dir || fs.is_dir(&path.join(&name), Links::Follow)?;
                 match content(fs, &path.join(&name), is_dir)? {
@@ -173,6 +174,13 @@ fn of_run<'a>(name: &'a str, kind: &str) -> Option<(u64, &'a str)> {
     Some((step_of(checkpoint)?, rest))
 }
 
+/// Returns true if the text is a number as removals have it. A person may give a folder another name
+/// that looks like theirs.
+fn is_number(text: &str) -> bool {
+    let is_digit = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+    text.len() == 16 && text.bytes().all(is_digit)
+}
+
 /// Returns the folder into which a save with this claim writes the checkpoint `path`.
 pub(super) fn saving(path: &Path, claim: Claim) -> PathBuf {
     with_suffix(path, &format!("{SAVING}{claim}"))
@@ -190,7 +198,8 @@ pub(super) fn abandoned(fs: &dyn FileSystem, path: &Path) -> io::Result<Vec<Path
             return false;
         };
         let claim = rest.strip_prefix(SAVING).and_then(Claim::parse);
-        claim.is_some_and(|claim| claim.liveness() == Liveness::Ended) || rest.starts_with(REMOVING)
+        claim.is_some_and(|claim| claim.liveness() == Liveness::Ended)
+            || rest.strip_prefix(REMOVING).is_some_and(is_number)
     };
     let parent = parent(path);
     let entries = fs.list(parent)?.into_iter();
@@ -238,7 +247,10 @@ pub(super) fn remove_all(
 /// complete by now.
 fn rename_away(fs: &dyn FileSystem, folder: &Path) -> io::Result<Option<PathBuf>> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    if name.contains(REMOVING) {
+    if name
+        .rsplit_once(REMOVING)
+        .is_some_and(|(_, number)| is_number(number))
+    {
         return Ok(Some(folder.into()));
     }
     if !fs.is_dir(folder, Links::Refuse)? && fs.is_dir(folder, Links::Follow)? {
@@ -333,7 +345,11 @@ pub(super) fn set_back(
     let mut aside = Vec::new();
     for later in run.complete.iter().rev().take_while(|later| **later > step) {
         let folder = path.join(name(*later));
-        aside.push(set_aside(fs, &folder).map_err(io("rename", &folder))?);
+        match set_aside(fs, &folder) {
+            // Another program sets the run back, too, or has removed it.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            renamed => aside.push(renamed.map_err(io("rename", &folder))?),
+        }
         // In this order on the disk, too: after a loss of power no step is there without those
         // between.
         fs.sync_dir(path).map_err(io("sync", path))?;

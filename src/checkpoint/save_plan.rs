@@ -182,10 +182,9 @@ pub(super) fn file_name(rank: usize) -> String {
 
 /// Returns the rank whose file has this name.
 pub(super) fn rank_of_file(name: &str) -> Option<usize> {
-    name.strip_prefix(SHARDS)?
-        .strip_suffix(".safetensors")?
-        .parse()
-        .ok()
+    let digits = name.strip_prefix(SHARDS)?.strip_suffix(".safetensors")?;
+    let rank = digits.parse().ok()?;
+    (file_name(rank) == name).then_some(rank)
 }
 
 /// Returns the name that a region of a tensor of shape `full` has in its file.

@@ -306,16 +306,28 @@ fn what_killed_saves_of_an_earlier_version_left_is_removed_by_later_saves() {
     leave(8, &["manifest.json.tmp", "probe-0123456789abcdef"]);
     leave(9, &["rank-00001.safetensors", "notes.txt"]);
     leave(11, &["probe-0123456789abcdef"]);
+    // Of a person, who has given it a name like those of removals.
+    fs.create_dir(&Path::new(RUN).join("step-4.removing-lr-decay"))
+        .unwrap();
+    leave(2, &["rank-0.safetensors"]);
+    let left = [
+        "step-10",
+        "step-11",
+        "step-2",
+        "step-4.removing-lr-decay",
+        "step-5",
+        "step-9",
+    ];
     assert_eq!(latest(&fs), 5);
     assert_eq!(save_all([&fs; 2], 10), [SAVED; 2]);
     assert_eq!(
         names(&fs),
-        ["step-10", "step-11", "step-5", "step-9"],
+        left,
         "files of others remain, and what another version may be saving"
     );
     // Its own name is free.
     assert_eq!(save_all([&fs; 2], 11), [SAVED; 2]);
-    assert_eq!(names(&fs), ["step-10", "step-11", "step-5", "step-9"]);
+    assert_eq!(names(&fs), left);
     assert_eq!(latest(&fs), 11);
 }
 
