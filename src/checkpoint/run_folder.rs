@@ -13,6 +13,8 @@
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use super::CheckpointError;
 use super::claim::{Claim, Liveness, nonce};
@@ -51,7 +53,11 @@ impl RunFolder {
     /// Reads the folder, in which other programs may save and remove checkpoints meanwhile.
     pub fn read(fs: &dyn FileSystem, path: &Path) -> io::Result<Self> {
         let mut was_empty = false;
-        for _ in 0..MAX_READS {
+        for attempt in 0..MAX_READS {
+            if attempt > 10 {
+                // A network file system lists what is removed for some time.
+                thread::sleep(Duration::from_millis(20));
+            }
             let Some(found) = Self::read_once(fs, path)? else {
                 continue;
             };

@@ -19,7 +19,7 @@ impl FileSystem for RealFs {
     }
 
     fn is_dir(&self, path: &Path, links: Links) -> io::Result<bool> {
-        match metadata(path, links) {
+        match metadata(path, links).map_err(removed_elsewhere) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             found => Ok(found?.is_dir()),
         }
@@ -61,8 +61,8 @@ impl FileSystem for RealFs {
 
     fn list(&self, dir: &Path) -> io::Result<Vec<Entry>> {
         let mut entries = Vec::new();
-        for entry in fs_err::read_dir(dir)? {
-            let entry = entry?;
+        for entry in fs_err::read_dir(dir).map_err(removed_elsewhere)? {
+            let entry = entry.map_err(removed_elsewhere)?;
             let kind = match entry.file_type() {
                 // Some file systems look it up now, and another program has removed it.
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -110,6 +110,14 @@ impl FileSystem for RealFs {
             synced => synced?,
         }
         Ok(())
+    }
+}
+
+/// Takes what another host has removed from a network file system for missing.
+fn removed_elsewhere(error: io::Error) -> io::Error {
+    match error.kind() {
+        ErrorKind::StaleNetworkFileHandle => io::Error::new(ErrorKind::NotFound, error),
+        _ => error,
     }
 }
 
