@@ -104,7 +104,7 @@ pub enum CheckpointError {
         /// The file.
         #[serde(with = "os_path")]
         path: PathBuf,
-        /// Its content, in words.
+        /// Description of its content.
         content: String,
         /// Step of the newest complete checkpoint.
         newest: Option<u64>,

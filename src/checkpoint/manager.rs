@@ -270,7 +270,7 @@ impl CheckpointManager {
 
     /// Opens the latest complete checkpoint, that of the newest step; `None` if there is none. The
     /// run may continue meanwhile, also in another program: a checkpoint that it removes can still be
-    /// loaded by who has opened it, if it has at most 64 files and the file system keeps files that
+    /// loaded by the program that has opened it, if it has at most 64 files and the file system keeps files that
     /// are open.
     ///
     /// To go back to an older step, [set the run back](Self::set_back).

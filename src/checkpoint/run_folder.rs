@@ -34,7 +34,7 @@ const SAVING: &str = ".saving-";
 const REMOVING: &str = ".removing-";
 const SET_ASIDE: &str = ".set-aside";
 
-/// What is in a run's folder.
+/// Contents of a run's folder.
 #[derive(Debug, Default)]
 pub(super) struct RunFolder {
     /// False if there is no such folder.
@@ -97,7 +97,10 @@ impl RunFolder {
                 found.removing.extend(is_ours.then_some(name));
             } else if let Some(step) = step_of(&name) {
                 let is_dir = entry.is_dir || fs.is_dir(&path.join(&name), Links::Follow)?;
-                match content(fs, &path.join(&name), is_dir)? {
+                if !is_dir {
+                    continue;
+                }
+                match content(fs, &path.join(&name))? {
                     Some(Content::Checkpoint) => found.complete.push(step),
                     Some(Content::Interrupted) => found.interrupted.push(step),
                     Some(Content::Other) => {}
@@ -123,20 +126,17 @@ impl RunFolder {
 
 /// Content of a folder that has the name of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Content {
+enum Content {
     /// A complete checkpoint.
     Checkpoint,
     /// Nothing, or files of a save without a manifest.
     Interrupted,
-    /// Files of others, or no folder.
+    /// Files of others.
     Other,
 }
 
-/// Returns what is in the folder; `None` if it has been removed.
-fn content(fs: &dyn FileSystem, path: &Path, is_dir: bool) -> io::Result<Option<Content>> {
-    if !is_dir {
-        return Ok(Some(Content::Other));
-    }
+/// Returns what is in the folder; `None` if there is no such folder any more.
+fn content(fs: &dyn FileSystem, path: &Path) -> io::Result<Option<Content>> {
     match fs.list(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         files => Ok(Some(match foreign(&files?) {
@@ -263,7 +263,11 @@ fn rename_away(fs: &dyn FileSystem, folder: &Path) -> io::Result<Option<PathBuf>
         let reason = format!("`{}` is a link", folder.display());
         return Err(io::Error::new(ErrorKind::InvalidInput, reason));
     }
-    let was_complete = has_manifest(fs, folder)?;
+    let is_complete = |folder: &Path| {
+        let found = content(fs, folder)?;
+        Ok::<_, io::Error>(found == Some(Content::Checkpoint))
+    };
+    let was_complete = is_complete(folder)?;
     // `step-7.saving-CLAIM` becomes `step-7.removing-NONCE`.
     let checkpoint = name.split_once(SAVING).map_or(&*name, |(name, _)| name);
     let away = parent(folder).join(format!("{checkpoint}{REMOVING}{:016x}", nonce()));
@@ -272,18 +276,11 @@ fn rename_away(fs: &dyn FileSystem, folder: &Path) -> io::Result<Option<PathBuf>
         renamed => renamed?,
     }
     // A save of an earlier version may have completed it since it was looked at.
-    if !was_complete && step_of(&name).is_some() && has_manifest(fs, &away)? {
+    if !was_complete && step_of(&name).is_some() && is_complete(&away)? {
         fs.rename(&away, folder)?;
         return Ok(None);
     }
     Ok(Some(away))
-}
-
-fn has_manifest(fs: &dyn FileSystem, folder: &Path) -> io::Result<bool> {
-    match fs.list(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        files => Ok(files?.iter().any(|file| file.name == MANIFEST)),
-    }
 }
 
 /// Checks that the file `latest` of earlier versions, if there is one, names the newest complete

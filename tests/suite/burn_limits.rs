@@ -1,4 +1,4 @@
-//! What burn 0.22 does and `docs/limits.md` lists: a test that fails here says that burn
+//! Limits of burn 0.22 that `docs/limits.md` lists: a test that fails here says that burn
 //! has mended it. Then its line goes, and what works round it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

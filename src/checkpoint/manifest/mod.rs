@@ -48,7 +48,7 @@ pub(crate) const BLOCK: usize = 1 << 20;
 /// The version that this crate writes.
 const VERSION: u64 = 1;
 
-/// What this crate knows of [`Manifest::required_features`].
+/// Names in [`Manifest::required_features`] that this crate knows.
 const FEATURES: [&str; 0] = [];
 
 // The frame without version, checksum and contents.

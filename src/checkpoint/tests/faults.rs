@@ -331,7 +331,7 @@ fn what_killed_saves_of_an_earlier_version_left_is_removed_by_later_saves() {
     assert_eq!(latest(&fs), 11);
 }
 
-/// Of another host: no one knows whether it is still written.
+/// A save of another host may still be written: no one here knows.
 #[test]
 fn a_save_of_another_host_is_reported_and_removed_a_day_later() {
     let fs = Recorder::new();
