@@ -143,15 +143,15 @@ pub enum OptimError {
 }
 
 fn describe_fields(missing: &[String], extra: &[String]) -> String {
-    let listed = |fields: &[String], what: &str| {
+    let listed = |what: &str, fields: &[String]| {
         let fields = fields.iter().map(|field| format!("`{field}`")).join(", ");
-        (!fields.is_empty()).then(|| format!("{fields} {what}"))
+        (!fields.is_empty()).then(|| format!("{what}: {fields}"))
     };
     let parts = [
-        listed(missing, "is missing or of another kind"),
-        listed(extra, "is unknown to it"),
+        listed("missing or of another kind", missing),
+        listed("unknown to it", extra),
     ];
-    match parts.iter().flatten().join(", and ") {
+    match parts.iter().flatten().join("; ") {
         text if text.is_empty() => "it keeps none of such a parameter".into(),
         text => text,
     }
@@ -192,13 +192,13 @@ mod tests {
             .to_string()
         };
         let all = text(&["a", "b"], &["c"]);
-        assert!(all.contains("`a`, `b` is missing or of another kind, and `c` is unknown to it"));
+        assert!(all.contains("missing or of another kind: `a`, `b`; unknown to it: `c`"));
         for (other, part) in [
             (
                 text(&["a"], &[]),
-                "optimizer: `a` is missing or of another kind. Load",
+                "optimizer: missing or of another kind: `a`. Load",
             ),
-            (text(&[], &["c"]), "optimizer: `c` is unknown to it. Load"),
+            (text(&[], &["c"]), "optimizer: unknown to it: `c`. Load"),
             (
                 text(&[], &[]),
                 "optimizer: it keeps none of such a parameter. Load",
