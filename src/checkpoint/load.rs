@@ -241,10 +241,12 @@ impl Checkpoint {
                 let tensor = DynDTensor::from_local_data(data, &targets[&name]);
                 (name, tensor)
             });
-            Ok((
-                OptimizerState::from_parts(&params, tensors, scalars)?,
-                report,
-            ))
+            let state = OptimizerState::from_parts(&params, &report.loaded, tensors, scalars)?;
+            let state = match dtypes {
+                StateDTypes::Refuse => state,
+                StateDTypes::Convert | StateDTypes::Keep => state.in_any_dtype(),
+            };
+            Ok((state, report))
         };
         agree_on_success(
             &self.files.mesh.all()?,

@@ -28,11 +28,15 @@ pub(super) struct StoredParameter {
     pub tensors: BTreeSet<String>,
     /// Fields of the state that are numbers.
     pub scalars: BTreeMap<String, StoredScalar>,
+    /// True if the optimizer has stepped the parameter. Its state may have no fields.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stepped: bool,
 }
 
 impl StoredOptimizer {
     pub fn of(state: &OptimizerState) -> Self {
         let params = state.parameters().map(|(path, spec, state)| {
+            let stepped = state.is_some();
             let (tensors, scalars) = state.map(|state| (&state.tensors, &state.scalars)).unzip();
             let stored = StoredParameter {
                 shape: spec.shape().to_vec(),
@@ -46,6 +50,7 @@ impl StoredOptimizer {
                     .flatten()
                     .map(|(field, scalar)| (field.clone(), (*scalar).into()))
                     .collect(),
+                stepped,
             };
             (path.to_owned(), stored)
         });
@@ -58,7 +63,7 @@ impl StoredOptimizer {
 impl StoredParameter {
     /// Returns true if the optimizer has state for the parameter.
     pub fn has_state(&self) -> bool {
-        !self.tensors.is_empty() || !self.scalars.is_empty()
+        self.stepped || !self.tensors.is_empty() || !self.scalars.is_empty()
     }
 
     /// Returns what a parameter of a model must equal to get the state.

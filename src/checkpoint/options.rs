@@ -20,15 +20,19 @@ pub struct LoadOptions {
 
 /// Treatment of an optimizer's state that was saved for a parameter of another dtype, such as that
 /// of an `F32` model for one that is `BF16` now.
+///
+/// burn holds loaded state in the device's default float dtype. If that is not the dtype of the
+/// parameter, a [`sharded`](crate::optim::sharded) optimizer steps in the dtype of the state, and
+/// casts the parameter and its gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum StateDTypes {
-    /// It is an error, because most optimizers compute with the state in the parameter's dtype.
+    /// It is an error, because the steps would differ.
     #[default]
     Refuse,
     /// It is converted to the parameter's dtype, and listed in the report.
     Convert,
-    /// It is loaded as it was saved, for an optimizer whose state has a dtype of its own.
+    /// It is loaded as it was saved.
     Keep,
 }
 

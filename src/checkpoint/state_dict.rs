@@ -412,10 +412,12 @@ impl StateDict {
             .scalars
             .iter()
             .flat_map(|(key, scalar)| of(key).map(move |name| (name.clone(), *scalar)));
-        Ok((
-            OptimizerState::from_parts(&params, tensors, scalars)?,
-            report,
-        ))
+        let state = OptimizerState::from_parts(&params, [], tensors, scalars)?;
+        let state = match options.state_dtypes {
+            StateDTypes::Refuse => state,
+            StateDTypes::Convert | StateDTypes::Keep => state.in_any_dtype(),
+        };
+        Ok((state, report))
     }
 }
 

@@ -130,7 +130,7 @@ pub enum OptimError {
     /// The state has another dtype than the device's default, in which burn loads optimizer state.
     #[error(
         "the state `{name}` is {found}, but burn loads optimizer state in the device's default float dtype, {loaded}. \
-         Make {found} the device's default, or `cast` the model"
+         Make {found} the device's default; or load the state with `StateDTypes::Keep`, and the steps compute in {loaded}"
     )]
     ElementType {
         /// Path and field of the state tensor.

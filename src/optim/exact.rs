@@ -21,7 +21,8 @@ use burn::optim::{
 /// let optim = sharded(MuonConfig::new());
 /// ```
 ///
-/// Implement the trait for a custom optimizer that works element by element:
+/// Implement the trait for a custom optimizer that works element by element. All fields of its state
+/// must be there after the second step at the latest.
 ///
 /// ```
 /// use burn::grad_clipping::GradientClipping;

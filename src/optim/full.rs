@@ -107,6 +107,7 @@ impl FullOptimizerState {
         let tensors: Vec<_> = tensors.collect::<Result<_>>()?;
         Ok(OptimizerState::from_parts(
             &specs,
+            [],
             tensors,
             self.scalars.clone(),
         )?)

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use burn::backend::TensorMetadata;
-use burn::module::Module;
-use burn::optim::{ModuleOptimizer, StateSink};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::optim::{GradientsParams, ModuleOptimizer, StateSink};
 use burn::store::RecordError;
-use burn::tensor::{Bytes, TensorData};
-use burn_pack::{Reader, Scalar, Tensor, Writer};
+use burn::tensor::{Bytes, Tensor, TensorData};
+use burn_pack::{Reader, Scalar, Writer};
 
 use super::state::{ParameterState, StateFields, field, join, layout_error};
 use super::state_exchange::{StateExchange, States};
@@ -107,8 +107,13 @@ pub fn load_optimizer_state<M: Module>(
         if state.spec != *spec {
             return Err(layout_error(&path, &state.spec, spec).into());
         }
+        let in_any_dtype = state.in_any_dtype;
         let state = state.into_parts(&path)?;
-        given.push((path.clone(), *id, StateFields::of(&state)));
+        let fields = match StateFields::of(&state) {
+            fields if in_any_dtype => fields.without_dtypes(),
+            fields => fields,
+        };
+        given.push((path.clone(), *id, fields));
         record.paths.insert(id.to_string(), path);
         record
             .states
@@ -120,6 +125,72 @@ pub fn load_optimizer_state<M: Module>(
         .iter()
         .try_for_each(|(path, id, fields)| fields.check_loaded(path, loaded.get(id)))?;
     Ok(optim)
+}
+
+/// Checks that `state` has the fields that `optim` makes for the parameters of `model`. burn would
+/// ignore others, or miss them. Local: it steps a model of one element for each parameter.
+///
+/// # Errors
+/// [`OptimError::Foreign`], and the errors of [`optimizer_state`].
+pub(super) fn check_fields<M: Module>(
+    optim: &ModuleOptimizer,
+    model: &M,
+    state: &OptimizerState,
+) -> Result<()> {
+    let parameters = parameters(model)?;
+    let stepped = parameters
+        .iter()
+        .filter(|(path, _)| state.params.contains_key(*path))
+        .map(|(_, ModelParameter { id, spec, .. })| (*id, spec.clone()));
+    let mut probe = Probe {
+        params: stepped.collect(),
+        grads: GradientsParams::new(),
+    };
+    if probe.params.is_empty() {
+        return Ok(());
+    }
+    let empty = OptimizerRecord {
+        states: BTreeMap::new(),
+        paths: BTreeMap::new(),
+    };
+    let mut optim = optim.clone().from_bytes(empty.into_bytes()?)?;
+    let mut made: BTreeMap<u64, Vec<StateFields>> = BTreeMap::new();
+    // Some fields are only there after the second step.
+    for _ in 0..2 {
+        let model = model.clone().map(&mut probe);
+        _ = optim.step(0.0, model, std::mem::take(&mut probe.grads));
+        for (id, (_, fields)) in OptimizerRecord::of(|| optim.into_bytes(), BTreeSet::new())?.states
+        {
+            made.entry(id).or_default().push(StateFields::of(&fields));
+        }
+    }
+    for (path, param) in &parameters {
+        if let (Some(state), Some(made)) = (state.params.get(path), made.get(&param.id)) {
+            state.fields().check_made(path, made)?;
+        }
+    }
+    Ok(())
+}
+
+/// Mapper that leaves one element of each of these parameters, and registers gradients for them.
+struct Probe {
+    params: BTreeMap<u64, Arc<DTensorSpec>>,
+    grads: GradientsParams,
+}
+
+impl ModuleMapper for Probe {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        // Clones of a model share other tensors, its running statistics.
+        let Some(spec) = self.params.get(&param.id.val()) else {
+            return param;
+        };
+        let (device, dtype) = (spec.mesh().device().clone(), spec.dtype());
+        self.grads
+            .register(param.id, Tensor::<D>::zeros([1; D], (&device, dtype)));
+        // burn's optimizers step tensors of an autodiff device.
+        let tensor = Tensor::zeros([1; D], (&device.autodiff(), dtype));
+        Param::initialized(param.id, tensor)
+    }
 }
 
 /// A parameter of a distributed model.
@@ -307,7 +378,7 @@ impl OptimizerRecord {
             scalars.push((name(RANK), dims));
             tensors.extend(state.tensors.into_iter().map(|(field, data)| {
                 let (bytes, shape, dtype) = data.into_parts();
-                Tensor::new(name(&field), dtype, shape, Some(id), bytes)
+                burn_pack::Tensor::new(name(&field), dtype, shape, Some(id), bytes)
             }));
             scalars.extend(
                 state

@@ -1,17 +1,28 @@
-//! [`Realigned`]: an optimizer that steps a shard without elements after its state was loaded.
+//! [`Realigned`]: an optimizer that steps with a state as burn has loaded it.
 
 use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 
-use super::state_exchange::{self, aligned};
+use super::state_exchange::{self, aligned, flattened, float_dtype};
 
-/// A burn optimizer for shards, some of which have no elements.
+/// A burn optimizer whose state may have been loaded.
 ///
 /// A tensor without elements that was read from a file has bytes of any alignment. burn's CPU
 /// backend steps a tensor in place, and panics if its bytes are not aligned, even if there are
 /// none. Loaded state without elements therefore gets aligned bytes, and so does the shard.
+///
+/// burn loads state in the device's default float dtype. If the optimizer would have made it in
+/// another, that of its parameter, it steps in the dtype of the state.
 #[derive(Clone)]
 pub(super) struct Realigned<O>(pub(super) O);
+
+impl<O: Optimizer> Realigned<O> {
+    /// Returns the float dtype of the state that the optimizer makes for a parameter of this dtype.
+    fn state_dtype<const D: usize>(&self, device: &Device, dtype: DType) -> Option<DType> {
+        let zeros = || Tensor::<D>::zeros([1; D], (device, dtype));
+        float_dtype(&flattened(&self.0.step(0.0, zeros(), zeros(), None).1?))
+    }
+}
 
 impl<O: Optimizer> Optimizer for Realigned<O> {
     type State<const D: usize> = RealignedState<O::State<D>>;
@@ -23,49 +34,75 @@ impl<O: Optimizer> Optimizer for Realigned<O> {
         grad: Tensor<D>,
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
+        let (device, dtype) = (param.device(), param.dtype());
         let param = match param.shape().num_elements() {
-            0 => Tensor::zeros(param.shape(), (&param.device(), param.dtype())),
+            0 => Tensor::zeros(param.shape(), (&device, dtype)),
             _ => param,
         };
-        let (param, state) = self
-            .0
-            .step(lr, param, grad, state.map(|RealignedState(state)| state));
-        (param, state.map(RealignedState))
+        let (state, loaded) = state
+            .map(|RealignedState { state, loaded }| (state, loaded))
+            .unzip();
+        let other = loaded
+            .flatten()
+            .filter(|loaded| *loaded != dtype)
+            .filter(|loaded| self.state_dtype::<D>(&device, dtype) != Some(*loaded));
+        let (param, state) = match other {
+            Some(other) => {
+                let (param, state) =
+                    (self.0).step(lr, param.cast(other), grad.cast(other), state);
+                (param.cast(dtype), state)
+            }
+            None => self.0.step(lr, param, grad, state),
+        };
+        let state = state.map(|state| RealignedState {
+            state,
+            loaded: other,
+        });
+        (param, state)
     }
 
     fn to_device<const D: usize>(
-        RealignedState(state): Self::State<D>,
+        RealignedState { state, loaded }: Self::State<D>,
         device: &Device,
     ) -> Self::State<D> {
-        RealignedState(O::to_device(state, device))
+        let state = O::to_device(state, device);
+        RealignedState { state, loaded }
     }
 }
 
 /// State of a [`Realigned`] optimizer. Its records are those of the optimizer.
 #[derive(Clone)]
-pub(super) struct RealignedState<S>(S);
+pub(super) struct RealignedState<S> {
+    state: S,
+    /// Float dtype of a state that was loaded, where it may not be the one in which the optimizer
+    /// would have made it.
+    loaded: Option<DType>,
+}
 
 impl<S: RecordState> RecordState for RealignedState<S> {
     fn state_flatten(&self, prefix: &str, out: &mut StateSink) {
-        if !state_exchange::take(prefix, &self.0) {
-            self.0.state_flatten(prefix, out);
+        if !state_exchange::take(prefix, &self.state) {
+            self.state.state_flatten(prefix, out);
         }
     }
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         if let Some(given) = state_exchange::give(prefix, device) {
-            return given.map(Self);
+            let (state, loaded) = given?;
+            return Some(Self { state, loaded });
         }
         let state = S::state_unflatten(prefix, source, device)?;
         let mut sink = StateSink::default();
         state.state_flatten(prefix, &mut sink);
+        let loaded = float_dtype(&sink);
         if sink.tensors.iter().all(|(_, data)| data.num_elements() > 0) {
-            return Some(Self(state));
+            return Some(Self { state, loaded });
         }
         let mut source = StateSource::new(sink.scalars.into_iter().collect());
         sink.tensors
             .into_iter()
             .for_each(|(name, data)| source.insert_tensor(name, aligned(data)));
-        S::state_unflatten(prefix, &mut source, device).map(Self)
+        let state = S::state_unflatten(prefix, &mut source, device)?;
+        Some(Self { state, loaded })
     }
 }

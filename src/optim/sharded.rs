@@ -16,6 +16,7 @@ use super::exact::ExactOnShards;
 use super::muon::{MuonMatrix, Stages, orthogonalized};
 use super::per_param::{ClippedGroup, MuonOnShards};
 use super::realigned::Realigned;
+use super::models::check_fields;
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
 use crate::burn_compat::{ModulePath, TensorVisitor, visit_tensors};
@@ -375,8 +376,10 @@ impl ShardedOptimizer {
     /// [`load_optimizer_state`].
     ///
     /// # Errors
-    /// Like [`load_optimizer_state`].
+    /// Like [`load_optimizer_state`]. It also finds state that this optimizer would not make, such
+    /// as momentum for one without, or none for one with momentum.
     pub fn load_state<M: Module>(mut self, model: &M, state: OptimizerState) -> Result<Self> {
+        check_fields(&self.optim, model, &state)?;
         self.optim = load_optimizer_state(self.optim, model, state)?;
         Ok(self)
     }

@@ -28,6 +28,8 @@ pub(crate) struct ParameterState {
     pub(super) spec: Arc<DTensorSpec>,
     pub(crate) tensors: BTreeMap<String, DynDTensor>,
     pub(crate) scalars: BTreeMap<String, Scalar>,
+    /// True if an optimizer may hold the tensors in another float dtype.
+    pub(super) in_any_dtype: bool,
 }
 
 impl OptimizerState {
@@ -151,16 +153,24 @@ impl OptimizerState {
     }
 
     /// Creates the state of parameters with the specs `params` by path. The tensors must have the
-    /// specs that [`targets`](Self::targets) returns.
+    /// specs that [`targets`](Self::targets) returns. The parameters in `paths` have state, even if
+    /// it has no tensors and no numbers.
     ///
     /// # Errors
     /// [`OptimError::NoParameter`] for a name that does not begin with a path of `params`.
-    pub(crate) fn from_parts(
+    pub(crate) fn from_parts<'a>(
         params: &BTreeMap<String, Arc<DTensorSpec>>,
+        paths: impl IntoIterator<Item = &'a String>,
         tensors: impl IntoIterator<Item = (String, DynDTensor)>,
         scalars: impl IntoIterator<Item = (String, Scalar)>,
     ) -> Result<Self, OptimError> {
         let mut states = BTreeMap::new();
+        for path in paths {
+            let spec = params
+                .get(path)
+                .ok_or_else(|| OptimError::no_parameter(path, params.keys()))?;
+            state_of(&mut states, path, spec);
+        }
         for (name, tensor) in tensors {
             let (path, spec, field) = owner(params, &name)?;
             state_of(&mut states, path, spec)
@@ -174,6 +184,14 @@ impl OptimizerState {
                 .insert(field.to_owned(), scalar);
         }
         Ok(Self::of(states, params))
+    }
+
+    /// Returns the state, whose tensors an optimizer may hold in another float dtype than theirs.
+    pub(crate) fn in_any_dtype(mut self) -> Self {
+        self.params
+            .values_mut()
+            .for_each(|state| state.in_any_dtype = true);
+        self
     }
 
     /// Creates the state of some of the parameters with the specs `specs` by path.
@@ -201,6 +219,7 @@ fn state_of<'a>(
             spec: spec.clone(),
             tensors: BTreeMap::new(),
             scalars: BTreeMap::new(),
+            in_any_dtype: false,
         })
 }
 
@@ -234,7 +253,15 @@ impl ParameterState {
             spec: spec.clone(),
             tensors: tensors.collect::<Result<_>>()?,
             scalars: sink.scalars.into_iter().collect(),
+            in_any_dtype: false,
         })
+    }
+
+    /// Returns the names of the fields.
+    pub(super) fn fields(&self) -> StateFields {
+        let tensors = self.tensors.keys();
+        let fields = tensors.chain(self.scalars.keys());
+        StateFields(fields.map(|field| (field.clone(), None)).collect())
     }
 
     /// Returns the state for an optimizer that steps this rank's shard of the parameter at `path`.
@@ -246,6 +273,7 @@ impl ParameterState {
             spec: param,
             tensors,
             scalars,
+            in_any_dtype: _,
         } = self;
         let part = |(field, tensor): (String, DynDTensor)| {
             let spec = tensor.spec();
@@ -285,6 +313,12 @@ impl StateFields {
         )
     }
 
+    /// Forgets the dtypes, so that others are not found.
+    pub(super) fn without_dtypes(mut self) -> Self {
+        self.0.values_mut().for_each(|dtype| *dtype = None);
+        self
+    }
+
     /// Checks that an optimizer has loaded all of these fields of the parameter at `path`
     /// unchanged. `loaded` are those of its state after loading.
     pub(super) fn check_loaded(&self, path: &str, loaded: Option<&Self>) -> Result<(), OptimError> {
@@ -297,20 +331,35 @@ impl StateFields {
                 return Err(OptimError::element_type(join(path, field), *given, *loaded));
             }
         }
-        if loaded.is_some() && self.0.keys().eq(found.keys()) {
-            return Ok(());
+        match loaded.is_some() && self.0.keys().eq(found.keys()) {
+            true => Ok(()),
+            false => Err(self.foreign(path, loaded.unwrap_or(&nothing))),
         }
+    }
+
+    /// Checks that the state of the parameter at `path` has the fields that its optimizer makes.
+    /// `made` are those of its state after each of its first steps.
+    pub(super) fn check_made(&self, path: &str, made: &[Self]) -> Result<(), OptimError> {
+        let same = |made: &Self| self.0.keys().eq(made.0.keys());
+        match made.last() {
+            Some(last) if !made.iter().any(same) => Err(self.foreign(path, last)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Error of a state with these fields for an optimizer that has others.
+    fn foreign(&self, path: &str, Self(found): &Self) -> OptimError {
         let without = |a: &BTreeMap<String, _>, b: &BTreeMap<String, _>| {
             a.keys()
                 .filter(|field| !b.contains_key(*field))
                 .cloned()
                 .collect()
         };
-        Err(OptimError::Foreign {
+        OptimError::Foreign {
             path: path.into(),
             missing: without(found, &self.0),
             extra: without(&self.0, found),
-        })
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use burn::optim::{RecordState, StateSink, StateSource};
-use burn::tensor::{Bytes, Device, TensorData};
+use burn::tensor::{Bytes, DType, Device, TensorData};
 
 use super::state::StateFields;
 
@@ -76,7 +76,7 @@ pub(super) fn take(id: &str, state: &impl RecordState) -> bool {
         return false;
     };
     if !except {
-        let fields = fields(state);
+        let fields = flattened(state);
         ACTIVE.with_borrow_mut(|active| match active {
             Some(StateExchange::Take { taken, .. }) => _ = taken.insert(id, fields),
             _ => unreachable!("an exchange is active during the call of burn's optimizer"),
@@ -85,9 +85,12 @@ pub(super) fn take(id: &str, state: &impl RecordState) -> bool {
     true
 }
 
-/// Returns the state that an exchange gives to an optimizer, or `None` in it if there is none.
-/// Returns `None` if burn's record has the state.
-pub(super) fn give<S: RecordState>(id: &str, device: &Device) -> Option<Option<S>> {
+/// Returns the state that an exchange gives to an optimizer and its float dtype, or `None` in it if
+/// there is none. Returns `None` if burn's record has the state.
+pub(super) fn give<S: RecordState>(
+    id: &str,
+    device: &Device,
+) -> Option<Option<(S, Option<DType>)>> {
     let id = id.parse().ok()?;
     let given = ACTIVE.with_borrow_mut(|active| match active {
         Some(StateExchange::Probe(ids)) => {
@@ -107,19 +110,28 @@ pub(super) fn give<S: RecordState>(id: &str, device: &Device) -> Option<Option<S
         };
         // The fields of a state can be read only with copies of their values.
         let state = S::state_unflatten("", &mut source(without_elements(&tensors)), device)?;
-        let loaded = StateFields::of(&fields(&state));
+        let flattened = flattened(&state);
+        let loaded = StateFields::of(&flattened);
         ACTIVE.with_borrow_mut(|active| match active {
             Some(StateExchange::Give { loaded: all, .. }) => _ = all.insert(id, loaded),
             _ => unreachable!("an exchange is active during the call of burn's optimizer"),
         });
-        S::state_unflatten("", &mut source(tensors), device)
+        let state = S::state_unflatten("", &mut source(tensors), device)?;
+        Some((state, float_dtype(&flattened)))
     }))
 }
 
-fn fields(state: &impl RecordState) -> StateSink {
+/// Returns the fields of a state.
+pub(super) fn flattened(state: &impl RecordState) -> StateSink {
     let mut fields = StateSink::default();
     state.state_flatten("", &mut fields);
     fields
+}
+
+/// Returns the dtype of the state's tensors of floats, `None` if it has none.
+pub(super) fn float_dtype(fields: &StateSink) -> Option<DType> {
+    let mut dtypes = fields.tensors.iter().map(|(_, data)| data.dtype());
+    dtypes.find(DType::is_float)
 }
 
 /// Returns tensors with these names, dtypes and numbers of dimensions.

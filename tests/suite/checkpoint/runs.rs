@@ -7,15 +7,17 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::{env, fs, thread};
 
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::{DType, Device, Tensor};
+use burn::module::Param;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear};
+use burn::optim::momentum::MomentumConfig;
+use burn::optim::{AdamWConfig, GradientsParams, SgdConfig};
+use burn::tensor::{DType, Device, Int, Tensor};
 use burn_dtensor::checkpoint::{
     self, Checkpoint, CheckpointError, CheckpointManager, LoadOptions, State, StateDTypes,
     StateDict,
 };
 use burn_dtensor::fsdp::sync_buffers;
-use burn_dtensor::optim::{OptimError, ShardedOptimizer, sharded};
+use burn_dtensor::optim::{OptimError, OptimizerState, ShardedOptimizer, sharded};
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
 
@@ -291,19 +293,32 @@ fn running_statistics_of_a_clone_stay_when_a_checkpoint_is_loaded() {
     });
 }
 
+fn grads(model: &Linear, device: &Device) -> GradientsParams {
+    let x = Tensor::<2>::ones([2, 4], device).cast(model.weight.base().dtype());
+    let loss = unit(model, x, |model, x| model.forward(x)).square().sum();
+    GradientsParams::from_grads(loss.backward(), model)
+}
+
 fn step(model: Linear, optim: &mut ShardedOptimizer, device: &Device) -> Result<Linear> {
-    let dtype = model.weight.base().dtype();
-    let x = Tensor::<2>::ones([2, 4], device).cast(dtype);
-    let loss = unit(&model, x, |model, x| model.forward(x)).square().sum();
-    let grads = GradientsParams::from_grads(loss.backward(), &model);
+    let grads = grads(&model, device);
     optim.step(1e-2, model, grads)
 }
 
+fn unsharded(dtype: DType, device: &Device) -> Linear {
+    let weight = Tensor::<1, Int>::arange(0..12, device).float().div_scalar(8.0);
+    let weight = weight.reshape([4, 3]).cast(dtype).require_grad();
+    let (weight, bias) = (Param::from_tensor(weight), None);
+    Linear { weight, bias }
+}
+
 fn linear(dtype: DType, mesh: &DeviceMesh, device: &Device) -> Result<Linear> {
-    let Linear { weight, .. } = LinearConfig::new(4, 3).with_bias(false).init(device);
-    let weight = weight.map(|weight| weight.cast(dtype).detach().require_grad());
     let config = FullyShard::new().with_layer_warnings(false);
-    fully_shard(Linear { weight, bias: None }, mesh, config)
+    fully_shard(unsharded(dtype, device), mesh, config)
+}
+
+fn dtypes_of(state: &OptimizerState) -> Result<Vec<DType>> {
+    let full = StateDict::of_optimizer(state).full()?;
+    Ok(full.into_values().map(|data| data.dtype()).collect())
 }
 
 #[test]
@@ -348,19 +363,72 @@ fn state_of_an_optimizer_of_another_dtype_is_refused_or_converted() {
             dict.optimizer_state(&new, &convert)?,
         ] {
             assert_eq!(report.cast, ["weight"]);
-            let dtypes: Vec<_> = StateDict::of_optimizer(&state)
-                .full()?
-                .into_values()
-                .map(|data| data.dtype())
-                .collect();
-            assert_eq!(dtypes, [DType::BF16; 2]);
-            // burn loads state in the device's default dtype, which is F32 here.
-            let loaded = sharded(AdamWConfig::new()).load_state(&new, state);
-            let error = loaded.map(drop).unwrap_err();
-            assert!(
-                matches!(&error, Error::Optim(OptimError::ElementType { .. })),
-                "{error}"
-            );
+            assert_eq!(dtypes_of(&state)?, [DType::BF16; 2]);
+            // burn holds it in the device's default dtype, which is F32 here, and so do the steps.
+            let mut optim = sharded(AdamWConfig::new()).load_state(&new, state)?;
+            let stepped = step(new.clone(), &mut optim, &device)?;
+            assert_eq!(stepped.weight.base().dtype(), DType::BF16);
+            assert_eq!(dtypes_of(&optim.state(&stepped)?)?, [DType::F32; 2]);
+        }
+        // The steps of state in F32 are those of the parameter and its gradient in F32.
+        let keep = LoadOptions::new().with_state_dtypes(StateDTypes::Keep);
+        let (kept, report) = saved.load_optimizer("optim", &new, &keep)?;
+        assert!(report.cast.is_empty());
+        let mut optim = sharded(AdamWConfig::new()).load_state(&new, kept)?;
+        let stepped = step(new, &mut optim, &device)?;
+        assert_eq!(dtypes_of(&optim.state(&stepped)?)?, [DType::F32; 2]);
+        let found = StateDict::of_model(&stepped, mesh)?.full()?["weight"].clone();
+        // burn's own steps: in F32, then with the weights and gradient of a model in BF16.
+        let mut optim = AdamWConfig::new().init();
+        let wide = unsharded(DType::F32, &device);
+        let wide = optim.step(1e-2, wide.clone(), grads(&wide, &device));
+        let cast = |weight: Param<Tensor<2>>, dtype| {
+            weight.map(|weight| weight.cast(dtype).detach().require_grad())
+        };
+        let narrow = cast(wide.weight, DType::BF16);
+        let (id, bias) = (narrow.id, None);
+        let narrow = Linear { weight: narrow, bias };
+        let grad = grads(&narrow, &device).remove::<2>(id).expect("it is trained");
+        let mut grads = GradientsParams::new();
+        grads.register(id, grad.cast(DType::F32));
+        let (weight, bias) = (cast(narrow.weight, DType::F32), None);
+        let stepped = optim.step(1e-2, Linear { weight, bias }, grads);
+        let expected = stepped.weight.val().cast(DType::BF16).into_data();
+        assert_eq!(found, expected);
+        Ok(())
+    });
+}
+
+#[test]
+fn state_that_an_optimizer_would_not_make_is_refused() {
+    let folder = Folder::new("foreign-state");
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let momentum = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+        let configs = [SgdConfig::new(), momentum];
+        for [saved, loaded] in [[0, 1], [1, 0]] {
+            let path = folder.join(saved.to_string());
+            let mut optim = sharded(configs[saved].clone());
+            let model = step(linear(DType::F32, mesh, &device)?, &mut optim, &device)?;
+            let state = State::new(mesh).with_optimizer("optim", &optim.state(&model)?)?;
+            checkpoint::save(&path, &state)?;
+            let checkpoint = Checkpoint::open(&path, mesh)?;
+            let load = || checkpoint.load_optimizer("optim", &model, &LoadOptions::new());
+            let (state, report) = load()?;
+            assert_eq!(report.loaded, ["weight"]);
+            let mut optim = sharded(configs[saved].clone()).load_state(&model, state)?;
+            step(model.clone(), &mut optim, &device)?;
+            let error = sharded(configs[loaded].clone()).load_state(&model, load()?.0);
+            let Err(Error::Optim(OptimError::Foreign { path, missing, extra })) = error.map(drop)
+            else {
+                panic!("it was loaded");
+            };
+            let velocity = vec!["momentum.velocity".to_owned()];
+            let (lacks, unknown) = match saved {
+                0 => (velocity, vec![]),
+                _ => (vec![], velocity),
+            };
+            assert_eq!((&*path, missing, extra), ("weight", lacks, unknown));
         }
         Ok(())
     });
