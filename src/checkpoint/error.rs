@@ -412,7 +412,7 @@ pub enum CheckpointError {
 
 impl CheckpointError {
     /// Returns the error, if it is one of checkpoints.
-    pub(super) fn of(error: &crate::Error) -> Option<Self> {
+    pub(crate) fn of(error: &crate::Error) -> Option<Self> {
         match error {
             crate::Error::Checkpoint(error) => Some(error.clone()),
             _ => None,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use super::best::{Best, BestBy};
 use super::claim::{ABANDONED_AFTER, Liveness};
 use super::fragments::LiveFragments;
 use super::fs::{self, FileSystem};
@@ -53,6 +54,7 @@ pub struct CheckpointManager {
     path: PathBuf,
     mesh: DeviceMesh,
     keep: Option<usize>,
+    best: Option<BestBy>,
 }
 
 /// The steps that the ranks of this process write behind training.
@@ -87,6 +89,7 @@ impl CheckpointManager {
             path: absolute(&path),
             mesh: mesh.clone(),
             keep: None,
+            best: None,
         }
     }
 
@@ -96,6 +99,37 @@ impl CheckpointManager {
     pub fn with_keep(self, keep: usize) -> Self {
         Self {
             keep: Some(keep.max(1)),
+            ..self
+        }
+    }
+
+    /// Keeps the best checkpoint, too: that with the lowest or highest value `key`, an `f64` that each
+    /// save adds with [`State::with_value`]. Of equal ones it is the first. Without
+    /// [`with_keep`](Self::with_keep), all are kept.
+    ///
+    /// ```
+    /// # use burn_dtensor::prelude::*;
+    /// use burn_dtensor::checkpoint::{Best, CheckpointManager, State};
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("checkpoint-best-{}", std::process::id()));
+    /// # launch(Launch::threads(2), |world| {
+    /// # let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+    /// let run = CheckpointManager::new(&folder, &mesh).with_keep(1).with_best("loss", Best::Lowest);
+    /// for (step, loss) in [(10, 0.5), (20, 0.3), (30, 0.4)] {
+    ///     run.save(&State::new(&mesh).with_step(step).with_value("loss", &loss)?)?;
+    /// }
+    /// assert_eq!(run.steps()?, [20, 30]);
+    /// assert_eq!(run.best("loss", Best::Lowest)?.unwrap().step(), Some(20));
+    /// # Ok(())
+    /// # })?;
+    /// # std::fs::remove_dir_all(folder)?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    #[must_use]
+    pub fn with_best(self, key: impl Into<String>, best: Best) -> Self {
+        let key = key.into();
+        Self {
+            best: Some(BestBy { key, best }),
             ..self
         }
     }
@@ -224,8 +258,9 @@ impl CheckpointManager {
             .iter()
             .map(|name| self.path.join(name))
             .collect();
-        if let Some(keep) = self.keep {
-            removed.extend(run.not_kept(keep).iter().map(|step| self.folder(*step)));
+        match self.not_kept(fs, &run.complete) {
+            Ok(steps) => removed.extend(steps.into_iter().map(|step| self.folder(step))),
+            Err(error) => errors.push(error),
         }
         let is_over = |step: &&u64| **step < saved;
         removed.extend(
@@ -250,6 +285,19 @@ impl CheckpointManager {
             errors.push(self.io("remove", &folder, error));
         }
         errors
+    }
+
+    /// Returns those of the complete steps, ascending, whose checkpoints are not kept.
+    fn not_kept(&self, fs: &dyn FileSystem, complete: &[u64]) -> Result<Vec<u64>, CheckpointError> {
+        let Some(keep) = self.keep.filter(|keep| *keep < complete.len()) else {
+            return Ok(Vec::new());
+        };
+        let best = match &self.best {
+            Some(by) => by.find(fs, &self.path, complete, self.mesh.rank())?,
+            None => None,
+        };
+        let older = complete[..complete.len() - keep].iter().copied();
+        Ok(older.filter(|step| Some(*step) != best).collect())
     }
 
     /// Returns the steps of the complete checkpoints, ascending.
@@ -281,16 +329,45 @@ impl CheckpointManager {
     /// # Errors
     /// Those of [`Checkpoint::open`], and [`CheckpointError::LatestFile`].
     pub fn latest(&self) -> Result<Option<Checkpoint>> {
+        self.open_found("checkpoint_latest", || {
+            latest_step(&*self.fs, &self.path, self.mesh.rank())
+        })
+    }
+
+    /// Opens the best checkpoint, that with the lowest or highest value `key`, which must be an
+    /// `f64`; the first of those that are equal. `None` if no checkpoint has such a value. Otherwise
+    /// like [`latest`](Self::latest).
+    ///
+    /// # Collective
+    /// Every rank of the mesh.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open`].
+    pub fn best(&self, key: &str, best: Best) -> Result<Option<Checkpoint>> {
+        let key = key.to_owned();
+        let by = BestBy { key, best };
+        self.open_found("checkpoint_best", || {
+            let (path, rank) = (&self.path, self.mesh.rank());
+            let run =
+                RunFolder::read(&*self.fs, path).map_err(|error| self.io("read", path, error))?;
+            by.find(&*self.fs, path, &run.complete, rank)
+        })
+    }
+
+    /// Opens the checkpoint of the step that the first rank finds.
+    fn open_found(
+        &self,
+        call: &'static str,
+        find: impl Fn() -> Result<Option<u64>, CheckpointError>,
+    ) -> Result<Option<Checkpoint>> {
         self.mesh.member("load a checkpoint on it")?;
         let comm = self.mesh.all()?;
         let mut removed = None;
         loop {
-            let found = agree_on_first(&comm, "checkpoint_latest", || {
-                latest_step(&*self.fs, &self.path, self.mesh.rank())
-            })?;
+            let found = agree_on_first(&comm, call, &find)?;
             let Some(step) = found else { return Ok(None) };
             match self.open(step).and_then(Checkpoint::hold_files) {
-                // It was removed after it was found: there is a later one.
+                // It was removed after it was found: there is another one.
                 Err(crate::Error::Checkpoint(CheckpointError::Incomplete { .. }))
                     if removed != Some(step) =>
                 {

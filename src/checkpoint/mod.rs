@@ -17,6 +17,7 @@
 
 mod assign;
 mod asynchronous;
+mod best;
 mod capture;
 mod claim;
 mod consolidate;
@@ -55,6 +56,7 @@ mod verify;
 mod weight_source;
 
 pub use asynchronous::{AsyncCheckpointer, AsyncSaveReport};
+pub use best::Best;
 pub use consolidate::{ConsolidateOptions, ConsolidateReport, consolidate};
 pub use error::{CheckpointError, LoadKind};
 pub use inspect::{CheckpointSummary, ChunkSummary, FileSummary, TensorSummary, inspect};

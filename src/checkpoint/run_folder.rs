@@ -117,11 +117,6 @@ impl RunFolder {
     pub fn newest(&self) -> Option<u64> {
         self.complete.last().copied()
     }
-
-    /// Returns the steps of the complete checkpoints that are removed if `keep` are kept.
-    pub fn not_kept(&self, keep: usize) -> &[u64] {
-        &self.complete[..self.complete.len().saturating_sub(keep)]
-    }
 }
 
 /// Content of a folder that has the name of a checkpoint.

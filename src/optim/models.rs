@@ -142,7 +142,7 @@ pub(super) fn check_fields<M: Module>(
         .iter()
         .filter(|(path, _)| state.params.contains_key(*path))
         .map(|(_, ModelParameter { id, spec, .. })| (*id, spec.clone()));
-    let mut probe = Probe {
+    let mut probe = OneElement {
         params: stepped.collect(),
         grads: GradientsParams::new(),
     };
@@ -172,13 +172,13 @@ pub(super) fn check_fields<M: Module>(
     Ok(())
 }
 
-/// Mapper that leaves one element of each of these parameters, and registers gradients for them.
-struct Probe {
+/// Mapper that leaves one element of some parameters, and registers gradients for them.
+struct OneElement {
     params: BTreeMap<u64, Arc<DTensorSpec>>,
     grads: GradientsParams,
 }
 
-impl ModuleMapper for Probe {
+impl ModuleMapper for OneElement {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         // Clones of a model share other tensors, its running statistics.
         let Some(spec) = self.params.get(&param.id.val()) else {

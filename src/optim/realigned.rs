@@ -48,8 +48,7 @@ impl<O: Optimizer> Optimizer for Realigned<O> {
             .filter(|loaded| self.state_dtype::<D>(&device, dtype) != Some(*loaded));
         let (param, state) = match other {
             Some(other) => {
-                let (param, state) =
-                    (self.0).step(lr, param.cast(other), grad.cast(other), state);
+                let (param, state) = (self.0).step(lr, param.cast(other), grad.cast(other), state);
                 (param.cast(dtype), state)
             }
             None => self.0.step(lr, param, grad, state),

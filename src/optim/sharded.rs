@@ -13,10 +13,10 @@ use itertools::Itertools;
 
 use super::clip::clip_each;
 use super::exact::ExactOnShards;
+use super::models::check_fields;
 use super::muon::{MuonMatrix, Stages, orthogonalized};
 use super::per_param::{ClippedGroup, MuonOnShards};
 use super::realigned::Realigned;
-use super::models::check_fields;
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
 use crate::Result;
 use crate::burn_compat::{ModulePath, TensorVisitor, visit_tensors};

@@ -46,6 +46,19 @@ pub enum TrainError {
         /// Global ranks of the mesh.
         ranks: Vec<usize>,
     },
+    /// The training does not compute the metric by which the best checkpoint is kept.
+    #[error(
+        "the training has no numeric metric `{metric}` of the {split} split in epoch {epoch}, by which the best checkpoint \
+         is kept. Pass the metric to `metrics`, with the same name"
+    )]
+    NoMetric {
+        /// Name of the metric.
+        metric: String,
+        /// `train` or `valid`.
+        split: String,
+        /// The epoch, counted from 1.
+        epoch: usize,
+    },
     /// A folder has checkpoints of more than one epoch, or of a later one than the first, but none
     /// that all ranks have completely.
     #[error(

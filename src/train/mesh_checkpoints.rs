@@ -25,7 +25,9 @@ use burn::train::checkpoint::{
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 
+use super::epoch_checkpoints::{EpochCheckpoints, METRIC};
 use crate::checkpoint::{CheckpointError, CheckpointManager, LoadOptions, SaveReport, State};
+use crate::comm::agree_on_success;
 use crate::dtensor::ops::random::{RngState, rng_state, set_rng_state};
 use crate::optim::{load_optimizer_state, recorded_state};
 use crate::{Error, Result};
@@ -88,11 +90,12 @@ pub fn resume<M: LearnerModel>(
 /// # Collective
 /// Every rank of the manager's mesh.
 pub(super) fn save<M: LearnerModel>(
-    run: &CheckpointManager,
+    checkpoints: &EpochCheckpoints,
     learner: &Learner<M>,
     epoch: usize,
     store: &EventStoreClient,
 ) -> Result<SaveReport> {
+    let run = &checkpoints.run;
     let model = learner.model();
     let (to_optimizer, optimizer) = mpsc::channel();
     let (to_schedule, schedule) = mpsc::channel();
@@ -116,7 +119,27 @@ pub(super) fn save<M: LearnerModel>(
         .with_optimizer(OPTIMIZER, &optimizer)?
         .with_value(SCHEDULE, &schedule.to_vec())?
         .with_rank_value(RANDOM, &rng_state())?;
+    let state = agree_on_success(
+        &run.mesh().all()?,
+        "train_checkpoint",
+        checkpoints.complete(state, epoch, store),
+        CheckpointError::of,
+    )?;
     run.save(&state)
+}
+
+/// Returns the model that the training returns: that of the best checkpoint, or the last one.
+///
+/// # Collective
+/// Every rank of the manager's mesh.
+pub(super) fn returned<M: LearnerModel>(checkpoints: &EpochCheckpoints, last: M) -> Result<M> {
+    let Some(best) = checkpoints.returned() else {
+        return Ok(last);
+    };
+    match checkpoints.run.best(METRIC, best)? {
+        Some(checkpoint) => Ok(checkpoint.load_model(MODEL, last, &LoadOptions::new())?.0),
+        None => Ok(last),
+    }
 }
 
 fn record<R>(records: &Receiver<R>) -> R {

@@ -79,7 +79,7 @@
 //! | | decided by |
 //! |---|---|
 //! | metrics | every rank, from the outputs of all ranks' rows ([`GatherOutput`]), so all ranks log the same values |
-//! | checkpoints to keep | every rank, from these metrics; each writes its shards |
+//! | checkpoints to keep | by burn's strategy every rank, by [`EpochCheckpoints`] the first rank, from these metrics; each writes its shards |
 //! | early stopping | the first rank, from these metrics |
 //! | stop by an `Interrupter`, of any rank | all ranks, after the step in which they learn of it |
 //! | failure of a rank's data, metrics or checkpoint | all ranks, with [`TrainError::Failed`] |
@@ -94,6 +94,7 @@
 //!    interrupted, also in the order in which burn's loaders shuffle.
 
 mod checkpoint;
+mod epoch_checkpoints;
 mod error;
 mod gather;
 mod global_shapes;
@@ -105,6 +106,7 @@ mod supervised;
 mod training_ranks;
 
 pub use checkpoint::last_checkpoint;
+pub use epoch_checkpoints::EpochCheckpoints;
 pub use error::TrainError;
 pub use gather::{GatherOutput, GlobalBatch};
 pub use loaders::{Loaders, loaders};

@@ -21,11 +21,11 @@ use burn::train::{
 };
 
 use super::TrainError;
+use super::epoch_checkpoints::EpochCheckpoints;
 use super::gather::{GatherOutput, GlobalBatch};
 use super::global_shapes::with_global_shapes;
 use super::mesh_checkpoints;
 use super::training_ranks::{SplitBatch, SplitBatches, TrainingRanks};
-use crate::checkpoint::CheckpointManager;
 use crate::comm::Communicator;
 use crate::error::OrUnwind;
 use crate::mesh::DeviceMesh;
@@ -35,8 +35,8 @@ use crate::{Error, Result};
 /// burn's training loop on the ranks of a mesh.
 pub(super) struct OnMesh {
     pub(super) mesh: DeviceMesh,
-    /// The run that saves a checkpoint at the end of each epoch.
-    pub(super) checkpoints: Option<CheckpointManager>,
+    /// The checkpoints that are saved at the end of each epoch.
+    pub(super) checkpoints: Option<EpochCheckpoints>,
 }
 
 /// Result of [`SupervisedLearningStrategy::fit`].
@@ -130,7 +130,7 @@ where
 /// One training.
 struct Fit<'a, M: LearnerModel> {
     mesh: &'a DeviceMesh,
-    checkpoints: Option<&'a CheckpointManager>,
+    checkpoints: Option<&'a EpochCheckpoints>,
     ranks: TrainingRanks,
     /// Ranks that have distinct rows.
     rows: Communicator,
@@ -199,7 +199,11 @@ where
         drop(self.components.checkpointer.take());
         self.flush();
         self.ranks.is_stopped()?;
-        Ok((self.learner.model(), self.components.event_processor))
+        let model = match self.checkpoints {
+            Some(checkpoints) => mesh_checkpoints::returned(checkpoints, self.learner.model())?,
+            None => self.learner.model(),
+        };
+        Ok((model, self.components.event_processor))
     }
 
     /// Trains an epoch, on the batches of all ranks together.
@@ -294,7 +298,10 @@ where
     /// Ends an epoch with a checkpoint and early stopping. Returns true if the training is
     /// finished.
     fn is_finished(&mut self, epoch: usize) -> Result<bool> {
-        if self.components.checkpointer.is_some() || self.components.early_stopping.is_some() {
+        if self.components.checkpointer.is_some()
+            || self.components.early_stopping.is_some()
+            || self.checkpoints.is_some()
+        {
             self.flush();
         }
         if self.ranks.is_stopped()? {
@@ -304,8 +311,8 @@ where
         if let Some(checkpointer) = &mut self.components.checkpointer {
             checkpointer.checkpoint(&self.learner, epoch, store);
         }
-        if let Some(run) = self.checkpoints {
-            mesh_checkpoints::save(run, &self.learner, epoch, store)?;
+        if let Some(checkpoints) = self.checkpoints {
+            mesh_checkpoints::save(checkpoints, &self.learner, epoch, store)?;
         }
         match &mut self.components.early_stopping {
             Some(early_stopping) => self.ranks.decide(early_stopping.should_stop(epoch, store)),

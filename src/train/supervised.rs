@@ -6,11 +6,11 @@ use std::sync::Arc;
 use burn::data::dataloader::DataLoader;
 use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep, TrainingStrategy};
 
+use super::epoch_checkpoints::EpochCheckpoints;
 use super::gather::GatherOutput;
 use super::silent::SilentRenderer;
 use super::strategy::OnMesh;
 use crate::Result;
-use crate::checkpoint::CheckpointManager;
 use crate::mesh::DeviceMesh;
 
 /// Creates burn's `SupervisedTraining` for the ranks of `mesh`, in place of
@@ -61,21 +61,25 @@ where
 }
 
 /// Returns a training of [`supervised`] on `mesh` that also saves model, optimizer, schedule and
-/// [random numbers](crate::dtensor::ops::random) by `run` at the end of each epoch, as its step. [`resume`](super::resume) loads them, on any mesh
-/// and any number of ranks. `run` decides which checkpoints are kept, and its mesh is the root of
-/// `mesh`.
+/// [random numbers](crate::dtensor::ops::random) at the end of each epoch, as its step.
+/// [`resume`](super::resume) loads them, on any mesh and any number of ranks.
+///
+/// `checkpoints` is a [`CheckpointManager`](crate::checkpoint::CheckpointManager), which decides how
+/// many are kept, or [`EpochCheckpoints`], which can also keep the best, return it, and save state
+/// of the program. The manager's mesh is the root of `mesh`.
 ///
 /// burn's own checkpointers are not needed next to it. Early stopping is not saved, as burn does
 /// not save it either.
 ///
 /// # Collective
 /// Local. The launched training unwinds on every rank with the errors of
-/// [`CheckpointManager::save`].
+/// [`CheckpointManager::save`](crate::checkpoint::CheckpointManager::save), and with
+/// [`TrainError::NoMetric`](super::TrainError::NoMetric).
 #[must_use]
 pub fn with_checkpoints<M: LearnerModel>(
     training: SupervisedTraining<M>,
     mesh: &DeviceMesh,
-    run: CheckpointManager,
+    checkpoints: impl Into<EpochCheckpoints>,
 ) -> SupervisedTraining<M>
 where
     <M as TrainStep>::Output: GatherOutput,
@@ -83,7 +87,7 @@ where
 {
     let strategy = OnMesh {
         mesh: mesh.clone(),
-        checkpoints: Some(run),
+        checkpoints: Some(checkpoints.into()),
     };
     training.with_training_strategy(TrainingStrategy::Custom(Arc::new(strategy)))
 }

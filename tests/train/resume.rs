@@ -1,21 +1,33 @@
 //! Trainings that are saved and continue: by burn's own checkpointers, and on any mesh.
 
-use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use std::{env, fs, thread};
 
 use burn::data::dataloader::DataLoaderBuilder;
+use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::cosine::CosineAnnealingLrSchedulerConfig;
 use burn::module::ParamGroup;
 use burn::optim::{AdamWConfig, MuonConfig};
-use burn::train::Learner;
+use burn::tensor::Device;
 use burn::train::checkpoint::KeepLastNCheckpoints;
+use burn::train::metric::store::{Aggregate, Direction, Split};
+use burn::train::metric::{LossMetric, TopKAccuracyMetric};
+use burn::train::{Learner, MetricEarlyStoppingStrategy, StoppingCondition};
 use burn_dtensor::checkpoint::CheckpointManager;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
-use burn_dtensor::train::{last_checkpoint, resume, supervised, with_checkpoints};
+use burn_dtensor::train::{
+    EpochCheckpoints, last_checkpoint, resume, supervised, with_checkpoints,
+};
 
 use super::support::{
-    BATCH, Folder, Net, Row, Rows, loader, logged, metrics, on_ranks, part, rows, train_on, weights,
+    BATCH, Batch, Folder, LR, Net, Row, Rows, loader, logged, metrics, on_ranks, part, rows,
+    train_on, weights,
 };
 
 /// Invariant 3: bits of the weights, and every metric of the epochs after the checkpoint. Of four
@@ -139,6 +151,206 @@ fn a_training_resumes_on_another_mesh() {
     run(&halves, 2, 0.3, 2);
     let (_, _, resumed) = run(&halves, 2, 0.3, 4);
     assert_eq!(resumed, dropped);
+}
+
+/// A training with dropout whose process is killed, while it trains or while it saves, continues to
+/// the bit on the same mesh, and with what the program has saved.
+#[test]
+fn a_killed_training_continues_to_the_bit() {
+    let folder = |name: &str| Folder::new(&format!("killed-{name}"));
+    let uninterrupted = folder("uninterrupted");
+    let (expected, _) = killable(uninterrupted.as_ref(), Kill::Never);
+    for kill in [Kill::InEpoch, Kill::InSave] {
+        let killed = folder(&format!("{kill:?}"));
+        kill_program(&killed, kill);
+        let (found, began) = killable(killed.as_ref(), Kill::Never);
+        assert_eq!(began, Some(2), "{kill:?}");
+        assert_eq!(found, expected, "{kill:?}");
+    }
+}
+
+/// Where a training stops and waits to be killed: in its third epoch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kill {
+    Never,
+    InEpoch,
+    InSave,
+}
+
+const KILLED: &str = "BURN_DTENSOR_TRAIN_KILLED";
+
+/// Runs the training in a process of its own, which is killed where it waits.
+fn kill_program(folder: &Folder, kill: Kill) {
+    let mut program = Command::new(env::current_exe().unwrap())
+        .args(["resume::the_program_that_is_killed", "--exact"])
+        .env(KILLED, format!("{kill:?} {}", folder.as_ref().display()))
+        .spawn()
+        .unwrap();
+    while !folder.as_ref().join("waits").exists() {
+        assert_eq!(program.try_wait().unwrap(), None, "it ended by itself");
+        thread::sleep(Duration::from_millis(10));
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
+    fs::remove_file(folder.as_ref().join("waits")).unwrap();
+}
+
+/// Not a test of its own: the process of [`kill_program`].
+#[test]
+fn the_program_that_is_killed() {
+    let Ok(killed) = env::var(KILLED) else { return };
+    let (kill, folder) = killed.split_once(' ').unwrap();
+    let kill = [Kill::InEpoch, Kill::InSave]
+        .into_iter()
+        .find(|other| format!("{other:?}") == kill)
+        .unwrap();
+    killable(Path::new(folder), kill);
+    panic!("it was not killed");
+}
+
+/// Trains four epochs on two ranks. Returns the weights, and the epoch that it resumed from.
+fn killable(folder: &Path, kill: Kill) -> (Vec<f32>, Option<usize>) {
+    let (train, valid) = (rows(100, 4 * BATCH, 0.2), rows(900, BATCH, 0.2));
+    let path = folder.to_owned();
+    let wait = move || {
+        fs::write(path.join("waits"), "").unwrap();
+        loop {
+            thread::park();
+        }
+    };
+    let trained = on_ranks(2, |mesh| {
+        let is_last = mesh.rank() == 1;
+        let rows = |rows: &[Row]| part(rows, mesh.rank(), 2);
+        let waits = kill == Kill::InEpoch && is_last;
+        let batcher = Stopping {
+            // Of two epochs, and some of the third.
+            batches: waits.then(|| Arc::new((2 * 4 + 3).into())),
+            wait: wait.clone(),
+        };
+        let train = DataLoaderBuilder::new(batcher)
+            .batch_size(BATCH / 2)
+            .build(InMemDataset::new(rows(&train)));
+        let valid = loader(rows(&valid), BATCH / 2);
+        let device = mesh.device().clone().autodiff();
+        let model = Net::new(&device).with_dropout(0.3);
+        let model = fully_shard(model, mesh, FullyShard::new())?;
+        let optim = sharded(AdamWConfig::new()).into_module_optimizer(&model)?;
+        let run = CheckpointManager::new(folder.join("run"), mesh).with_keep(2);
+        let (learner, epoch) = resume(&run, model, optim, LR)?;
+        if let Some(latest) = run.latest()? {
+            assert_eq!(latest.value::<u64>("saved")?, epoch.unwrap() as u64);
+        }
+        let wait = wait.clone();
+        let checkpoints = EpochCheckpoints::new(run).with_state(move |state| {
+            let step = state.step().unwrap();
+            if kill == Kill::InSave && step == 3 && is_last {
+                wait();
+            }
+            state.with_value("saved", &step)
+        });
+        let training = metrics(supervised(mesh, folder, train, valid)?).num_epochs(4);
+        let training = with_checkpoints(training, mesh, checkpoints);
+        let training = match epoch {
+            Some(epoch) => training.checkpoint(epoch),
+            None => training,
+        };
+        let result = training.launch(learner);
+        Ok((weights(&full_model(&result.model)?), epoch))
+    });
+    trained.unwrap().remove(0)
+}
+
+/// Batcher that waits to be killed once it has made some batches.
+#[derive(Clone)]
+struct Stopping<F> {
+    /// Number of batches that it makes.
+    batches: Option<Arc<AtomicUsize>>,
+    wait: F,
+}
+
+impl<F: Fn() + Clone + Send + Sync> Batcher<Row, Batch> for Stopping<F> {
+    fn batch(&self, rows: Vec<Row>, device: &Device) -> Batch {
+        if let Some(batches) = &self.batches
+            && batches.fetch_sub(1, Ordering::Relaxed) == 0
+        {
+            (self.wait)();
+        }
+        Rows.batch(rows, device)
+    }
+}
+
+#[test]
+fn the_best_checkpoint_is_kept_and_its_model_returned() {
+    // Of the rows that are trained, so that the loss falls in every epoch.
+    let valid = rows(100, BATCH, 0.2);
+    // Returns the steps that are kept, and the weights after the training.
+    let run = |name: &str, direction: Direction, epochs: usize| {
+        let folder = Folder::new(name);
+        let trained = on_ranks(2, |mesh| {
+            let own = |rows: &[Row]| loader(part(rows, mesh.rank(), 2), BATCH / 2);
+            let train = own(&rows(100, 4 * BATCH, 0.2));
+            let model = Net::new(&mesh.device().clone().autodiff());
+            let model = fully_shard(model, mesh, FullyShard::new())?;
+            let optim = sharded(AdamWConfig::new()).into_module_optimizer(&model)?;
+            let run = CheckpointManager::new(folder.as_ref().join("run"), mesh).with_keep(1);
+            let loss = LossMetric::new();
+            let checkpoints = EpochCheckpoints::new(run.clone())
+                .with_best(&loss, Aggregate::Mean, direction, Split::Valid)
+                .with_best_model();
+            let stop = MetricEarlyStoppingStrategy::new(
+                &loss,
+                Aggregate::Mean,
+                direction,
+                Split::Valid,
+                StoppingCondition::NoImprovementSince { n_epochs: 2 },
+            );
+            let training = metrics(supervised(mesh, &folder, train, own(&valid))?)
+                .num_epochs(epochs)
+                .early_stopping(stop);
+            let training = with_checkpoints(training, mesh, checkpoints);
+            let result = training.launch(Learner::new(model, optim, LR));
+            Ok((run.steps()?, weights(&full_model(&result.model)?)))
+        });
+        trained.unwrap().remove(0)
+    };
+    let (steps, lowest) = run("best-lowest", Direction::Lowest, 4);
+    assert_eq!(steps, [4]);
+    let (steps, highest) = run("best-highest", Direction::Highest, 9);
+    let last = *steps.last().unwrap();
+    assert_eq!(steps, [1, last]);
+    assert!((2..9).contains(&last), "{last} epochs");
+    // A training of one epoch has the same weights.
+    let (_, first) = run("best-first", Direction::Lowest, 1);
+    assert_eq!(highest, first);
+    assert_ne!(lowest, first);
+}
+
+#[test]
+fn a_metric_that_is_not_computed_is_an_error_on_every_rank() {
+    let folder = Folder::new("no-metric");
+    let rows = rows(100, BATCH, 0.2);
+    let error = on_ranks(2, |mesh| {
+        let own = || loader(part(&rows, mesh.rank(), 2), BATCH / 2);
+        let run = CheckpointManager::new(folder.as_ref().join("run"), mesh);
+        let metric = TopKAccuracyMetric::new(2);
+        let checkpoints = EpochCheckpoints::new(run).with_best(
+            &metric,
+            Aggregate::Mean,
+            Direction::Highest,
+            Split::Valid,
+        );
+        train_on(mesh, &folder, own(), own(), |training| {
+            with_checkpoints(training.num_epochs(1), mesh, checkpoints)
+        })
+        .map(drop)
+    })
+    .unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("no numeric metric `Top-K Accuracy"), "{text}");
+    assert!(
+        text.contains("each of ranks [0, 1]") || text.contains("same error"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -305,7 +305,9 @@ fn step(model: Linear, optim: &mut ShardedOptimizer, device: &Device) -> Result<
 }
 
 fn unsharded(dtype: DType, device: &Device) -> Linear {
-    let weight = Tensor::<1, Int>::arange(0..12, device).float().div_scalar(8.0);
+    let weight = Tensor::<1, Int>::arange(0..12, device)
+        .float()
+        .div_scalar(8.0);
     let weight = weight.reshape([4, 3]).cast(dtype).require_grad();
     let (weight, bias) = (Param::from_tensor(weight), None);
     Linear { weight, bias }
@@ -387,8 +389,13 @@ fn state_of_an_optimizer_of_another_dtype_is_refused_or_converted() {
         };
         let narrow = cast(wide.weight, DType::BF16);
         let (id, bias) = (narrow.id, None);
-        let narrow = Linear { weight: narrow, bias };
-        let grad = grads(&narrow, &device).remove::<2>(id).expect("it is trained");
+        let narrow = Linear {
+            weight: narrow,
+            bias,
+        };
+        let grad = grads(&narrow, &device)
+            .remove::<2>(id)
+            .expect("it is trained");
         let mut grads = GradientsParams::new();
         grads.register(id, grad.cast(DType::F32));
         let (weight, bias) = (cast(narrow.weight, DType::F32), None);
@@ -419,7 +426,11 @@ fn state_that_an_optimizer_would_not_make_is_refused() {
             let mut optim = sharded(configs[saved].clone()).load_state(&model, state)?;
             step(model.clone(), &mut optim, &device)?;
             let error = sharded(configs[loaded].clone()).load_state(&model, load()?.0);
-            let Err(Error::Optim(OptimError::Foreign { path, missing, extra })) = error.map(drop)
+            let Err(Error::Optim(OptimError::Foreign {
+                path,
+                missing,
+                extra,
+            })) = error.map(drop)
             else {
                 panic!("it was loaded");
             };
