@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::CheckpointError;
 use super::claim::{Claim, HeldClaim};
 use super::fragments::{FragmentBytes, write_fragments};
-use super::fs::{self, FileSystem, Links, MANIFEST, parent};
+use super::fs::{self, FileSystem, Links, MANIFEST, check_no_link, parent};
 use super::run_folder::{abandoned, foreign, remove_all, saving};
 use super::save_plan::{SavePlan, WrittenFile};
 use super::save_report::SaveReport;
@@ -226,11 +226,14 @@ fn create(
     if let Some(run) = run {
         run.check(fs)?;
     }
+    check_no_link(fs, path).map_err(|error| io("create", path, error))?;
     let parent = parent(path);
     fs.create_dir_all(parent)
         .map_err(|error| io("create", parent, error))?;
+    // A folder that cannot be read could not be synced once all is written, either.
+    let abandoned = abandoned(fs, path).map_err(|error| io("read", parent, error))?;
     // What cannot be removed does not keep the save from its name, and a run reports it.
-    let _ = remove_all(fs, abandoned(fs, path).unwrap_or_default());
+    let _ = remove_all(fs, abandoned);
     let interrupted = is_interrupted.then(|| path.to_owned());
     if let Some((folder, error)) = remove_all(fs, interrupted).into_iter().next() {
         return Err(io("remove", &folder, error));

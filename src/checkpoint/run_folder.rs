@@ -18,7 +18,9 @@ use std::time::Duration;
 
 use super::CheckpointError;
 use super::claim::{Claim, Liveness, nonce};
-use super::fs::{self, FileSystem, Links, MANIFEST, parent};
+use super::fs::{self, FileSystem, Links, MANIFEST, check_no_link, parent};
+use super::load::read_manifest;
+use super::manifest::FileEntry;
 use super::save_plan::rank_of_file;
 
 /// File of earlier versions with the name of the latest checkpoint.
@@ -228,20 +230,34 @@ pub(super) fn remove_all(
             Err(error) => errors.push((folder, error)),
         }
     }
-    let Some((folder, _)) = renamed.first() else {
+    let Some((_, away)) = renamed.first() else {
         return errors;
     };
-    if let Err(error) = fs.sync_dir(parent(folder)) {
-        errors.push((folder.clone(), error));
+    if let Err(error) = fs.sync_dir(parent(away)) {
+        errors.push((away.clone(), error));
         return errors;
     }
     for (folder, away) in renamed {
         match fs::remove_dir_all(fs, &away) {
-            Err(error) if error.kind() != ErrorKind::NotFound => errors.push((folder, error)),
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                // A checkpoint of which nothing can be removed stays one, such as one that is
+                // protected from writing.
+                let stays = is_complete(fs, &away) && fs.rename(&away, &folder).is_ok();
+                errors.push((if stays { folder } else { away }, error));
+            }
             _ => {}
         }
     }
     errors
+}
+
+/// Returns true if the folder has a manifest and all its files.
+fn is_complete(fs: &dyn FileSystem, folder: &Path) -> bool {
+    let (Ok((manifest, _)), Ok(entries)) = (read_manifest(fs, folder, 0), fs.list(folder)) else {
+        return false;
+    };
+    let is_there = |file: &FileEntry| entries.iter().any(|entry| entry.name == file.name);
+    manifest.files.iter().all(is_there)
 }
 
 /// Renames a folder that is to be removed. Returns its new path, or `None` if it is not there or is
@@ -254,15 +270,12 @@ fn rename_away(fs: &dyn FileSystem, folder: &Path) -> io::Result<Option<PathBuf>
     {
         return Ok(Some(folder.into()));
     }
-    if !fs.is_dir(folder, Links::Refuse)? && fs.is_dir(folder, Links::Follow)? {
-        let reason = format!("`{}` is a link", folder.display());
-        return Err(io::Error::new(ErrorKind::InvalidInput, reason));
-    }
-    let is_complete = |folder: &Path| {
+    check_no_link(fs, folder)?;
+    let has_manifest = |folder: &Path| {
         let found = content(fs, folder)?;
         Ok::<_, io::Error>(found == Some(Content::Checkpoint))
     };
-    let was_complete = is_complete(folder)?;
+    let was_complete = has_manifest(folder)?;
     // `step-7.saving-CLAIM` becomes `step-7.removing-NONCE`.
     let checkpoint = name.split_once(SAVING).map_or(&*name, |(name, _)| name);
     let away = parent(folder).join(format!("{checkpoint}{REMOVING}{:016x}", nonce()));
@@ -271,7 +284,7 @@ fn rename_away(fs: &dyn FileSystem, folder: &Path) -> io::Result<Option<PathBuf>
         renamed => renamed?,
     }
     // A save of an earlier version may have completed it since it was looked at.
-    if !was_complete && step_of(&name).is_some() && is_complete(&away)? {
+    if !was_complete && step_of(&name).is_some() && has_manifest(&away)? {
         fs.rename(&away, folder)?;
         return Ok(None);
     }

@@ -70,10 +70,11 @@ impl TensorFiles {
     }
 
     /// Keeps all files open, so that they can be read once the checkpoint is removed. Does nothing
-    /// if there are more than [`MAX_HELD`], or if the process can open no more.
+    /// if there are more than [`MAX_HELD`], if the process can open no more, or if one is missing:
+    /// the load says so.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`] for a file that is removed already.
+    /// [`ErrorKind::NotFound`] if the checkpoint is removed already.
     pub fn hold(mut self) -> io::Result<Self> {
         let files = &self.manifest.files;
         if files.len() > MAX_HELD {
@@ -83,7 +84,13 @@ impl TensorFiles {
         for file in files {
             match self.fs.open(&file.path(&self.folder), self.links) {
                 Ok(open) => held.push(open),
-                Err(error) if error.kind() == ErrorKind::NotFound => return Err(error),
+                // Its folder has got another name.
+                Err(error)
+                    if error.kind() == ErrorKind::NotFound
+                        && !self.fs.is_dir(&self.folder, Links::Follow)? =>
+                {
+                    return Err(error);
+                }
                 // The load meets it, or not.
                 Err(_) => return Ok(self),
             }

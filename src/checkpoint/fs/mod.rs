@@ -196,10 +196,7 @@ pub(crate) fn read_all(
 /// more. Links are removed and not followed; a link in place of the folder is an error. The error
 /// is `NotFound` if another program removes it at the same time.
 pub(crate) fn remove_dir_all(fs: &dyn FileSystem, dir: &Path) -> io::Result<()> {
-    if !fs.is_dir(dir, Links::Refuse)? && fs.is_dir(dir, Links::Follow)? {
-        let reason = format!("`{}` is a link to a folder", dir.display());
-        return Err(io::Error::new(ErrorKind::InvalidInput, reason));
-    }
+    check_no_link(fs, dir)?;
     for Entry { name, is_dir } in fs.list(dir)? {
         let path = dir.join(name);
         if is_dir {
@@ -209,6 +206,17 @@ pub(crate) fn remove_dir_all(fs: &dyn FileSystem, dir: &Path) -> io::Result<()> 
         }
     }
     fs.remove_dir(dir)
+}
+
+/// Returns an error if the path is a link to a folder.
+pub(crate) fn check_no_link(fs: &dyn FileSystem, path: &Path) -> io::Result<()> {
+    // Another program may create a folder in between.
+    let is_dir = || fs.is_dir(path, Links::Refuse);
+    if !is_dir()? && fs.is_dir(path, Links::Follow)? && !is_dir()? {
+        let reason = format!("`{}` is a link to a folder", path.display());
+        return Err(io::Error::new(ErrorKind::InvalidInput, reason));
+    }
+    Ok(())
 }
 
 /// Takes a missing file for removed.

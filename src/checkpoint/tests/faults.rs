@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::states::{RUN, is_saved, manager, state};
-use crate::checkpoint::CheckpointError;
 use crate::checkpoint::claim::{ABANDONED_AFTER, Claim};
 use crate::checkpoint::fragments::LiveFragments;
 use crate::checkpoint::fs::recorder::{Fault, Recorder};
@@ -14,6 +13,7 @@ use crate::checkpoint::open_save::OpenSave;
 use crate::checkpoint::run_folder::saving;
 use crate::checkpoint::save::write;
 use crate::checkpoint::save_plan::SavePlan;
+use crate::checkpoint::{Best, CheckpointError, State};
 use crate::mesh::DeviceMesh;
 use crate::prelude::*;
 
@@ -156,6 +156,115 @@ fn an_error_at_any_call_is_returned_by_every_rank_and_the_last_checkpoint_remain
     println!(
         "{failed} errors were returned, {saved} saves succeeded, {not_removed} of them without removing the last"
     );
+}
+
+#[test]
+fn an_old_checkpoint_of_which_nothing_can_be_removed_stays_one() {
+    let start = Recorder::new();
+    assert_eq!(save([&start; 2], 1), [SAVED; 2]);
+    let (mut stayed, mut in_part) = (0, 0);
+    for call in 0.. {
+        let fs = start.durable_copy();
+        fs.fail(Fault {
+            call,
+            kind: ErrorKind::PermissionDenied,
+            lasting: false,
+        });
+        let [first, _] = save([&fs; 2], 2);
+        let is_over = fs.calls() <= call;
+        fs.heal();
+        for error in first.unwrap_or_default() {
+            let CheckpointError::Io { path, .. } = error else {
+                panic!("{error}")
+            };
+            let named = names(&fs).into_iter().map(|name| Path::new(RUN).join(name));
+            let Some(named) = named.into_iter().find(|named| path.starts_with(named)) else {
+                assert_eq!(path, Path::new(RUN), "the error names what is there");
+                continue;
+            };
+            match named.ends_with("step-1") {
+                true => stayed += usize::from(is_complete(&fs, 1)),
+                false => in_part += 1,
+            }
+        }
+        if is_over {
+            break;
+        }
+    }
+    assert!(
+        stayed > 2 && in_part > 1,
+        "{stayed} stayed, {in_part} in part"
+    );
+}
+
+/// Returns true if the checkpoint of a step loads as it was saved.
+fn is_complete(fs: &Recorder, step: u64) -> bool {
+    let loaded = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        let saved = manager(fs, &mesh).open(step)?;
+        Ok(is_saved(&saved, &mesh, 2, step).is_ok())
+    });
+    loaded.is_ok_and(|ranks| ranks[0].1)
+}
+
+/// Saves a step with the value `loss` and keeps the last and the best. Returns the outcome.
+fn save_with_loss(fs: &Recorder, step: u64, loss: f64) -> Outcome {
+    let saved = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        let run = manager(fs, &mesh).with_keep(1);
+        let run = run.with_best("loss", Best::Lowest);
+        let state = State::new(&mesh).with_step(step);
+        match run.save(&state.with_value("loss", &loss)?) {
+            Ok(report) => Ok(Ok(report.not_removed)),
+            Err(crate::Error::Checkpoint(error)) => Ok(Err(error)),
+            Err(error) => Err(error),
+        }
+    });
+    saved.unwrap().swap_remove(0).1
+}
+
+/// Returns the step of the best checkpoint.
+fn best(fs: &Recorder, best: Best) -> Option<u64> {
+    let steps = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+        let found = manager(fs, &mesh).best("loss", best)?;
+        Ok(found.map(|found| found.step().expect("it has a step")))
+    });
+    steps.unwrap().swap_remove(1).1
+}
+
+#[test]
+fn the_best_checkpoint_is_kept_whatever_cannot_be_read() {
+    let fs = Recorder::new();
+    assert_eq!(best(&fs, Best::Lowest), None);
+    for (step, loss, kept) in [
+        (1, f64::NAN, &["step-1"][..]),
+        (2, f64::INFINITY, &["step-2"]),
+        (3, 0.5, &["step-3"]),
+        (4, 0.5, &["step-3", "step-4"]),
+        (5, -0.5, &["step-5"]),
+        (6, f64::NAN, &["step-5", "step-6"]),
+    ] {
+        assert_eq!(save_with_loss(&fs, step, loss), SAVED);
+        assert_eq!(names(&fs), kept, "step {step}");
+    }
+    assert_eq!(best(&fs, Best::Lowest), Some(5));
+    assert_eq!(best(&fs, Best::Highest), Some(5));
+    for call in 0.. {
+        let fs = fs.durable_copy();
+        fs.fail(Fault {
+            call,
+            kind: ErrorKind::Other,
+            lasting: false,
+        });
+        let outcome = save_with_loss(&fs, 7, 0.1);
+        let is_over = fs.calls() <= call;
+        fs.heal();
+        assert_eq!(best(&fs, Best::Lowest), Some(5), "{outcome:?}");
+        if is_over {
+            break;
+        }
+    }
 }
 
 #[test]
