@@ -118,6 +118,7 @@ mod pattern;
 pub mod placement;
 #[cfg(feature = "store")]
 pub mod pretrained;
+pub mod replicate;
 mod tensor_tree;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -103,10 +103,14 @@ pub struct FullyShard {
     pub(super) reshard: ReshardAfterForward,
     pub(super) implicit_unshard: bool,
     pub(super) buffer_sync: BufferSync,
+    /// True if each forward of the model makes its buffers equal on all ranks.
+    pub(crate) forward_sync_buffers: bool,
     pub(super) placement: Option<PlacementFn>,
     /// Names of the mesh dimensions that shard.
     pub(super) shard_dims: Vec<String>,
     pub(super) replicate_dims: Vec<String>,
+    /// Bytes of the first bucket of a backward and of the others, if units are reduced in buckets.
+    pub(crate) buckets: Option<[usize; 2]>,
     pub(super) balanced: bool,
     pub(super) replica_check_every: u64,
     pub(super) weight_check: bool,
@@ -128,9 +132,11 @@ impl Default for FullyShard {
             reshard: ReshardAfterForward::default(),
             implicit_unshard: true,
             buffer_sync: BufferSync::default(),
+            forward_sync_buffers: false,
             placement: None,
             shard_dims: Vec::new(),
             replicate_dims: Vec::new(),
+            buckets: None,
             balanced: false,
             replica_check_every: 10,
             weight_check: false,

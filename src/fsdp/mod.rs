@@ -184,6 +184,7 @@ pub use named::{NamedParameter, named_parameters};
 pub use precision::MixedPrecisionPolicy;
 pub use remesh::remesh;
 pub use scaler::GradScaler;
+pub(crate) use shard::distribute;
 pub use shard::fully_shard;
 
 pub use crate::param::{

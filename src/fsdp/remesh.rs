@@ -181,6 +181,8 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
         .with_weight_check(data.verify.stored);
     let config = FullyShard {
         implicit_unshard: data.implicit_unshard,
+        forward_sync_buffers: data.forward_sync_buffers,
+        buckets: data.buckets.as_ref().map(|buckets| buckets.sizes()),
         ..config
     };
     let all = mesh.mesh.all()?;

@@ -17,9 +17,10 @@ use crate::burn_compat::take_adapters;
 use crate::comm::Communicator;
 use crate::mesh::DeviceMesh;
 use crate::param::{
-    BACKWARD_GATHER, CpuOffload, DataParallelGroups, FsdpMeshInfo, ModelNumbers, OffloadPolicy,
-    Precision, REDUCE, ReplicaCheck, ReshardAfterForward, ShardAssignment, UnitName, UnitParam,
-    attach_drawn, check_specs, combine, data_spec, make_units, move_other_params, own_buffers,
+    BACKWARD_GATHER, Buckets, CpuOffload, DataParallelGroups, FsdpMeshInfo, ModelNumbers,
+    OffloadPolicy, Precision, REDUCE, ReplicaCheck, ReshardAfterForward, ShardAssignment, UnitName,
+    UnitParam, attach_drawn, check_specs, combine, data_spec, make_units, move_other_params,
+    own_buffers,
 };
 use crate::pattern::PathPattern;
 use crate::placement::PlacementError;
@@ -113,7 +114,19 @@ use crate::{Error, Result};
 /// dimensions; [`Error::Comm`](crate::Error::Comm) if another rank fails.
 #[track_caller]
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
-    let origin = origin::<M>(Location::caller());
+    distribute(model, mesh, config, "fully_shard", Location::caller())
+}
+
+/// Distributes the parameters of a model as [`fully_shard`] does, for the call `name` at this place
+/// in the program.
+pub(crate) fn distribute<M: Module>(
+    model: M,
+    mesh: &DeviceMesh,
+    config: FullyShard,
+    name: &'static str,
+    place: &Location<'_>,
+) -> Result<M> {
+    let origin = origin::<M>(name, place);
     let mut dims = FsdpMeshDims::new(mesh, &config)?;
     let ShardingPlan {
         params: mut planned,
@@ -188,7 +201,7 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
         })
     };
     let params = make_units(params.collect::<Result<_>>()?, of_unit)?;
-    check_specs(params.iter(), "fully_shard")?;
+    check_specs(params.iter(), name)?;
     // All checks have passed. Units change only now: clones of the model share them, and a failing
     // call must not affect the clones.
     for (unit, path) in adopted {
@@ -214,8 +227,8 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
             param,
         }
     });
-    let model = attach_drawn(model, attachments, mesh, lazy, "fully_shard")?;
-    let model = own_buffers(model, &units, &all, "fully_shard")?;
+    let model = attach_drawn(model, attachments, mesh, lazy, name)?;
+    let model = own_buffers(model, &units, &all, name)?;
     if config.layer_warnings {
         warn_about(&layers, &origin, mesh, all.group().size());
     }
@@ -229,13 +242,18 @@ pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -
 
 /// Returns the description of a model for messages: type and source location of the call, such as
 /// `Linear, sharded at src/main.rs:17`.
-fn origin<M>(place: &Location<'_>) -> Arc<str> {
+fn origin<M>(call: &str, place: &Location<'_>) -> Arc<str> {
     let path = type_name::<M>();
     let arguments = path.find('<').unwrap_or(path.len());
     let name = path[..arguments]
         .rfind("::")
         .map_or(path, |module| &path[module + 2..]);
-    format!("{name}, sharded at {}:{}", place.file(), place.line()).into()
+    let done = if call == "replicate" {
+        "replicated"
+    } else {
+        "sharded"
+    };
+    format!("{name}, {done} at {}:{}", place.file(), place.line()).into()
 }
 
 /// Creates the groups over which units on `mesh` are gathered and reduced, without mixed precision
@@ -251,8 +269,10 @@ pub(super) fn data_parallel(
         reshard,
         implicit_unshard,
         buffer_sync,
+        forward_sync_buffers,
         replica_check_every,
         weight_check,
+        buckets,
         ..
     } = *config;
     let shard = mesh.shard_group()?.clone();
@@ -302,6 +322,7 @@ pub(super) fn data_parallel(
         reshard,
         implicit_unshard,
         buffer_sync,
+        forward_sync_buffers,
         precision,
         offloaded: None,
         verify,
@@ -313,6 +334,7 @@ pub(super) fn data_parallel(
         reduce,
         replicate,
         post_forward_group,
+        buckets: buckets.map(Buckets::new),
     })
 }
 

@@ -9,6 +9,7 @@ use burn::tensor::{DType, Shape};
 use smallvec::SmallVec;
 
 use super::begin_pass::UnitAccess;
+use super::buffers::sync_buffers;
 use super::events::ProbedUnit;
 use super::options::cast;
 use super::panicked::noting_panics;
@@ -135,6 +136,13 @@ where
     let input = check_input(module, &own, input).or_unwind();
     if !unit_stack::is_any() {
         sweep(own.iter().chain(&inside).map(|(unit, _)| unit));
+        let units = own.iter().chain(&inside).map(|(unit, _)| unit.spec());
+        if units
+            .flat_map(|spec| &spec.data)
+            .any(|data| data.forward_sync_buffers)
+        {
+            sync_buffers(module).or_unwind();
+        }
     }
     let Some((first, _)) = own.first() else {
         let open = UnitGuard::new(None, inside);

@@ -147,6 +147,7 @@ pub(crate) use prefetch::unshard_unit;
 pub use read::{Grads, ParamExt};
 pub(crate) use read::{module_path, path, placed};
 pub use recompute::checkpoint_activations;
+pub(crate) use reduction::bucket::Buckets;
 pub(crate) use reduction::partial_groups::REDUCE;
 pub(crate) use replica_check::ReplicaCheck;
 pub(crate) use scope::{give_up_backward, is_backward_gathered};

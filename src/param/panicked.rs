@@ -53,8 +53,12 @@ pub(super) fn note_read_outside(unit: &Unit, index: usize) {
         Error::from(ParamError::ReadOutsideUnit { param, unit }).unwind();
     }
     let first = *unit.first_outside.get_or_init(|| index);
-    // Reading one parameter costs no more than gathering the unit would.
-    if first == index || unit.warned.swap(true, Ordering::Relaxed) || data.shard.group().size() == 1
+    // Reading one parameter costs no more than gathering the unit would, and a unit that is reduced
+    // in buckets is not gathered.
+    if first == index
+        || data.buckets.is_some()
+        || unit.warned.swap(true, Ordering::Relaxed)
+        || data.shard.group().size() == 1
     {
         return;
     }

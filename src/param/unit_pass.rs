@@ -261,19 +261,21 @@ impl BackwardScheduler {
         for pass in due.iter().filter_map(Weak::upgrade) {
             // The earlier reduction completes first. A peer that meets this rank in the next
             // reduction can rely on that: this rank has received its shard of the earlier one,
-            // whose gradients the peer then frees.
-            reduced.extend(self.reducer.advance(backward));
+            // whose gradients the peer then frees. Those of a bucket stay until it is posted.
+            if pass.unsharded.unit().spec().buckets().is_none() {
+                reduced.extend(self.reducer.advance(backward));
+            }
             let source = &pass.unsharded.source;
             let grads = pass.grads.lock().take(source).or_unwind();
             let trained = Trained::new(source.clone(), &pass.leaves);
             let grads = trained.select(grads);
-            self.reducer.submit(
+            reduced.extend(self.reducer.submit(
                 pass.unsharded.unit(),
                 trained,
                 grads,
                 backward,
                 &pass.reductions,
-            );
+            ));
             pass.unsharded
                 .record_event(EventKind::PostBackward, TrainingState::PostBackward);
         }

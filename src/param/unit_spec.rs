@@ -9,6 +9,7 @@ use burn::tensor::{DType, Shape};
 use super::data_mesh::FsdpMeshInfo;
 use super::offload::CpuOffload;
 use super::options::{Precision, cast};
+use super::reduction::bucket::Buckets;
 use super::reduction::partial_groups::PartialGradGroups;
 use super::replica_check::ReplicaCheck;
 use super::shards::ShardMarker;
@@ -92,6 +93,8 @@ pub(crate) struct DataParallelGroups {
     /// True if parameters may be read outside their unit.
     pub(crate) implicit_unshard: bool,
     pub(crate) buffer_sync: BufferSync,
+    /// True if each forward of the model makes its buffers equal on all ranks.
+    pub(crate) forward_sync_buffers: bool,
     pub(crate) precision: Precision,
     /// Copies between host memory and the device, if the unit's shards are in host memory.
     pub(crate) offloaded: Option<CpuOffload>,
@@ -113,6 +116,8 @@ pub(crate) struct DataParallelGroups {
     pub(crate) replicate: Option<Communicator>,
     /// Group of [`ReshardAfterForward::Ranks`], for the all-gathers of backward.
     pub(crate) post_forward_group: Option<Communicator>,
+    /// Buckets in which units are reduced together, if all their parameters are replicated.
+    pub(crate) buckets: Option<Arc<Buckets>>,
 }
 
 /// Numbers of a model in each of its units' groups, by which ranks distinguish models that were
@@ -259,6 +264,11 @@ impl UnitSpec {
     /// Returns the copies between host memory and the device, if its shards are in host memory.
     pub(crate) fn offloaded(&self) -> Option<&CpuOffload> {
         self.data.as_ref()?.offloaded.as_ref()
+    }
+
+    /// Returns the buckets in which its gradients are reduced with those of other units.
+    pub(crate) fn buckets(&self) -> Option<&Arc<Buckets>> {
+        self.data.as_ref()?.buckets.as_ref()
     }
 
     /// Returns the groups of a unit that `fully_shard` made.

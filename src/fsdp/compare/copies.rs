@@ -88,7 +88,10 @@ pub(super) fn full<M: Module>(model: &M) -> Result<M> {
 /// `reshard_after_forward`.
 fn config(data: &DataParallelGroups) -> FullyShard {
     let config = FullyShard::new().with_buffer_sync(data.buffer_sync);
-    config.with_implicit_unshard(data.implicit_unshard)
+    FullyShard {
+        buckets: data.buckets.as_ref().map(|buckets| buckets.sizes()),
+        ..config.with_implicit_unshard(data.implicit_unshard)
+    }
 }
 
 /// Puts the data-parallel parameters into new units. `groups` returns a unit's groups. `place`

@@ -12,6 +12,7 @@ use crate::comm::ReduceOp;
 /// step it. If only some ranks used it, its gradient is averaged over all ranks, and the others
 /// count as zeros. Each reduction therefore also transfers one flag per parameter, which says that
 /// the rank used it.
+#[derive(Debug)]
 pub(super) struct FlaggedGrads {
     pub(super) grads: Vec<DispatchTensor>,
     pub(super) used: Vec<bool>,

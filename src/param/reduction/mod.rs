@@ -11,6 +11,7 @@
 //! reduction advances before the next is issued, so one unit's unsharded gradients are in memory in
 //! addition to those being computed; two units' if another rank is slow to receive its shards.
 
+pub(super) mod bucket;
 pub(super) mod flags;
 pub(super) mod gradients;
 pub(super) mod order;
@@ -27,6 +28,7 @@ use burn::backend::autodiff::NodeId;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use bucket::Bucket;
 use gradients::{GradStage, Trained};
 use stages::{GradReduction, Postponed, ReduceProgress};
 
@@ -51,6 +53,10 @@ struct ReduceQueue {
     postponed: Vec<Postponed>,
     /// The models whose units this backward trains.
     models: SmallVec<[Arc<str>; 1]>,
+    /// Gradients that wait for those of more units, to be reduced with them.
+    bucket: Option<Bucket>,
+    /// The backward that has posted the last bucket.
+    posted: Option<BackwardId>,
 }
 
 /// A reduction in flight; `None` once it is complete.
@@ -64,11 +70,15 @@ pub(super) struct OwnedReductions(Mutex<SmallVec<[Arc<InFlightReduction>; 1]>>);
 impl GradReducer {
     /// Starts the averaging of gradients over the data-parallel ranks, including gradients that
     /// were accumulated before. If the unit does not synchronize (`no_sync`), accumulates them
-    /// instead. `grads` holds one gradient per trained parameter, `None` for one that this rank did
-    /// not use. `owner` keeps the reduction until it is complete.
+    /// instead; if it joins a bucket, the averaging starts when that is full. `grads` holds one
+    /// gradient per trained parameter, `None` for one that this rank did not use. `owner` keeps the
+    /// reductions that start until they are complete. Returns the gradients of earlier reductions.
     ///
     /// # Collective
     /// On all data-parallel ranks.
+    ///
+    /// # Panics
+    /// Like [`advance`](Self::advance).
     pub(super) fn submit(
         &self,
         unit: &Arc<Unit>,
@@ -76,9 +86,64 @@ impl GradReducer {
         grads: Vec<Option<DispatchTensor>>,
         backward: BackwardId,
         owner: &OwnedReductions,
-    ) {
-        let progress = GradReduction::issue(unit.clone(), trained, grads);
-        self.add(progress, backward, owner);
+    ) -> Reduced {
+        let prepared = match GradReduction::prepare(unit.clone(), trained, grads) {
+            Ok(prepared) => prepared,
+            Err(postponed) => {
+                self.postpone(postponed);
+                return Reduced::new();
+            }
+        };
+        let Some(buckets) = prepared.buckets() else {
+            let reduced = self.post_bucket(backward, owner);
+            self.add(
+                ReduceProgress::InFlight(prepared.post().into()),
+                backward,
+                owner,
+            );
+            return reduced;
+        };
+        let takes = |bucket: &Bucket| bucket.takes(backward, &buckets, prepared.op());
+        let is_other =
+            |bucket: &Option<Bucket>| bucket.as_ref().is_some_and(|bucket| !takes(bucket));
+        let mut reduced = Reduced::new();
+        if is_other(&self.0.lock().bucket) {
+            reduced = self.post_bucket(backward, owner);
+        }
+        let is_full = {
+            let queue = &mut *self.0.lock();
+            match &mut queue.bucket {
+                Some(bucket) => bucket.add(prepared),
+                none => {
+                    let is_first = queue.posted != Some(backward);
+                    *none = Some(Bucket::new(backward, &buckets, prepared, is_first));
+                }
+            }
+            queue.bucket.as_ref().is_some_and(Bucket::is_full)
+        };
+        if is_full {
+            reduced.extend(self.post_bucket(backward, owner));
+        }
+        reduced
+    }
+
+    /// Starts the reductions of the units whose gradients wait in a bucket, and returns the
+    /// gradients of earlier reductions. Those of a backward that was abandoned are dropped.
+    ///
+    /// # Panics
+    /// Like [`advance`](Self::advance).
+    pub(super) fn post_bucket(&self, backward: BackwardId, owner: &OwnedReductions) -> Reduced {
+        let bucket = self.0.lock().bucket.take();
+        let Some(bucket) = bucket.filter(|bucket| bucket.backward == backward) else {
+            return Reduced::new();
+        };
+        // As those of units that are in no bucket, one after another.
+        let reduced = self.finish(backward);
+        self.0.lock().posted = Some(backward);
+        for reduction in bucket.post() {
+            self.add(ReduceProgress::InFlight(reduction.into()), backward, owner);
+        }
+        reduced
     }
 
     /// Advances the reductions of `backward` by one stage, oldest first, and returns the gradients
@@ -116,7 +181,7 @@ impl GradReducer {
         backward: BackwardId,
         owner: &OwnedReductions,
     ) -> Reduced {
-        let mut reduced = Reduced::new();
+        let mut reduced = self.post_bucket(backward, owner);
         let models = mem::take(&mut self.0.lock().models);
         let is_due = |postponed: &Postponed| {
             let model = postponed.unit.comm.model_root();
@@ -159,9 +224,11 @@ impl GradReducer {
         );
     }
 
-    /// Drops the reductions in flight of a backward that was abandoned.
+    /// Drops the reductions of a backward that was abandoned.
     pub(super) fn abandon(&self) {
-        self.0.lock().in_flight.clear();
+        let mut queue = self.0.lock();
+        queue.in_flight.clear();
+        queue.bucket = None;
     }
 
     fn add(&self, progress: ReduceProgress, backward: BackwardId, owner: &OwnedReductions) {

@@ -9,10 +9,11 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Scalar};
 
 use super::Reduced;
+use super::bucket::{BucketPart, Buckets};
 use super::flags::{self, FlaggedGrads, without_unused};
 use super::gradients::{GradStage, Trained};
 use crate::Result;
-use crate::comm::{Call, CommError, Digests, Op, OpTiming, Phase, Work};
+use crate::comm::{Call, CommError, Digests, Op, OpTiming, Phase, ReduceOp, Work};
 use crate::memory::ToHost;
 use crate::param::custom::AllReduceHook;
 use crate::param::events::{Event, EventKind, ShardedState, TrainingState, record};
@@ -97,13 +98,130 @@ enum ReduceStage {
     /// present.
     Scattering {
         sharded: Option<Work<Vec<DispatchTensor>>>,
-        replicated: Option<Work<Vec<DispatchTensor>>>,
+        replicated: Option<ReplicatedWork>,
     },
     /// The all-reduce of all gradients and the flags over the replicas.
     Replicating(Work<Vec<DispatchTensor>>),
     /// The collectives are complete. The gradients are being copied to host memory, for leaves with
     /// these element types.
     CopyingOut(ToHost, Vec<(NodeId, DType)>),
+}
+
+/// The all-reduce of a unit's replicated parameters: one of its own, or one that the units of a
+/// bucket share.
+#[derive(Debug)]
+enum ReplicatedWork {
+    Own(Work<Vec<DispatchTensor>>),
+    Shared(BucketPart),
+}
+
+impl ReplicatedWork {
+    fn wait_with_timing(self) -> Result<(Vec<DispatchTensor>, Option<OpTiming>), CommError> {
+        match self {
+            Self::Own(work) => work.wait_with_timing(),
+            Self::Shared(part) => part.wait_with_timing(),
+        }
+    }
+}
+
+/// A reduction whose first collective is not posted yet.
+#[derive(Debug)]
+pub(super) struct PreparedReduction {
+    reduction: GradReduction,
+    /// This rank's gradients; `None` if no collective is needed.
+    own: Option<FlaggedGrads>,
+    /// Digests that the first collective compares.
+    compared: Vec<Digests>,
+}
+
+impl PreparedReduction {
+    /// Returns the buckets that the unit's gradients join, if they are reduced by one all-reduce
+    /// over the groups of the units.
+    pub(super) fn buckets(&self) -> Option<Arc<Buckets>> {
+        let GradReduction { unit, trained, .. } = &self.reduction;
+        let spec = unit.spec();
+        let buckets = spec.data.as_ref()?.buckets.as_ref()?;
+        let is_plain = self.own.is_some()
+            && unit.comm.options.lock().collectives.is_none()
+            && !trained
+                .members
+                .iter()
+                .any(|&member| spec.params[member].is_sharded());
+        is_plain.then(|| buckets.clone())
+    }
+
+    pub(super) fn unit(&self) -> &Arc<Unit> {
+        &self.reduction.unit
+    }
+
+    pub(super) fn op(&self) -> ReduceOp {
+        self.unit().comm.averaging().shard
+    }
+
+    pub(super) fn call(&self) -> Call {
+        self.reduction.call.clone()
+    }
+
+    pub(super) fn compared(&self) -> Vec<Digests> {
+        self.compared.clone()
+    }
+
+    /// Returns the paths of the parameters.
+    pub(super) fn names(&self) -> impl Iterator<Item = Arc<str>> {
+        let members = self.reduction.trained.members.iter();
+        members.map(|&member| self.unit().spec().params[member].path.clone())
+    }
+
+    /// Returns what, together with the dtypes, determines the plan of an all-reduce.
+    pub(super) fn key(&self) -> (usize, Vec<usize>) {
+        let unit = Arc::as_ptr(self.unit()).addr();
+        (unit, self.reduction.trained.members.clone())
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let bytes = |grad: &DispatchTensor| grad.shape().num_elements() * grad.dtype().size();
+        self.own.iter().flat_map(|own| &own.grads).map(bytes).sum()
+    }
+
+    pub(super) fn grads(&self) -> Vec<DispatchTensor> {
+        let own = self.own.as_ref();
+        own.map(|own| own.grads.clone()).unwrap_or_default()
+    }
+
+    /// Returns the flags of the gradients of a bucket.
+    pub(super) fn flags(&self) -> DispatchTensor {
+        let own = self.own.as_ref().expect("only gradients join a bucket");
+        own.flags(1, self.op())
+    }
+
+    /// Posts the reductions over the ranks that shard.
+    pub(super) fn post(self) -> GradReduction {
+        let Self {
+            mut reduction,
+            own,
+            compared,
+        } = self;
+        let data = reduction.unit.spec().data.clone();
+        if let (Some(own), Some(data)) = (own, data) {
+            reduction.stage = reduction.post_scatter(&data, &own, compared);
+            reduction.used = own.used;
+        }
+        reduction
+    }
+
+    /// Continues with its part of the all-reduce of a bucket.
+    pub(super) fn post_in(self, part: BucketPart) -> GradReduction {
+        let Self {
+            mut reduction, own, ..
+        } = self;
+        reduction.used = own.map(|own| own.used).unwrap_or_default();
+        reduction.stage = ReduceStage::Scattering {
+            sharded: None,
+            replicated: Some(ReplicatedWork::Shared(part)),
+        };
+        reduction.note(EventKind::Issued(Op::AllReduce), None);
+        reduction
+    }
 }
 
 impl GradReduction {
@@ -130,47 +248,68 @@ impl GradReduction {
     pub(super) fn issue(
         unit: Arc<Unit>,
         trained: Trained,
-        mut grads: Vec<Option<DispatchTensor>>,
+        grads: Vec<Option<DispatchTensor>>,
     ) -> ReduceProgress {
+        match Self::prepare(unit, trained, grads) {
+            Ok(prepared) => ReduceProgress::InFlight(prepared.post().into()),
+            Err(postponed) => ReduceProgress::Postponed(postponed),
+        }
+    }
+
+    /// Prepares a reduction. If the unit does not synchronize, accumulates the gradients and returns
+    /// the postponed reduction.
+    pub(super) fn prepare(
+        unit: Arc<Unit>,
+        trained: Trained,
+        mut grads: Vec<Option<DispatchTensor>>,
+    ) -> Result<PreparedReduction, Postponed> {
         let stage = GradStage::Full;
         if !unit.comm.options.lock().sync {
             unit.accumulated.add(stage, &trained, grads);
-            return ReduceProgress::Postponed(Postponed {
+            return Err(Postponed {
                 unit,
                 stage,
                 trained,
             });
         }
         unit.accumulated.take(stage, &trained.leaves, &mut grads);
-        ReduceProgress::InFlight(Self::scatter(unit, trained, grads).into())
+        Ok(Self::scatter(unit, trained, grads))
     }
 
-    /// Starts the first stage: the reduction over the ranks that shard, which also compares the
+    /// Prepares the first stage: the reduction over the ranks that shard, which also compares the
     /// digests of the replica check.
-    fn scatter(unit: Arc<Unit>, trained: Trained, grads: Vec<Option<DispatchTensor>>) -> Self {
+    fn scatter(
+        unit: Arc<Unit>,
+        trained: Trained,
+        grads: Vec<Option<DispatchTensor>>,
+    ) -> PreparedReduction {
         let PendingDigests {
             checked_step,
-            shard,
+            shard: compared,
             replicate,
         } = trained.source.pending_digests();
-        let mut reduction = Self::new(unit.clone(), trained);
+        let mut reduction = Self::new(unit, trained);
         reduction.checked_step = checked_step;
         reduction.replicate = replicate;
         let flagged = |grads| FlaggedGrads::new(grads, |at| reduction.trained.zeros(at));
-        let data = unit.spec().data.as_ref();
-        match data.filter(|data| !grads.is_empty() && data.ranks() > 1) {
-            None if reduction.hook.is_some() => {
+        let data = reduction.unit.spec().data.as_ref();
+        let own = match data.is_some_and(|data| !grads.is_empty() && data.ranks() > 1) {
+            false if reduction.hook.is_some() => {
                 let grads = flagged(grads).grads;
                 reduction.stage = ReduceStage::Local(grads.into_iter().map(Some).collect());
+                None
             }
-            None => reduction.stage = ReduceStage::Local(grads),
-            Some(data) => {
-                let own = flagged(grads);
-                reduction.stage = reduction.post_scatter(data, &own, shard);
-                reduction.used = own.used;
+            false => {
+                reduction.stage = ReduceStage::Local(grads);
+                None
             }
+            true => Some(flagged(grads)),
+        };
+        PreparedReduction {
+            reduction,
+            own,
+            compared,
         }
-        reduction
     }
 
     /// Posts the reductions over the ranks that shard. The first of them also transfers the flags
@@ -206,6 +345,7 @@ impl GradReduction {
         };
         let sharded = post(UnitCollectiveKind::ReduceScatterGrads, sharded);
         let replicated = post(UnitCollectiveKind::ReduceReplicatedGrads, replicated);
+        let replicated = replicated.map(ReplicatedWork::Own);
         self.note(EventKind::Issued(scatter_op(sharded.as_ref())), None);
         ReduceStage::Scattering {
             sharded,
@@ -291,24 +431,24 @@ impl GradReduction {
     fn scattered(
         mut self,
         sharded: Option<Work<Vec<DispatchTensor>>>,
-        replicated: Option<Work<Vec<DispatchTensor>>>,
+        replicated: Option<ReplicatedWork>,
     ) -> Result<ReduceProgress> {
         let mut flags = None;
         let mut first = None;
-        let mut wait = |work: Option<Work<Vec<DispatchTensor>>>| -> Result<_, CommError> {
-            let (mut tensors, timing) = work
-                .map(Work::wait_with_timing)
-                .transpose()?
-                .unwrap_or_default();
+        let mut completed = |(mut tensors, timing): (Vec<_>, Option<OpTiming>)| {
             first = first.or(timing);
             if !tensors.is_empty() && flags.is_none() {
                 flags = tensors.pop();
             }
-            Ok(tensors)
+            tensors
         };
         let op = scatter_op(sharded.as_ref());
-        let sharded = wait(sharded)?;
-        let replicated = wait(replicated)?;
+        let sharded = sharded.map(Work::wait_with_timing).transpose()?;
+        let sharded = completed(sharded.unwrap_or_default());
+        let replicated = replicated
+            .map(ReplicatedWork::wait_with_timing)
+            .transpose()?;
+        let replicated = completed(replicated.unwrap_or_default());
         self.note(EventKind::Done(op), first);
         let mut flags = flags.expect("each parameter is sharded or replicated");
         let mut reduced = self
