@@ -31,6 +31,7 @@ mod pretrained;
 #[cfg(feature = "mpi")]
 mod processes;
 mod random_trees;
+mod replicate;
 mod testing;
 mod worlds;
 

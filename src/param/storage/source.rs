@@ -145,9 +145,11 @@ impl ShardGatherer {
             && (0..self.members.len()).any(|at| self.param(at).is_sharded())
     }
 
-    /// Records an event, unless the weights are the stored shards themselves.
+    /// Records an event of a unit that has collectives: that is gathered, or reduced in buckets.
     pub(crate) fn record_event(&self, kind: EventKind, during: TrainingState, state: ShardedState) {
-        if self.offloaded().is_some() || self.is_sharded() {
+        let is_gathered = self.offloaded().is_some() || self.is_sharded();
+        let of_weights = matches!(kind, EventKind::Unshard | EventKind::Reshard);
+        if is_gathered || !of_weights && self.comm.spec.buckets().is_some() {
             record(|| Event::of(self.comm.label(), kind, during, state));
         }
     }

@@ -9,7 +9,7 @@ mod buffers;
 mod burn_layers;
 mod chunked_loss;
 mod clip;
-mod collective_counts;
+pub mod collective_counts;
 mod compare;
 mod config_errors;
 mod custom_collectives;

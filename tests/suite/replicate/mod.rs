@@ -1,0 +1,5 @@
+//! Data parallelism by name: `replicate`.
+
+mod buckets;
+mod nested;
+mod parity;
