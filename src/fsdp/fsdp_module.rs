@@ -9,8 +9,9 @@ use smallvec::SmallVec;
 use crate::Result;
 use crate::comm::Communicator;
 use crate::param::{
-    AllReduceHook, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward, RuntimeOptions,
-    Unit, UnitCollectives, give_up_backward, is_backward_gathered, units_of, unshard_unit,
+    AllReduceHook, GradientHook, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward,
+    RuntimeOptions, Unit, UnitCollectives, give_up_backward, is_backward_gathered, units_of,
+    unshard_unit,
 };
 use crate::pattern::PathPattern;
 
@@ -289,6 +290,20 @@ impl FsdpModule {
     /// Makes these units run their collectives on their own groups again.
     pub fn remove_collectives(&self) {
         self.set(|control| control.collectives = None);
+    }
+
+    /// Sums gradients by `hook` in place of the all-reduces: those of the buckets of
+    /// [`replicate`](crate::replicate::replicate), and those over replicas of reduced shards (HSDP).
+    /// A reduce-scatter, and replicated parameters of a unit that also has sharded ones, have no
+    /// hook. Flags of used parameters have an all-reduce of their own.
+    pub fn set_gradient_hook(&self, hook: impl GradientHook + 'static) {
+        let hook: Arc<dyn GradientHook> = Arc::new(hook);
+        self.set(|control| control.gradient_hook = Some(hook.clone()));
+    }
+
+    /// Removes the hook.
+    pub fn remove_gradient_hook(&self) {
+        self.set(|control| control.gradient_hook = None);
     }
 
     fn change_averaging(&self, set: impl Fn(&mut RuntimeOptions)) {

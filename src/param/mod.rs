@@ -55,7 +55,7 @@
 //! | the parameter, its LoRA adapter, its views and gradients, its reads | `distributed`, `read`, `varying` |
 //! | states that distinguish clones of a parameter; shards and their marker in records | `states`; `shards` |
 //! | units: what is fixed; name, options and collectives; state; counts | `unit_spec`; `unit_comm`, `unit_name`, `options`; `unit`; `counts` |
-//! | user-defined collectives and hooks | `custom` |
+//! | user-defined collectives and hooks | `custom`, `gradient_hook` |
 //! | unsharded parameters of a pass; their state, copies, memory | `unsharded`; `storage`: `unshard_state`, `copies`, `slot` |
 //! | all-gathers in flight; in advance, and resharding | `pending_all_gather`; `prefetch` |
 //! | one forward of a unit | `forward`, `unit_stack`, `scope`, `begin_pass` |
@@ -84,6 +84,7 @@ mod events;
 mod finished_graphs;
 mod forward;
 mod full;
+mod gradient_hook;
 mod missed_step;
 mod model_scan;
 mod offload;
@@ -136,6 +137,7 @@ pub(crate) use forward::{ModuleUnits, units_of};
 #[cfg(feature = "store")]
 pub(crate) use full::full_model_if;
 pub use full::{full_model, full_model_on};
+pub use gradient_hook::{GradientBucket, GradientHook};
 pub(crate) use missed_step::check_reduced;
 pub(crate) use model_scan::{Layer, ModelScan, ScannedParam, check_patterns};
 pub(crate) use offload::CpuOffload;

@@ -7,6 +7,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
 
 use super::custom::{AllReduceHook, UnitCollectives};
+use super::gradient_hook::GradientHook;
 use crate::comm::ReduceOp;
 
 /// Options that [`FsdpModule`](crate::fsdp::FsdpModule) sets. Each pass reads an option when it
@@ -27,6 +28,8 @@ pub(crate) struct RuntimeOptions {
     pub(crate) divide_factor: Option<f64>,
     pub(crate) force_sum: bool,
     pub(crate) hook: Option<AllReduceHook>,
+    /// Read when the unit's gradients are summed by an all-reduce.
+    pub(crate) gradient_hook: Option<Arc<dyn GradientHook>>,
     /// Read when the unit issues a collective.
     pub(crate) collectives: Option<Arc<dyn UnitCollectives>>,
 }
@@ -56,6 +59,7 @@ impl RuntimeOptions {
             divide_factor: None,
             force_sum: false,
             hook: None,
+            gradient_hook: None,
             collectives: None,
         }
     }

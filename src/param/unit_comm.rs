@@ -12,6 +12,7 @@ use lru::LruCache;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
+use super::gradient_hook::GradsWork;
 use super::offload::CpuOffload;
 use super::options::{GradientDivideFactors, Kept, RuntimeOptions};
 use super::pending_all_gather::PendingAllGather;
@@ -25,6 +26,7 @@ use crate::comm::{
     Call, CollectivePlan, CommError, Communicator, Phase, ShardedModel, TensorMeta, Work,
 };
 use crate::dtensor::own;
+use crate::error::OrUnwind;
 use crate::pattern::PathPattern;
 use crate::placement::ShardSizes;
 
@@ -216,6 +218,45 @@ impl UnitComm {
                 custom.all_reduce(group, call, &plan, tensors)
             }
         }
+    }
+
+    /// Starts the all-reduce of gradients, by the unit's hook if it has one. `tensors` are those of
+    /// [`exchange`](Self::exchange).
+    ///
+    /// # Collective
+    /// Every rank of the [group](Self::group).
+    ///
+    /// # Panics
+    /// Unwinds with the error of the hook.
+    pub(crate) fn all_reduce(
+        &self,
+        kind: UnitCollectiveKind,
+        call: Call,
+        members: &[usize],
+        mut tensors: Vec<DispatchTensor>,
+    ) -> GradsWork {
+        let Some(hook) = self.options.lock().gradient_hook.clone() else {
+            return self.exchange(kind, call, members, tensors).into();
+        };
+        let flags = tensors.pop().into_iter().collect();
+        let (group, number) = self.group(kind, call.phase);
+        let params = members.iter().map(|&member| &self.spec.params[member]);
+        let is_sent = |param: &&UnitParam| {
+            kind == UnitCollectiveKind::ReduceOverReplicas || !param.is_sharded()
+        };
+        let names = params.filter(is_sent).map(|param| param.path.clone());
+        let call = Call {
+            model: call
+                .model
+                .clone()
+                .map(|model| ShardedModel { number, ..model }),
+            ..call.with_names(names)
+        };
+        let op = match kind {
+            UnitCollectiveKind::ReduceOverReplicas => self.averaging().replicate,
+            _ => self.averaging().shard,
+        };
+        GradsWork::hooked(&*hook, group, call, op, tensors, flags).or_unwind()
     }
 
     /// Returns the ranks that participate in a collective of this kind, and the number of the

@@ -1,10 +1,11 @@
 //! [`DataParallel`]: configuration of [`replicate`](super::replicate).
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::fsdp::{FullyShard, MixedPrecisionPolicy, ParamInfo};
 use crate::mesh::{DeviceMesh, DimNames};
-use crate::param::BufferSync;
+use crate::param::{BufferSync, GradientHook};
 use crate::placement::Placement;
 
 const MIB: usize = 1 << 20;
@@ -22,6 +23,7 @@ pub struct DataParallel {
     has_units: bool,
     /// Names of the mesh dimensions; all if there are none.
     dims: Vec<String>,
+    pub(super) hook: Option<Arc<dyn GradientHook>>,
 }
 
 impl Default for DataParallel {
@@ -33,6 +35,7 @@ impl Default for DataParallel {
             units,
             has_units: false,
             dims: Vec::new(),
+            hook: None,
         }
     }
 }
@@ -75,6 +78,16 @@ impl DataParallel {
     pub fn with_bucket_bytes(mut self, first: usize, others: usize) -> Self {
         self.units.buckets = Some([first, others]);
         self
+    }
+
+    /// Sums gradients by `hook` in place of the all-reduces, as
+    /// [`FsdpModule::set_gradient_hook`](crate::fsdp::FsdpModule::set_gradient_hook) does.
+    #[must_use]
+    pub fn with_gradient_hook(self, hook: impl GradientHook + 'static) -> Self {
+        Self {
+            hook: Some(Arc::new(hook)),
+            ..self
+        }
     }
 
     /// Sets whether each forward of the model makes its running statistics those of the mesh's first
@@ -156,6 +169,7 @@ impl fmt::Debug for DataParallel {
         f.debug_struct("DataParallel")
             .field("units", &self.units)
             .field("dims", &self.dims)
+            .field("hook", &self.hook)
             .finish()
     }
 }

@@ -36,9 +36,17 @@
 //!    another divisor. On groups whose size is a power of two, it has the bits of `fully_shard`.
 //! 3. Units are reduced in buckets: one all-reduce for consecutive units, the same on all ranks.
 
+mod compress;
 mod config;
+mod power_sgd;
+mod quantized;
 
+pub use compress::{Compress, PlainAllReduce};
 pub use config::DataParallel;
+pub use power_sgd::PowerSgd;
+pub use quantized::Quantized;
+
+pub use crate::param::{GradientBucket, GradientHook};
 
 use std::panic::Location;
 
@@ -46,7 +54,7 @@ use burn::module::Module;
 use itertools::Itertools;
 
 use crate::Result;
-use crate::fsdp::distribute;
+use crate::fsdp::{FsdpModule, distribute};
 use crate::mesh::DeviceMesh;
 use crate::param::ModelScan;
 
@@ -74,8 +82,13 @@ use crate::param::ModelScan;
 /// Those of [`fully_shard`](crate::fsdp::fully_shard).
 #[track_caller]
 pub fn replicate<M: Module>(model: M, mesh: &DeviceMesh, config: DataParallel) -> Result<M> {
+    let hook = config.hook.clone();
     let config = config.of(mesh, || top_level_modules(&ModelScan::of(&model)));
-    distribute(model, mesh, config, "replicate", Location::caller())
+    let model = distribute(model, mesh, config, "replicate", Location::caller())?;
+    if let Some(hook) = hook {
+        FsdpModule::of(&model)?.set_gradient_hook(hook);
+    }
+    Ok(model)
 }
 
 /// Returns the paths of the modules that are fields of the model, or items of its lists.

@@ -230,9 +230,18 @@ pub fn tensor<const D: usize>(
     options: impl Into<TensorCreationOptions>,
 ) -> Tensor<D> {
     check_distribution(distribution).unwrap_or_else(|error| Error::from(error).unwind());
-    let shape = shape.into();
+    drawn(next_own_seed(), shape.into(), distribution, options.into())
+}
+
+/// Returns a plain tensor of the values that `seed` gives.
+pub(crate) fn drawn<const D: usize>(
+    seed: u64,
+    shape: Shape,
+    distribution: Distribution,
+    options: TensorCreationOptions,
+) -> Tensor<D> {
     let full: Vec<_> = shape.iter().map(|&len| 0..len).collect();
-    let values = fill(next_own_seed(), &shape, &full, |words, lane| {
+    let values = fill(seed, &shape, &full, |words, lane| {
         float(distribution, words, lane)
     });
     Tensor::from_data(TensorData::new(values, shape), options)

@@ -15,7 +15,6 @@ use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::DType;
-use itertools::Itertools;
 use lru::LruCache;
 use parking_lot::Mutex;
 
@@ -24,7 +23,8 @@ use crate::autodiff::BackwardId;
 use crate::comm::{
     Call, CollectivePlan, CommError, OpTiming, ReduceOp, ShardedModel, TensorMeta, Work,
 };
-use crate::param::unit::Unit;
+use crate::error::OrUnwind;
+use crate::param::gradient_hook::{GradientHook, GradsWork};
 
 /// The buckets of a model's units: their sizes, and the plans of their all-reduces.
 #[derive(Debug)]
@@ -71,6 +71,7 @@ pub(super) struct Bucket {
     pub(super) backward: BackwardId,
     buckets: Arc<Buckets>,
     op: ReduceOp,
+    hook: Option<Arc<dyn GradientHook>>,
     /// Number of bytes with which it is full.
     size: usize,
     bytes: usize,
@@ -89,6 +90,7 @@ impl Bucket {
         let mut bucket = Self {
             backward,
             op: first.op(),
+            hook: first.hook(),
             size: buckets.sizes[usize::from(!is_first)],
             buckets: buckets.clone(),
             bytes: 0,
@@ -99,8 +101,18 @@ impl Bucket {
     }
 
     /// Returns true if a reduction of this backward with these buckets can be added.
-    pub(super) fn takes(&self, backward: BackwardId, buckets: &Arc<Buckets>, op: ReduceOp) -> bool {
-        (self.backward, self.op) == (backward, op) && Arc::ptr_eq(&self.buckets, buckets)
+    pub(super) fn takes(
+        &self,
+        backward: BackwardId,
+        buckets: &Arc<Buckets>,
+        reduction: &PreparedReduction,
+    ) -> bool {
+        let address = |hook: &Option<Arc<dyn GradientHook>>| {
+            hook.as_ref().map(|hook| Arc::as_ptr(hook).addr())
+        };
+        (self.backward, self.op) == (backward, reduction.op())
+            && Arc::ptr_eq(&self.buckets, buckets)
+            && address(&self.hook) == address(&reduction.hook())
     }
 
     pub(super) fn add(&mut self, reduction: PreparedReduction) {
@@ -117,63 +129,19 @@ impl Bucket {
     /// # Collective
     /// On all data-parallel ranks of the units.
     pub(super) fn post(self) -> Vec<GradReduction> {
-        let Self {
-            buckets,
-            op,
-            reductions,
-            ..
-        } = self;
+        let Self { reductions, .. } = &self;
         if reductions.len() == 1 {
-            return reductions
+            return self
+                .reductions
                 .into_iter()
                 .map(PreparedReduction::post)
                 .collect();
         }
-        let units: Vec<Arc<Unit>> = reductions
-            .iter()
-            .map(|prepared| prepared.unit().clone())
-            .collect();
-        let data = units[0].spec().sharded_data();
-        let mut call = joined(reductions.iter().map(PreparedReduction::call));
-        call.names = Some(
-            reductions
-                .iter()
-                .flat_map(PreparedReduction::names)
-                .collect(),
-        );
-        call = call.with_digests(
-            reductions
-                .iter()
-                .flat_map(PreparedReduction::compared)
-                .collect(),
-        );
-        if let Some(model) = &mut call.model {
-            model.number = data.model.shard;
-        }
-        // The flags of all units follow the gradients, which have names.
-        let (grads, flags): (Vec<_>, Vec<_>) = reductions
-            .iter()
-            .map(|prepared| (prepared.grads(), prepared.flags()))
-            .unzip();
+        let grads: Vec<_> = reductions.iter().map(PreparedReduction::grads).collect();
+        let flags: Vec<_> = reductions.iter().map(PreparedReduction::flags).collect();
         let lens: Vec<_> = grads.iter().map(Vec::len).collect();
-        let tensors: Vec<_> = grads.into_iter().flatten().chain(flags).collect();
-        let key = (
-            reductions.iter().map(PreparedReduction::key).collect(),
-            tensors.iter().map(DispatchTensor::dtype).collect(),
-            op,
-        );
-        let metas = tensors.iter().map(|tensor| TensorMeta {
-            shape: tensor.shape(),
-            dtype: tensor.dtype(),
-        });
-        let plan = buckets.plan(key, |op| {
-            data.reduce.plan_all_reduce(&metas.collect_vec(), op)
-        });
-        let work = match plan {
-            Ok(plan) => data.reduce.execute_plan(call, &plan, tensors),
-            Err(error) => Work::failed(error),
-        };
         let all = lens.iter().sum::<usize>();
+        let work = self.all_reduce(grads.into_iter().flatten().collect(), flags);
         let shared = Arc::new(Mutex::new(SharedWork {
             in_flight: Some(work),
             reduced: Ok(Vec::new()),
@@ -189,11 +157,55 @@ impl Bucket {
             }
         });
         let parts: Vec<_> = parts.collect();
-        reductions
+        self.reductions
             .into_iter()
             .zip(parts)
             .map(|(prepared, part)| prepared.post_in(part))
             .collect()
+    }
+
+    /// Starts the all-reduce of the gradients of all units, followed by their flags.
+    ///
+    /// # Collective
+    /// On all data-parallel ranks of the units.
+    ///
+    /// # Panics
+    /// Unwinds with the error of the hook.
+    fn all_reduce(&self, grads: Vec<DispatchTensor>, flags: Vec<DispatchTensor>) -> GradsWork {
+        let Self { op, reductions, .. } = self;
+        let data = reductions[0].unit().spec().sharded_data();
+        let joined = joined(reductions.iter().map(PreparedReduction::call));
+        let names = reductions.iter().flat_map(PreparedReduction::names);
+        let compared = reductions.iter().flat_map(PreparedReduction::compared);
+        let call = Call {
+            model: joined.model.clone().map(|model| ShardedModel {
+                number: data.model.shard,
+                ..model
+            }),
+            ..joined.with_names(names).with_digests(compared.collect())
+        };
+        if let Some(hook) = &self.hook {
+            return GradsWork::hooked(&**hook, &data.reduce, call, *op, grads, flags).or_unwind();
+        }
+        let tensors: Vec<_> = grads.into_iter().chain(flags).collect();
+        let key = (
+            reductions.iter().map(PreparedReduction::key).collect(),
+            tensors.iter().map(DispatchTensor::dtype).collect(),
+            *op,
+        );
+        let metas = tensors.iter().map(|tensor| TensorMeta {
+            shape: tensor.shape(),
+            dtype: tensor.dtype(),
+        });
+        let metas: Vec<_> = metas.collect();
+        let plan = self
+            .buckets
+            .plan(key, |op| data.reduce.plan_all_reduce(&metas, op));
+        let work = match plan {
+            Ok(plan) => data.reduce.execute_plan(call, &plan, tensors),
+            Err(error) => Work::failed(error),
+        };
+        work.into()
     }
 }
 
@@ -233,7 +245,7 @@ pub(super) struct BucketPart {
 /// The all-reduce of a bucket.
 #[derive(Debug)]
 struct SharedWork {
-    in_flight: Option<Work<Vec<DispatchTensor>>>,
+    in_flight: Option<GradsWork>,
     /// The tensors that no part has taken, once the all-reduce is complete.
     reduced: Result<Vec<Option<DispatchTensor>>, CommError>,
 }

@@ -103,7 +103,7 @@ impl GradReducer {
             );
             return reduced;
         };
-        let takes = |bucket: &Bucket| bucket.takes(backward, &buckets, prepared.op());
+        let takes = |bucket: &Bucket| bucket.takes(backward, &buckets, &prepared);
         let is_other =
             |bucket: &Option<Bucket>| bucket.as_ref().is_some_and(|bucket| !takes(bucket));
         let mut reduced = Reduced::new();

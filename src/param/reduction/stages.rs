@@ -17,6 +17,7 @@ use crate::comm::{Call, CommError, Digests, Op, OpTiming, Phase, ReduceOp, Work}
 use crate::memory::ToHost;
 use crate::param::custom::AllReduceHook;
 use crate::param::events::{Event, EventKind, ShardedState, TrainingState, record};
+use crate::param::gradient_hook::{GradientHook, GradsWork};
 use crate::param::options::cast;
 use crate::param::replica_check::{ComparedRanks, PendingDigests};
 use crate::param::unit::Unit;
@@ -101,7 +102,7 @@ enum ReduceStage {
         replicated: Option<ReplicatedWork>,
     },
     /// The all-reduce of all gradients and the flags over the replicas.
-    Replicating(Work<Vec<DispatchTensor>>),
+    Replicating(GradsWork),
     /// The collectives are complete. The gradients are being copied to host memory, for leaves with
     /// these element types.
     CopyingOut(ToHost, Vec<(NodeId, DType)>),
@@ -111,7 +112,7 @@ enum ReduceStage {
 /// bucket share.
 #[derive(Debug)]
 enum ReplicatedWork {
-    Own(Work<Vec<DispatchTensor>>),
+    Own(GradsWork),
     Shared(BucketPart),
 }
 
@@ -152,6 +153,10 @@ impl PreparedReduction {
 
     pub(super) fn unit(&self) -> &Arc<Unit> {
         &self.reduction.unit
+    }
+
+    pub(super) fn hook(&self) -> Option<Arc<dyn GradientHook>> {
+        self.unit().comm.options.lock().gradient_hook.clone()
     }
 
     pub(super) fn op(&self) -> ReduceOp {
@@ -332,7 +337,7 @@ impl GradReduction {
             sharded.push(own.flags(data.reduce.group().size(), op));
         }
         let mut compared = Some(compared);
-        let mut post = |kind, tensors: Vec<_>| {
+        let mut post = |tensors: Vec<_>| {
             if tensors.is_empty() {
                 return None;
             }
@@ -341,11 +346,24 @@ impl GradReduction {
                 Some(compared) => call.with_digests(compared),
                 None => call,
             };
-            Some(comm.exchange(kind, call, members, tensors))
+            Some((call, tensors))
         };
-        let sharded = post(UnitCollectiveKind::ReduceScatterGrads, sharded);
-        let replicated = post(UnitCollectiveKind::ReduceReplicatedGrads, replicated);
-        let replicated = replicated.map(ReplicatedWork::Own);
+        let sharded = post(sharded).map(|(call, tensors)| {
+            comm.exchange(
+                UnitCollectiveKind::ReduceScatterGrads,
+                call,
+                members,
+                tensors,
+            )
+        });
+        let replicated = post(replicated).map(|(call, tensors)| {
+            let kind = UnitCollectiveKind::ReduceReplicatedGrads;
+            // A hook takes flags after the gradients.
+            ReplicatedWork::Own(match sharded.is_some() {
+                true => comm.exchange(kind, call, members, tensors).into(),
+                false => comm.all_reduce(kind, call, members, tensors),
+            })
+        });
         self.note(EventKind::Issued(scatter_op(sharded.as_ref())), None);
         ReduceStage::Scattering {
             sharded,
@@ -385,7 +403,7 @@ impl GradReduction {
             .call
             .clone()
             .with_digests(mem::take(&mut self.replicate));
-        let work = self.unit.comm.exchange(
+        let work = self.unit.comm.all_reduce(
             UnitCollectiveKind::ReduceOverReplicas,
             call,
             &self.trained.members,

@@ -135,7 +135,9 @@ impl Case {
         let net = self
             .net
             .build(self.seed, self.optimizer.is_none(), &self.device(world));
-        let (mut net, mut optimizer) = (self.save.distribute(net, &mesh)?, self.optimizer());
+        // Steps in which no parameter has a gradient are drawn, too.
+        let mut optimizer = self.optimizer().with_empty_steps_allowed(true);
+        let mut net = self.save.distribute(net, &mesh)?;
         for step in 0..self.optimizer.map_or(0, |(_, steps)| steps) {
             let grads = grads(&net, step);
             net = optimizer.step(0.05, net, grads)?;

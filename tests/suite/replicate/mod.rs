@@ -1,5 +1,6 @@
 //! Data parallelism by name: `replicate`.
 
 mod buckets;
+mod hooks;
 mod nested;
 mod parity;

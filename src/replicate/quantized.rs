@@ -1,0 +1,97 @@
+//! [`Quantized`]: gradients that travel as bytes.
+
+use burn::tensor::{DType, Int, IntDType, Tensor};
+
+use super::{GradientBucket, GradientHook};
+use crate::Result;
+use crate::comm::{Communicator, Work};
+
+/// Hook that sends each gradient as 8-bit integers, with a scale and a zero point for each group of
+/// elements (PyTorch's `quantization_pertensor_hook` and `quantization_perchannel_hook`).
+///
+/// Every rank gathers the integers of all ranks and averages what they stand for. An element x is
+/// sent as `round(x / scale) + zero_point` in 0 to 255, where `scale = (max - min) / 255` over the
+/// group and 0, and `zero_point = -round(min / scale)`. With n ranks, a rank receives n bytes for
+/// an element, so it pays for few ranks, or slow links.
+#[derive(Debug, Clone, Copy)]
+pub struct Quantized {
+    /// Elements that have one scale.
+    group: Option<usize>,
+}
+
+/// The largest integer.
+const LEVELS: f64 = 255.0;
+
+/// The smallest scale.
+const EPSILON: f64 = f32::EPSILON as f64;
+
+impl Quantized {
+    /// Creates a hook with one scale for each gradient.
+    pub fn per_tensor() -> Self {
+        Self { group: None }
+    }
+
+    /// Creates a hook with one scale for each group of this many consecutive elements of a gradient.
+    pub fn per_group(elements: usize) -> Self {
+        let group = Some(elements.max(1));
+        Self { group }
+    }
+
+    /// Returns a gradient as integers of 8 bits in rows of one group each, the last padded by zeros,
+    /// and the scale and zero point of each row.
+    fn quantize(&self, grad: &Tensor<1>) -> (Tensor<2, Int>, Tensor<2>) {
+        let len = grad.dims()[0];
+        let group = self.group.unwrap_or(len).max(1);
+        let rows = len.div_ceil(group);
+        let padding = Tensor::zeros([rows * group - len], (&grad.device(), DType::F32));
+        let x = Tensor::cat(vec![grad.clone().cast(DType::F32), padding], 0).reshape([rows, group]);
+        let min = x.clone().min_dim(1).clamp_max(0.0);
+        let max = x.clone().max_dim(1).clamp_min(0.0);
+        let scale = ((max - min.clone()) / LEVELS).clamp_min(EPSILON);
+        let zero = (-(min / scale.clone()).round()).clamp(0.0, LEVELS);
+        let q = ((x / scale.clone()).round() + zero.clone()).clamp(0.0, LEVELS);
+        (
+            q.int().cast(IntDType::U8),
+            Tensor::cat(vec![scale, zero], 1),
+        )
+    }
+}
+
+impl GradientHook for Quantized {
+    fn reduce(&self, group: &Communicator, bucket: GradientBucket) -> Result<Work<Vec<Tensor<1>>>> {
+        let times_average = bucket.times_average(group.group().size());
+        let mut sent = Vec::new();
+        let mut described = Vec::new();
+        for grad in &bucket.grads {
+            let len = grad.dims()[0];
+            described.push((len, grad.dtype()));
+            // A row has at least one element.
+            if len > 0 {
+                let (q, scales) = self.quantize(grad);
+                sent.extend([q.into_dispatch(), scales.into_dispatch()]);
+            }
+        }
+        let empty = bucket.grads.into_iter().find(|grad| grad.dims()[0] == 0);
+        Ok(group
+            .all_gather_stacked(bucket.call, sent)
+            .then(move |gathered| {
+                let mut gathered = gathered.into_iter();
+                let mut next = || gathered.next().expect("each gradient has two tensors");
+                let mut averaged = Vec::new();
+                for (len, dtype) in described {
+                    if let (0, Some(empty)) = (len, &empty) {
+                        averaged.push(empty.clone());
+                        continue;
+                    }
+                    let q = Tensor::<3, Int>::from_dispatch(next());
+                    let scales = Tensor::<3>::from_dispatch(next());
+                    let (scale, zero) = (scales.clone().narrow(2, 0, 1), scales.narrow(2, 1, 1));
+                    let x = (q.float().cast(DType::F32) - zero) * scale;
+                    let [_, rows, columns] = x.dims();
+                    let mean = x.mean_dim(0).reshape([rows * columns]).narrow(0, 0, len);
+                    averaged.push(mean.mul_scalar(times_average).cast(dtype));
+                }
+                averaged
+            }))
+    }
+}
