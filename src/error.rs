@@ -23,6 +23,7 @@ use crate::param::ParamError;
 use crate::placement::PlacementError;
 #[cfg(feature = "store")]
 use crate::pretrained::PretrainedError;
+use crate::replicate::JoinError;
 #[cfg(feature = "train")]
 use crate::train::TrainError;
 
@@ -66,6 +67,9 @@ pub enum Error {
     /// A model could not be parallelized.
     #[error(transparent)]
     Parallel(#[from] ParallelError),
+    /// Ranks with different numbers of batches could not be joined.
+    #[error(transparent)]
+    Join(#[from] JoinError),
     /// An optimizer could not step a parameter, or its state could not be saved or loaded.
     #[error(transparent)]
     Optim(#[from] OptimError),

@@ -182,6 +182,7 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
     let config = FullyShard {
         implicit_unshard: data.implicit_unshard,
         forward_sync_buffers: data.forward_sync_buffers,
+        refuses_unused: data.refuses_unused,
         buckets: data.buckets.as_ref().map(|buckets| buckets.sizes()),
         ..config
     };

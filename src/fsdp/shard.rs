@@ -272,6 +272,7 @@ pub(super) fn data_parallel(
         forward_sync_buffers,
         replica_check_every,
         weight_check,
+        refuses_unused,
         buckets,
         ..
     } = *config;
@@ -334,6 +335,7 @@ pub(super) fn data_parallel(
         reduce,
         replicate,
         post_forward_group,
+        refuses_unused,
         buckets: buckets.map(Buckets::new),
     })
 }

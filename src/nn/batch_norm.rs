@@ -6,9 +6,12 @@ use burn::tensor::Tensor;
 
 use super::{DTensorForward, apply_style, read};
 use crate::Result;
+use crate::comm::Call;
 use crate::dtensor::DTensor;
 use crate::dtensor::ops::module::{self, BatchNormTrainOutput};
 use crate::error::OrUnwind;
+use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Placement};
 
 /// Normalizes by the statistics of the global batch, for any sharding of it over the ranks of the
 /// mesh (synchronized batch normalization). Shards may be uneven or empty.
@@ -77,6 +80,98 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
             output
         })
     }
+}
+
+/// The forward of burn's `BatchNorm` with the statistics of the batches of all ranks of `mesh`
+/// (PyTorch's `SyncBatchNorm`), for data parallelism: each rank passes its own rows, as many as it
+/// has, and gets its own rows.
+///
+/// Call it in place of `norm.forward(x)`. In training it normalizes by the joined batch, and the
+/// running statistics follow that, the same on all ranks; running variances are without Bessel's
+/// correction, as burn's. Outside of training it is burn's forward. The gradients of `gamma` and
+/// `beta` are of this rank's rows, so that [`replicate`](crate::replicate::replicate) and
+/// [`fully_shard`](crate::fsdp::fully_shard) average them like others. For a batch that is one
+/// DTensor, call [`forward_dtensor`](DTensorForward::forward_dtensor).
+///
+/// ```
+/// use burn::nn::{BatchNorm, BatchNormConfig};
+/// use burn::tensor::Tensor;
+/// use burn_dtensor::nn::sync_batch_norm;
+/// use burn_dtensor::prelude::*;
+/// use burn_dtensor::replicate::{DataParallel, replicate};
+///
+/// launch(Launch::threads(2), |world| {
+///     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+///     let device = world.device().clone().autodiff();
+///     let config = DataParallel::new().with_layer_warnings(false);
+///     let norm: BatchNorm = replicate(BatchNormConfig::new(1).init(&device), &mesh, config)?;
+///     let rows = if world.rank() == 0 { vec![1.0, 2.0] } else { vec![6.0] };
+///     let x = Tensor::<1>::from_floats(&rows[..], &device).unsqueeze_dim::<2>(1);
+///     let y = unit(&norm, x, |norm, x| sync_batch_norm(norm, x, &mesh))?;
+///     assert_eq!(y.dims(), [rows.len(), 1]);
+///     let mean = norm.running_mean.value_sync().into_scalar::<f32>();
+///     assert!((mean - 0.3).abs() < 1e-6); // momentum 0.1, and 3 is the mean of all rows
+///     Ok(())
+/// })?;
+/// # Ok::<_, burn_dtensor::Error>(())
+/// ```
+///
+/// # Shapes
+/// - `x` and the output: `[rows of this rank, channels, ..]`
+///
+/// # Collective
+/// Every rank of the mesh, in training: one all-gather of numbers and two all-reduces of one number
+/// per channel in forward, and two all-reduces in backward.
+///
+/// # Errors
+/// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), and
+/// [`Error::Comm`](crate::Error::Comm) if the ranks have other channels.
+pub fn sync_batch_norm<const D: usize>(
+    norm: &BatchNorm,
+    x: Tensor<D>,
+    mesh: &DeviceMesh,
+) -> Result<Tensor<D>> {
+    if !(x.is_autodiff() && norm.training.is_enabled()) {
+        return Ok(norm.forward(x));
+    }
+    let all = mesh.all()?;
+    let flat = match mesh.ndim() {
+        1 => mesh.clone(),
+        _ => mesh.flatten(mesh.names().to_vec())?,
+    };
+    let mesh = &flat;
+    let (gamma, beta) = (norm.gamma.val(), norm.beta.val());
+    let channels = gamma.dims()[0];
+    let dtype = x.dtype();
+    let options = (&x.device(), dtype);
+    let constant = |value: f32| {
+        let value = Tensor::full([channels], value, options.clone());
+        DTensor::replicated_on(value, mesh)
+    };
+    // The rows of each rank, as many as it has.
+    let rows = all.all_gather_numbers(Call::new("sync_batch_norm"), &[x.dims()[0]])?;
+    let mut shape = x.dims();
+    shape[0] = rows.iter().sum();
+    let even = Layout::new(mesh.shape(), &[Placement::Shard(0)])?;
+    let x = DTensor::from_local_with_layout(x, mesh, even.with_uneven_sizes(0, rows)?, shape)?;
+    let BatchNormTrainOutput {
+        output,
+        mean,
+        variance,
+    } = module::batch_norm_train(x, constant(1.0)?, constant(0.0)?, norm.epsilon);
+    let [mean, variance] = of_all_channels(mean, variance)?;
+    follow(&norm.running_mean, mean, norm.momentum);
+    follow(&norm.running_var, variance, norm.momentum);
+    // Plain tensors, so that their gradients are those of this rank's rows.
+    let mut shape = [1; D];
+    shape[1] = channels;
+    let output = output.to_local();
+    // burn multiplies no empty tensor by a row.
+    if output.dims()[0] == 0 {
+        return Ok(output);
+    }
+    let output = output.cast(gamma.dtype());
+    Ok((output * gamma.reshape(shape) + beta.reshape(shape)).cast(dtype))
 }
 
 /// Returns both statistics for all channels. If each rank normalized only some of the channels,

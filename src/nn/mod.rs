@@ -95,6 +95,7 @@ mod spatial;
 mod transformer;
 
 pub use attention::{MhaInput, MhaOutput};
+pub use batch_norm::sync_batch_norm;
 pub use cross_attention::CrossAttention;
 pub use dropout::dropout;
 pub use grouped::{GroupedQueryAttention, GroupedQueryAttentionConfig};

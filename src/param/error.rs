@@ -1,5 +1,7 @@
 //! [`ParamError`]: errors of distributing a model's parameters, and of using distributed parameters.
 
+use itertools::Itertools;
+
 use crate::pattern::PatternError;
 
 /// An error of distributing a model's parameters, or of using distributed parameters.
@@ -28,6 +30,16 @@ pub enum ParamError {
         near_path: Option<String>,
         /// List of the paths that exist.
         present: String,
+    },
+    /// Some ranks did not use parameters in a backward, which the program refuses.
+    #[error(
+        "{} Use each on every rank, freeze or ignore it, or allow it by `with_unused_parameters_refused(false)`: it then \
+         counts as zeros there",
+        by_rank(unused)
+    )]
+    Unused {
+        /// Each of these global ranks, with the paths of the parameters that it did not use.
+        unused: Vec<(usize, Vec<String>)>,
     },
     /// The parameter already has a reparameterization. burn allows one per parameter.
     #[error(
@@ -338,6 +350,14 @@ pub enum ParamError {
         /// Path of the parameter, or its shape if it is not distributed.
         param: String,
     },
+}
+
+fn by_rank(unused: &[(usize, Vec<String>)]) -> String {
+    let of_rank = |(rank, params): &(usize, Vec<String>)| {
+        let params = params.iter().map(|param| format!("`{param}`")).join(", ");
+        format!("Rank {rank} did not use {params} in this backward.")
+    };
+    unused.iter().map(of_rank).join(" ")
 }
 
 fn near(path: Option<&str>) -> String {

@@ -116,6 +116,8 @@ pub(crate) struct DataParallelGroups {
     pub(crate) replicate: Option<Communicator>,
     /// Group of [`ReshardAfterForward::Ranks`], for the all-gathers of backward.
     pub(crate) post_forward_group: Option<Communicator>,
+    /// True if it is an error that a rank does not use a parameter.
+    pub(crate) refuses_unused: bool,
     /// Buckets in which units are reduced together, if all their parameters are replicated.
     pub(crate) buckets: Option<Arc<Buckets>>,
 }

@@ -56,6 +56,15 @@ impl DataParallel {
         self.map(|config| config.with_units(patterns))
     }
 
+    /// Makes the model one unit, for models in which ranks take different branches: every rank must
+    /// enter the same units, but need not use all parameters of a unit. All gradients are then
+    /// averaged at the end of backward.
+    #[must_use]
+    pub fn with_one_unit(mut self) -> Self {
+        self.has_units = true;
+        self
+    }
+
     /// Excludes the parameters whose path matches a pattern, as [`FullyShard::with_ignored`] does.
     #[must_use]
     pub fn with_ignored<S: Into<String>>(self, patterns: impl IntoIterator<Item = S>) -> Self {
@@ -77,6 +86,16 @@ impl DataParallel {
     #[must_use]
     pub fn with_bucket_bytes(mut self, first: usize, others: usize) -> Self {
         self.units.buckets = Some([first, others]);
+        self
+    }
+
+    /// Sets whether it is an error that some rank does not use a parameter in a backward: every rank
+    /// then unwinds with [`ParamError::Unused`](crate::fsdp::ParamError::Unused), which names them by
+    /// rank. Default: false, a parameter counts as zeros on the ranks that do not use it, and has no
+    /// gradient if none does. With true, each reduction waits for the device.
+    #[must_use]
+    pub fn with_unused_parameters_refused(mut self, refused: bool) -> Self {
+        self.units.refuses_unused = refused;
         self
     }
 

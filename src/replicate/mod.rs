@@ -38,11 +38,15 @@
 
 mod compress;
 mod config;
+mod error;
+mod join;
 mod power_sgd;
 mod quantized;
 
 pub use compress::{Compress, PlainAllReduce};
 pub use config::DataParallel;
+pub use error::JoinError;
+pub use join::{Join, JoinedBatch};
 pub use power_sgd::PowerSgd;
 pub use quantized::Quantized;
 

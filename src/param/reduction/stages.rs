@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{DType, Scalar};
+use burn::tensor::{DType, Scalar, Tensor};
 
 use super::Reduced;
 use super::bucket::{BucketPart, Buckets};
@@ -15,6 +15,7 @@ use super::gradients::{GradStage, Trained};
 use crate::Result;
 use crate::comm::{Call, CommError, Digests, Op, OpTiming, Phase, ReduceOp, Work};
 use crate::memory::ToHost;
+use crate::param::ParamError;
 use crate::param::custom::AllReduceHook;
 use crate::param::events::{Event, EventKind, ShardedState, TrainingState, record};
 use crate::param::gradient_hook::{GradientHook, GradsWork};
@@ -473,6 +474,9 @@ impl GradReduction {
             .unit
             .spec()
             .merge(&self.trained.members, sharded, replicated);
+        if self.unit.spec().sharded_data().refuses_unused {
+            self.check_used(&flags)?;
+        }
         if let Some(step) = self.checked_step {
             self.unit.spec().compare_gradients(
                 ComparedRanks::Shard,
@@ -511,6 +515,37 @@ impl GradReduction {
         reduced.push(flags);
         self.stage = self.replicate(reduced);
         Ok(ReduceProgress::InFlight(Box::new(self)))
+    }
+
+    /// Checks that every rank has used each parameter. `flags` are those after the reduction.
+    ///
+    /// # Collective
+    /// Of all ranks, if one has not: the flags are the same on all.
+    ///
+    /// # Errors
+    /// [`ParamError::Unused`] on every rank.
+    fn check_used(&self, flags: &DispatchTensor) -> Result<()> {
+        let data = self.unit.spec().sharded_data();
+        let ranks = data.reduce.group().size();
+        let all = match self.unit.comm.averaging().shard {
+            ReduceOp::Avg => 1.0,
+            _ => ranks as f32,
+        };
+        let flags = Tensor::<2>::from_dispatch(flags.clone()).into_data();
+        let least = all * (1.0 - 0.5 / ranks as f32);
+        if flags.iter::<f32>().all(|flag| flag > least) {
+            return Ok(());
+        }
+        let own = self.trained.members.iter().zip(&self.used);
+        let unused = own.filter(|(_, used)| !**used);
+        let own: Vec<_> = unused
+            .map(|(&member, _)| self.unit.spec().params[member].path.to_string())
+            .collect();
+        let of_ranks = data.reduce.all_gather_object(self.call.clone(), &own)?;
+        let ranks = data.reduce.group().ranks().iter().copied();
+        let unused = ranks.zip(of_ranks).filter(|(_, params)| !params.is_empty());
+        let unused = unused.collect();
+        Err(ParamError::Unused { unused }.into())
     }
 
     /// Completes the collectives: scales the gradients and runs the hook. A copy to host memory

@@ -9,7 +9,9 @@ use burn::tensor::{DType, Device, Tensor};
 use burn_dtensor::comm::{Op, Phase};
 use burn_dtensor::dtensor::DTensorError;
 use burn_dtensor::dtensor::ops::RedistributePolicy;
+use burn_dtensor::nn::sync_batch_norm;
 use burn_dtensor::prelude::*;
+use burn_dtensor::replicate::{DataParallel, replicate};
 use burn_dtensor::testing::MeshTest;
 
 use super::misuse::refused;
@@ -152,6 +154,127 @@ fn shared<const D: usize>(shape: [usize; D], lengths: &[&[usize]]) {
             Ok(())
         });
     }
+}
+
+/// Steps of burn's layer by `sync_batch_norm`, of a replicated model and rows of each rank.
+fn synchronized<const D: usize>(
+    model: &Only<BatchNorm>,
+    mesh: &DeviceMesh,
+    device: &Device,
+    shape: [usize; D],
+    layout: &Layout,
+) -> Result<Vec<Step>> {
+    let model = replicate(
+        on_device(model, device),
+        mesh,
+        DataParallel::new().with_layer_warnings(false),
+    )?;
+    let step = |step| {
+        let whole = batch(step, shape, device);
+        let rows = DTensor::distribute_replicated_to(whole, mesh, layout.clone())?;
+        let x = rows.local().clone().detach().require_grad();
+        let y = sync_batch_norm(&model.layer, x.clone(), mesh)?;
+        let weights = tensor(99, shape, device);
+        let weights = DTensor::distribute_replicated_to(weights, mesh, layout.clone())?;
+        let grads = (y.clone() * weights.local().clone()).sum().backward();
+        let full = |local| {
+            let full = DTensor::from_local_with_layout(local, mesh, layout.clone(), shape)?;
+            Ok::<_, Error>(floats(full.full_tensor()?))
+        };
+        let x = full(
+            x.grad(&grads)
+                .unwrap_or_else(|| x.clone().inner().zeros_like()),
+        )?;
+        let grads = values(&model, Some(&GradientsParams::from_grads(grads, &model)));
+        // Averages over the ranks, each of its rows.
+        let sum = |name: &str| {
+            grads[name]
+                .iter()
+                .map(|grad| grad * mesh.size() as f32)
+                .collect()
+        };
+        let [mean, variance] = running(&model.layer);
+        Ok([
+            full(y.inner())?,
+            x,
+            sum("layer.beta"),
+            sum("layer.gamma"),
+            mean,
+            variance,
+        ])
+    };
+    (0..STEPS).map(step).collect()
+}
+
+fn synchronized_rows<const D: usize>(shape: [usize; D], lengths: &[&[usize]]) {
+    let model = layer(shape[1]);
+    let expected = expected(&model, shape);
+    for &lengths in lengths {
+        MeshTest::new([lengths.len()], ["dp"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let even = Layout::new(mesh.shape(), &[S(0)])?;
+            let layout = even.with_uneven_sizes(0, lengths.to_vec())?;
+            let found = synchronized(&model, mesh, &device, shape, &layout)?;
+            hold(&found, &expected, || format!("{shape:?} as {layout}"));
+            Ok(())
+        });
+    }
+}
+
+/// One call over burn's module: the variants of `SyncBatchNorm`, in a model that is replicated.
+#[test]
+fn burns_layer_normalizes_plain_rows_by_those_of_all_ranks() {
+    synchronized_rows([7, 4], &[&[5, 2], &[1, 4, 2], &[3, 0, 4]]);
+    synchronized_rows([5, 3, 2, 2], &[&[4, 1], &[2, 2, 1]]);
+    synchronized_rows([4, 3, 5], &[&[1, 3]]);
+    synchronized_rows([3, 2, 2, 1, 2], &[&[1, 2]]);
+    synchronized_rows([2, 4], &[&[1, 1], &[1, 0, 1]]);
+}
+
+/// In half precision it has statistics of single precision, without training or if frozen it is
+/// burn's forward, and ranks of another group count for nothing.
+#[test]
+fn sync_batch_norm_of_half_precision_in_evaluation_and_of_a_group() {
+    let model = layer(3);
+    let device = Device::flex().autodiff();
+    let rows = |rank: usize| batch(0, [8, 3], &device).narrow(0, 2 * rank, 2);
+    let pair = |first: usize| {
+        let model = on_device(&model, &device);
+        let y = model
+            .layer
+            .forward(Tensor::cat(vec![rows(first), rows(first + 1)], 0));
+        (floats(y.inner()), running(&model.layer))
+    };
+    let expected = [pair(0), pair(2)];
+    MeshTest::new([2, 2], ["group", "dp"]).run(|mesh| {
+        let (own, model) = (mesh.slice("dp")?, on_device(&model, &device));
+        let (outputs, statistics) = &expected[mesh.rank() / 2];
+        let at = 6 * (mesh.rank() % 2);
+        let y = sync_batch_norm(&model.layer, rows(mesh.rank()), &own)?;
+        near(&floats(y.inner()), &outputs[at..at + 6], || {
+            "of a group".into()
+        });
+        for (found, expected) in running(&model.layer).iter().zip(statistics) {
+            near(found, expected, || "statistics of a group".into());
+        }
+        // Statistics of 0.1 % would be rounded away in half precision.
+        let half = on_device(&self::layer(3), &device);
+        let x = rows(mesh.rank()).cast(DType::F16);
+        let y = sync_batch_norm(&half.layer, x, &own)?;
+        assert_eq!(y.dtype(), DType::F16);
+        let y = floats(y.inner().cast(DType::F32));
+        let far = y
+            .iter()
+            .zip(&outputs[at..at + 6])
+            .map(|(a, b)| (a - b).abs());
+        assert!(far.fold(0.0, f32::max) < 2e-2, "{y:?}");
+        // Without training it is burn's own forward.
+        let valid = model.valid();
+        let x = rows(mesh.rank()).inner();
+        let found = floats(sync_batch_norm(&valid.layer, x.clone(), &own)?);
+        assert_eq!(found, floats(valid.layer.forward(x)));
+        Ok(())
+    });
 }
 
 /// `.._2D_Input`, `.._Diff_Input_Sizes_Running_Value`, `.._Diff_Input_Sizes_gradient`.

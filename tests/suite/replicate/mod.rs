@@ -4,3 +4,4 @@ mod buckets;
 mod hooks;
 mod nested;
 mod parity;
+mod uneven;
