@@ -153,7 +153,8 @@ pub fn sync_batch_norm<const D: usize>(
     let mut shape = x.dims();
     shape[0] = rows.iter().sum();
     let even = Layout::new(mesh.shape(), &[Placement::Shard(0)])?;
-    let x = DTensor::from_local_with_layout(x, mesh, even.with_uneven_sizes(0, rows)?, shape)?;
+    let layout = even.with_uneven_sizes(0, rows)?;
+    let x = DTensor::from_local_with_layout(x, mesh, layout.clone(), shape)?;
     let BatchNormTrainOutput {
         output,
         mean,
@@ -165,7 +166,8 @@ pub fn sync_batch_norm<const D: usize>(
     // Plain tensors, so that their gradients are those of this rank's rows.
     let mut shape = [1; D];
     shape[1] = channels;
-    let output = output.to_local();
+    // A small batch may have been gathered.
+    let output = output.redistribute_to(&layout)?.to_local();
     // burn multiplies no empty tensor by a row.
     if output.dims()[0] == 0 {
         return Ok(output);
