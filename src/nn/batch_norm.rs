@@ -90,8 +90,9 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
 /// running statistics follow that, the same on all ranks; running variances are without Bessel's
 /// correction, as burn's. Outside of training it is burn's forward. The gradients of `gamma` and
 /// `beta` are of this rank's rows, so that [`replicate`](crate::replicate::replicate) and
-/// [`fully_shard`](crate::fsdp::fully_shard) average them like others. For a batch that is one
-/// DTensor, call [`forward_dtensor`](DTensorForward::forward_dtensor).
+/// [`fully_shard`](crate::fsdp::fully_shard) average them like others. Call it inside a
+/// [`unit`](fn@crate::fsdp::unit), to which a batch that may have no rows is passed as a DTensor.
+/// For a batch that is one DTensor, call [`forward_dtensor`](DTensorForward::forward_dtensor).
 ///
 /// ```
 /// use burn::nn::{BatchNorm, BatchNormConfig};
@@ -163,17 +164,15 @@ pub fn sync_batch_norm<const D: usize>(
     let [mean, variance] = of_all_channels(mean, variance)?;
     follow(&norm.running_mean, mean, norm.momentum);
     follow(&norm.running_var, variance, norm.momentum);
-    // Plain tensors, so that their gradients are those of this rank's rows.
-    let mut shape = [1; D];
-    shape[1] = channels;
     // A small batch may have been gathered.
     let output = output.redistribute_to(&layout)?.to_local();
-    // burn multiplies no empty tensor by a row.
-    if output.dims()[0] == 0 {
-        return Ok(output);
-    }
     let output = output.cast(gamma.dtype());
-    Ok((output * gamma.reshape(shape) + beta.reshape(shape)).cast(dtype))
+    // Plain tensors, so that their gradients are those of this rank's rows; of no row if it has none.
+    let rows = output.dims()[0].min(1);
+    let mut shape = [1; D];
+    shape[1] = channels;
+    let of_rows = |vector: Tensor<1>| vector.reshape(shape).slice_dim(0, 0..rows);
+    Ok((output * of_rows(gamma) + of_rows(beta)).cast(dtype))
 }
 
 /// Returns both statistics for all channels. If each rank normalized only some of the channels,

@@ -173,7 +173,11 @@ fn synchronized<const D: usize>(
         let whole = batch(step, shape, device);
         let rows = DTensor::distribute_replicated_to(whole, mesh, layout.clone())?;
         let x = rows.local().clone().detach().require_grad();
-        let y = sync_batch_norm(&model.layer, x.clone(), mesh)?;
+        // As a DTensor, because a rank may have no row.
+        let rows = DTensor::from_local_with_layout(x.clone(), mesh, layout.clone(), shape)?;
+        let y = unit(&model, rows, |model, rows| {
+            sync_batch_norm(&model.layer, rows.to_local(), mesh)
+        })?;
         let weights = tensor(99, shape, device);
         let weights = DTensor::distribute_replicated_to(weights, mesh, layout.clone())?;
         let grads = (y.clone() * weights.local().clone()).sum().backward();
