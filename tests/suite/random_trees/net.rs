@@ -57,6 +57,17 @@ impl Net {
         of_tree(&self.tree)
     }
 
+    /// Replaces a child of the tree.
+    pub fn map_child<E>(
+        mut self,
+        child: usize,
+        map: impl FnOnce(Tree) -> Result<Tree, E>,
+    ) -> Result<Self, E> {
+        let old = self.tree.children.remove(child);
+        self.tree.children.insert(child, map(old)?);
+        Ok(self)
+    }
+
     /// The same with all parameters in this dtype.
     pub fn cast(self, dtype: DType) -> Self {
         self.map(&mut Cast(dtype))

@@ -6,6 +6,7 @@ use burn_dtensor::fsdp::{
 };
 use burn_dtensor::parallel::{self, Style};
 use burn_dtensor::placement::Placement;
+use burn_dtensor::replicate::DataParallel;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -62,6 +63,10 @@ pub struct Plan {
     /// The number of models of this plan, which differ in their values and batches.
     pub models: usize,
     pub backwards: Backwards,
+    /// The model is replicated in place of sharded, in buckets of these bytes.
+    pub buckets: Option<[usize; 2]>,
+    /// This child of the tree, a unit, is replicated, or sharded in a model that is replicated.
+    pub nested: Option<usize>,
     pub tree: Node,
 }
 
@@ -148,12 +153,15 @@ impl Plan {
             },
             backwards: [Backwards::Joint, Backwards::InOrder, Backwards::Reversed]
                 [rng.random_range(0..3)],
+            buckets: None,
+            nested: None,
             tensor_parallel,
             tree,
             mesh,
         };
         plan.draw_nodes(&mut rng);
         plan.draw_calls(&mut rng);
+        plan.draw_replicated(&mut rng);
         if !plan.is_sound() {
             plan.given = Used::Everywhere;
         }
@@ -194,6 +202,29 @@ impl Plan {
         }
         self.tree
             .change_all(&mut |node| node.kept = rng.random_bool(0.5));
+    }
+
+    /// Draws whether the model, or a module inside it, is replicated.
+    fn draw_replicated(&mut self, rng: &mut StdRng) {
+        if rng.random_bool(0.2) {
+            let sizes = [[0, 0], [100, 400], [800, 800], [1 << 20, 1 << 20]];
+            self.buckets = Some(sizes[rng.random_range(0..4)]);
+            // Gradients are reduced over all ranks at once.
+            if self.waits == Waits::Scattered {
+                self.waits = Waits::Unreduced;
+            }
+        }
+        let children = self.tree.children.iter().enumerate();
+        let units: Vec<_> = children
+            .filter(|(at, child)| {
+                let path = format!("tree.children.{at}");
+                child.unit && child.scoped && !self.group().contains(&path)
+            })
+            .map(|(at, _)| at)
+            .collect();
+        if !units.is_empty() && rng.random_bool(0.3) {
+            self.nested = Some(units[rng.random_range(0..units.len())]);
+        }
     }
 
     /// Draws what the program calls beside forwards, backwards and steps, and which weights a rank
@@ -270,11 +301,66 @@ impl Plan {
         self.mesh.iter().product()
     }
 
-    pub fn config(&self) -> FullyShard {
+    fn units(&self) -> Vec<String> {
         let mut units = self.tree.paths("tree", |node| node.unit);
         if self.table_unit {
             units.push("table".into());
         }
+        if let Some(child) = self.nested {
+            let nested = format!("tree.children.{child}");
+            units.retain(|path| !path.starts_with(&nested));
+        }
+        units
+    }
+
+    fn policy(&self) -> MixedPrecisionPolicy {
+        let policy = MixedPrecisionPolicy::new();
+        let policy = if self.precision.computes_in_half() {
+            policy.with_param_dtype(DType::F16)
+        } else {
+            policy
+        };
+        if self.precision.reduces_in_half() {
+            policy.with_reduce_dtype(DType::F16)
+        } else {
+            policy
+        }
+    }
+
+    /// The configuration of a model that is replicated.
+    pub fn data_parallel(&self) -> DataParallel {
+        self.replicated(self.units())
+    }
+
+    pub fn replicated(&self, units: Vec<String>) -> DataParallel {
+        let [first, others] = self.buckets.unwrap_or([100, 400]);
+        DataParallel::new()
+            .with_units(units)
+            .with_bucket_bytes(first, others)
+            .with_mixed_precision(self.policy())
+    }
+
+    /// The child of the tree that is distributed first, the paths of the units inside it, and
+    /// whether it is replicated.
+    pub fn nested(&self) -> Option<(usize, Vec<String>, bool)> {
+        let child = self.nested?;
+        let prefix = format!("tree.children.{child}.");
+        let units = self.tree.paths("tree", |node| node.unit);
+        let inside = units
+            .iter()
+            .filter_map(|path| Some(path.strip_prefix(&prefix)?.to_owned()));
+        Some((child, inside.collect(), self.buckets.is_none()))
+    }
+
+    pub fn nested_sharded(&self, units: Vec<String>) -> FullyShard {
+        let config = FullyShard::new().with_units(units);
+        config
+            .with_reshard_after_forward(self.reshard)
+            .with_mixed_precision(self.policy())
+    }
+
+    pub fn config(&self) -> FullyShard {
+        let mut units = self.units();
         let group = self.group();
         units.retain(|path| !group.contains(path));
         let config = FullyShard::new()
@@ -290,18 +376,7 @@ impl Plan {
         } else {
             config.with_group_unit(group)
         };
-        let policy = MixedPrecisionPolicy::new();
-        let policy = if self.precision.computes_in_half() {
-            policy.with_param_dtype(DType::F16)
-        } else {
-            policy
-        };
-        let policy = if self.precision.reduces_in_half() {
-            policy.with_reduce_dtype(DType::F16)
-        } else {
-            policy
-        };
-        let config = config.with_mixed_precision(policy);
+        let config = config.with_mixed_precision(self.policy());
         let mut full = self.tree.paths("tree", |node| node.full);
         full.iter_mut()
             .for_each(|path| path.push_str(".layer.weight"));
@@ -371,6 +446,7 @@ impl Plan {
             .into_iter()
             .map(|tree| Self {
                 tree,
+                nested: None,
                 ..self.clone()
             })
             .collect();
@@ -455,7 +531,12 @@ impl Plan {
             |plan| plan.scaling.sums_forced = false,
             self.scaling.sums_forced,
         );
-        add(|plan| plan.grouped = false, self.grouped);
+        add(|plan| plan.buckets = None, self.buckets.is_some());
+        add(|plan| plan.nested = None, self.nested.is_some());
+        add(
+            |plan| plan.grouped = false,
+            self.grouped && self.nested.is_none(),
+        );
         add(|plan| plan.tied = false, self.tied);
         add(
             |plan| plan.given = Used::Everywhere,

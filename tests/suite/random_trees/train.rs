@@ -9,6 +9,7 @@ use burn_dtensor::comm::World;
 use burn_dtensor::fsdp::{FsdpModule, ParamError, full_model, full_model_on, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::parallelize;
+use burn_dtensor::replicate::replicate;
 use burn_dtensor::{Error, Result};
 
 use super::choices::{Backwards, Kept, Waits};
@@ -153,7 +154,19 @@ impl Meshes {
             None => net,
             Some(mesh) => parallelize(net, mesh, plan.styles())?,
         };
-        fully_shard(net, &self.data, plan.config())
+        let net = match plan.nested() {
+            None => net,
+            Some((child, units, is_replicated)) => {
+                net.map_child(child, |child| match is_replicated {
+                    true => replicate(child, &self.data, plan.replicated(units)),
+                    false => fully_shard(child, &self.data, plan.nested_sharded(units)),
+                })?
+            }
+        };
+        match plan.buckets {
+            None => fully_shard(net, &self.data, plan.config()),
+            Some(_) => replicate(net, &self.data, plan.data_parallel()),
+        }
     }
 
     /// This rank's number among those that have data of their own.
