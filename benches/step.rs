@@ -1,8 +1,9 @@
-//! Seconds a training step: fully sharded over 2 ranks, beside as many unsharded copies run at
+//! Seconds a training step: fully sharded over 2 ranks, and data parallel, beside as many unsharded copies run at
 //! once.
 //!
 //! ```text
 //! cargo bench --bench step
+//! cargo bench --bench step -- --replicate # also data parallel, by `replicate`
 //! cargo bench --bench step -- --delay     # one rank sleeps somewhere in each step
 //! cargo bench --features mpi --bench step -- --processes    # ranks are two processes
 //! cargo bench --features cuda --bench step -- --device cuda --dim 2048    # all ranks share the first GPU
@@ -35,6 +36,7 @@ use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn_dtensor::comm::{Op, WaitBreakdown};
 use burn_dtensor::prelude::*;
+use burn_dtensor::replicate::{DataParallel, replicate};
 #[cfg(feature = "mpi")]
 use burn_dtensor::testing::mpirun;
 use clap::{Parser, ValueEnum};
@@ -85,7 +87,7 @@ struct Cli {
     /// One rank sleeps in each step
     #[arg(long)]
     delay: bool,
-    /// Replicas in place of shards: HSDP over N x 1 ranks
+    /// Also train a model that is replicated, in steps that alternate with the others
     #[arg(long)]
     replicate: bool,
     /// Compare what ranks hold alike in every so-manieth step; 0: never
@@ -246,6 +248,8 @@ fn random_tokens(rng: &mut StdRng, device: &Device) -> Tensor<2, Int> {
 #[derive(Serialize, Deserialize)]
 struct Measured {
     sharded: Vec<Seconds>,
+    /// None without `--replicate`.
+    replicated: Vec<Seconds>,
     unsharded: Vec<Seconds>,
     /// Page faults of a step of each kind after others of its kind.
     faults: [f64; 2],
@@ -259,15 +263,22 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
         dim: cli.dim,
         ..MODEL
     };
-    let mesh = match cli.replicate {
-        false => DeviceMesh::new(world, [cli.ranks], ["shard"])?,
-        true => DeviceMesh::new(world, [cli.ranks, 1], ["replicate", "shard"])?,
-    };
+    let mesh = DeviceMesh::new(world, [cli.ranks], ["shard"])?;
     let fsdp = FullyShard::new()
         .with_units(["blocks.*"])
         .with_reshard_after_forward(cli.reshard.into())
         .with_replica_check_every(cli.verify);
     let mut sharded = Training::new(fully_shard(config.init(&device), &mesh, fsdp)?);
+    let mut replicated = match cli.replicate {
+        false => None,
+        true => {
+            let config_of_units = DataParallel::new()
+                .with_units(["blocks.*"])
+                .with_replica_check_every(cli.verify);
+            let model = replicate(config.init(&device), &mesh, config_of_units)?;
+            Some(Training::new(model))
+        }
+    };
     let mut unsharded = Training::new(config.init(&device));
     let mut rng = StdRng::seed_from_u64(world.rank() as u64);
     // The same on all ranks.
@@ -275,6 +286,7 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
     let mut half_a_block = Duration::ZERO;
     let mut measured = Measured {
         sharded: Vec::new(),
+        replicated: Vec::new(),
         unsharded: Vec::new(),
         faults: [0.0; 2],
         traffic: String::new(),
@@ -283,6 +295,10 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
         let delay = Delay::draw(&mut delays, cli.ranks, half_a_block);
         let delay = Some(delay).filter(|_| cli.delay && step >= cli.warmup);
         let one = sharded.step(world, &mut rng, delay, &device)?;
+        let second = replicated
+            .as_mut()
+            .map(|replicated| replicated.step(world, &mut rng, delay, &device))
+            .transpose()?;
         let ledger = world.ledger();
         let traffic = |op| {
             format!(
@@ -299,6 +315,7 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
         half_a_block = Duration::from_secs_f64(other.forward / (MODEL.layers + 1) as f64 / 2.0);
         if step >= cli.warmup {
             measured.sharded.push(one);
+            measured.replicated.extend(second);
             measured.unsharded.push(other);
         }
     }
@@ -383,6 +400,14 @@ fn main() -> Result<()> {
         "{:<24} {:>8} {:>8} {:>8} {:>8} {:>10}",
         "", "s/step", "forward", "backward", "AdamW", "tokens/s"
     );
+    let replicated = (!first.replicated.is_empty()).then(|| {
+        let name = format!("replicated, {} ranks", cli.ranks);
+        (name, medians(&first.replicated))
+    });
+    let rows = [(format!("sharded, {} ranks", cli.ranks), sharded)]
+        .into_iter()
+        .chain(replicated)
+        .chain([(format!("{} unsharded copies", cli.ranks), unsharded)]);
     for (
         name,
         Seconds {
@@ -392,16 +417,14 @@ fn main() -> Result<()> {
             optimizer,
             ..
         },
-    ) in [
-        (format!("sharded, {} ranks", cli.ranks), sharded),
-        (format!("{} unsharded copies", cli.ranks), unsharded),
-    ] {
+    ) in rows
+    {
         let tokens = (cli.ranks * BATCH * MODEL.seq) as f64 / step;
         println!(
             "{name:<24} {step:>8.4} {forward:>8.4} {backward:>8.4} {optimizer:>8.4} {tokens:>10.0}"
         );
     }
-    let is_default = cli.reshard == Reshard::Auto && !cli.replicate && !cli.delay;
+    let is_default = cli.reshard == Reshard::Auto && !cli.delay;
     let recorded =
         is_default && cli.device == RankDevice::Flex && cli.ranks == 2 && cli.dim == MODEL.dim;
     if recorded {
@@ -421,29 +444,32 @@ fn main() -> Result<()> {
              faults, unsharded {unsharded:.0}"
         );
     }
-    let repeats = first
-        .sharded
-        .chunks(cli.steps)
-        .zip(first.unsharded.chunks(cli.steps));
-    let mut ratios: Vec<f64> = repeats
-        .map(|(one, other)| medians(one).step / medians(other).step)
-        .collect();
-    ratios.sort_by(f64::total_cmp);
-    println!(
-        "ratio sharded / unsharded{}: {:.3}, of {} repeats {:.3} to {:.3}{}",
-        if cli.delay { ", one rank late" } else { "" },
-        ratios[ratios.len() / 2],
-        ratios.len(),
-        ratios[0],
-        ratios[ratios.len() - 1],
-        if recorded {
-            format!(
-                "  (PyTorch FSDP2: {:.2})",
-                TORCH_FSDP2_S / TORCH_UNSHARDED_S
-            )
-        } else {
-            String::new()
+    let late = if cli.delay { ", one rank late" } else { "" };
+    let torch = match recorded {
+        true => format!(
+            "  (PyTorch FSDP2: {:.2})",
+            TORCH_FSDP2_S / TORCH_UNSHARDED_S
+        ),
+        false => String::new(),
+    };
+    for (name, steps, torch) in [
+        ("sharded", &first.sharded, torch),
+        ("replicated", &first.replicated, String::new()),
+    ] {
+        let repeats = steps
+            .chunks(cli.steps)
+            .zip(first.unsharded.chunks(cli.steps));
+        let mut ratios: Vec<f64> = repeats
+            .map(|(one, other)| medians(one).step / medians(other).step)
+            .collect();
+        ratios.sort_by(f64::total_cmp);
+        if let [least, .., most] = ratios[..] {
+            println!(
+                "ratio {name} / unsharded{late}: {:.3}, of {} repeats {least:.3} to {most:.3}{torch}",
+                ratios[ratios.len() / 2],
+                ratios.len(),
+            );
         }
-    );
+    }
     Ok(())
 }

@@ -75,6 +75,7 @@
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, its redistribution, and its [operators](dtensor::ops) |
 //! | [`data`] | [`DistributedSampler`](data::DistributedSampler): the rows of a dataset that each rank trains on |
 //! | [`fsdp`] | [`fully_shard`](fsdp::fully_shard) for any burn module: parameters are stored as shards and unsharded by [`unit`](fn@fsdp::unit); [`compare`](fsdp::compare()): runs one batch through the sharded and the full model |
+//! | [`replicate`] | [`replicate`](replicate::replicate()): data parallelism, with gradients averaged in buckets; gradient hooks; [`Join`](replicate::Join) for ranks with different numbers of batches |
 //! | [`parallel`] | [`parallelize`](parallel::parallelize): assigns tensor-parallel placements by a plan; [`distribute_module`](parallel::distribute_module): assigns them by a function |
 //! | [`optim`] | [`sharded`](optim::sharded): burn's optimizers on a distributed model, with their state by parameter path, loadable on any mesh; burn's optimizers for DTensors outside a module |
 //! | [`checkpoint`] | checkpoints that survive a power loss and load on any mesh; [`StateDict`](checkpoint::StateDict): a model's tensors by path |
@@ -158,6 +159,8 @@ mod book {
     struct QuickStart;
     #[doc = include_str!("../docs/concepts.md")]
     struct Concepts;
+    #[doc = include_str!("../docs/guides/data-parallel.md")]
+    struct DataParallelGuide;
     #[doc = include_str!("../docs/guides/fsdp.md")]
     struct Fsdp;
     #[cfg(feature = "dataset")]

@@ -15,8 +15,9 @@ use crate::param::{
 };
 use crate::pattern::PathPattern;
 
-/// FSDP units of a module that [`fully_shard`](crate::fsdp::fully_shard) returned: those of the
-/// module itself, and those of the modules inside it. Use it to change options of these units at
+/// Units of a module that [`fully_shard`](crate::fsdp::fully_shard) or
+/// [`replicate`](crate::replicate::replicate) returned: those of the module itself, and those of the
+/// modules inside it. Use it to change options of these units at
 /// run time.
 ///
 /// ```

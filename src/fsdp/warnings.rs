@@ -45,12 +45,13 @@ pub(super) fn warn_about(layers: &[Layer], origin: &str, mesh: &DeviceMesh, rank
             }
         })
     };
-    let off = "`FullyShard::with_layer_warnings(false)` turns this warning off";
+    let off = "`with_layer_warnings(false)` turns this warning off";
     if let Some(paths) = paths(BurnLayer::BatchNorm).filter(|_| ranks > 1) {
         warn(&format!(
             "each of the {ranks} data-parallel ranks normalizes with the statistics of its own batch in {paths} ({origin}), \
-             so the model trains differently than on one device. The only synchronized batch norm is \
-             `BatchNorm::forward_dtensor` with a batch that is one DTensor; `GroupNorm` and `LayerNorm` need none. {off}"
+             so the model trains differently than on one device. Call \
+             `nn::sync_batch_norm` in place of its forward, or `forward_dtensor` with a batch that is one DTensor; `GroupNorm` \
+             and `LayerNorm` need neither. {off}"
         ));
     }
     if let Some(paths) =

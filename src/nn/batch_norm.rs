@@ -121,8 +121,10 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
 /// - `x` and the output: `[rows of this rank, channels, ..]`
 ///
 /// # Collective
-/// Every rank of the mesh, in training: one all-gather of numbers and two all-reduces of one number
-/// per channel in forward, and two all-reduces in backward.
+/// Every rank of the mesh, in training: an all-gather of numbers, and in forward and in backward two
+/// all-reduces of one number per channel, or for a small batch the all-gather of its rows if that
+/// costs less. All ranks of the mesh must have rows of their own; a mesh of several dimensions counts
+/// as one.
 ///
 /// # Errors
 /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), and

@@ -60,7 +60,7 @@
 //! | all-gathers in flight; in advance, and resharding | `pending_all_gather`; `prefetch` |
 //! | one forward of a unit | `forward`, `unit_stack`, `scope`, `begin_pass` |
 //! | its backward: autodiff nodes, passes; the checks of debug builds; forwards without a backward | `backward_nodes`, `unit_pass`; `progress`; `sweep` |
-//! | gradients: collected, accumulated, reduced in order; told from zeros for none | `reduction`: `gradients`, `stages`, `order`, `flags`, `padding` |
+//! | gradients: collected, accumulated, reduced in order, in buckets; told from zeros for none | `reduction`: `gradients`, `stages`, `order`, `bucket`, `buckets`, `flags`, `padding` |
 //! | a step without gradients that wait in a unit | `missed_step` |
 //! | scheduler of a thread | `thread` |
 //! | activation checkpointing; the leaves that a block copies | `recompute`; `copied_leaves` |
@@ -149,7 +149,7 @@ pub(crate) use prefetch::unshard_unit;
 pub use read::{Grads, ParamExt};
 pub(crate) use read::{module_path, path, placed};
 pub use recompute::checkpoint_activations;
-pub(crate) use reduction::bucket::Buckets;
+pub(crate) use reduction::buckets::Buckets;
 pub(crate) use reduction::partial_groups::REDUCE;
 pub(crate) use replica_check::ReplicaCheck;
 pub(crate) use scope::{give_up_backward, is_backward_gathered};

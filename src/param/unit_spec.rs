@@ -9,7 +9,7 @@ use burn::tensor::{DType, Shape};
 use super::data_mesh::FsdpMeshInfo;
 use super::offload::CpuOffload;
 use super::options::{Precision, cast};
-use super::reduction::bucket::Buckets;
+use super::reduction::buckets::Buckets;
 use super::reduction::partial_groups::PartialGradGroups;
 use super::replica_check::ReplicaCheck;
 use super::shards::ShardMarker;

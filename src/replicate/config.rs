@@ -56,9 +56,10 @@ impl DataParallel {
         self.map(|config| config.with_units(patterns))
     }
 
-    /// Makes the model one unit, for models in which ranks take different branches: every rank must
-    /// enter the same units, but need not use all parameters of a unit. All gradients are then
-    /// averaged at the end of backward.
+    /// Makes the model one unit, in place of its top-level modules, for models in which ranks take
+    /// different branches: every rank must enter the same units, but need not use all parameters of
+    /// a unit. Open the model's forward with [`unit`](fn@crate::fsdp::unit). All gradients are then
+    /// averaged at the end of backward. Units that [`with_units`](Self::with_units) names stay.
     #[must_use]
     pub fn with_one_unit(mut self) -> Self {
         self.has_units = true;
@@ -81,8 +82,8 @@ impl DataParallel {
     }
 
     /// Sets the bytes of gradients in the first bucket of a backward, and in each further one.
-    /// Default: 1 MiB, so that the first all-reduce begins early, and 25 MiB. A bucket consists of
-    /// whole units: it ends with the unit that fills it. With 0, each unit is a bucket.
+    /// Default: 1 MiB, so that the first all-reduce begins early, and 25 MiB. A unit is never
+    /// divided: a bucket ends with the unit that fills it. With 0, each unit is a bucket.
     #[must_use]
     pub fn with_bucket_bytes(mut self, first: usize, others: usize) -> Self {
         self.units.buckets = Some([first, others]);
@@ -92,7 +93,9 @@ impl DataParallel {
     /// Sets whether it is an error that some rank does not use a parameter in a backward: every rank
     /// then unwinds with [`ParamError::Unused`](crate::fsdp::ParamError::Unused), which names them by
     /// rank. Default: false, a parameter counts as zeros on the ranks that do not use it, and has no
-    /// gradient if none does. With true, each reduction waits for the device.
+    /// gradient if none does. With true, each reduction waits for the device, and the error names the
+    /// parameters of the first unit of which some are not used. A unit that no rank enters is not
+    /// looked at.
     #[must_use]
     pub fn with_unused_parameters_refused(mut self, refused: bool) -> Self {
         self.units.refuses_unused = refused;
@@ -100,7 +103,8 @@ impl DataParallel {
     }
 
     /// Sums gradients by `hook` in place of the all-reduces, as
-    /// [`FsdpModule::set_gradient_hook`](crate::fsdp::FsdpModule::set_gradient_hook) does.
+    /// [`FsdpModule::set_gradient_hook`](crate::fsdp::FsdpModule::set_gradient_hook) does for all
+    /// units of the model, also those that an earlier call has made inside it.
     #[must_use]
     pub fn with_gradient_hook(self, hook: impl GradientHook + 'static) -> Self {
         Self {
@@ -111,7 +115,8 @@ impl DataParallel {
 
     /// Sets whether each forward of the model makes its running statistics those of the mesh's first
     /// rank, or their average by [`with_buffer_sync`](Self::with_buffer_sync). Default: false. The
-    /// forward must be opened by [`unit`](fn@crate::fsdp::unit), and then has one more collective.
+    /// forward must be opened by [`unit`](fn@crate::fsdp::unit), and then has one more collective; it
+    /// is each outermost `unit`, also of evaluation.
     #[must_use]
     pub fn with_forward_sync_buffers(mut self, sync: bool) -> Self {
         self.units.forward_sync_buffers = sync;
@@ -126,7 +131,9 @@ impl DataParallel {
     }
 
     /// Sets the element types in which units compute and reduce, as
-    /// [`FullyShard::with_mixed_precision`] does.
+    /// [`FullyShard::with_mixed_precision`] does. Inputs are cast where [`unit`](fn@crate::fsdp::unit)
+    /// opens a unit: with one `unit` around the model, make the model a unit by
+    /// [`with_one_unit`](Self::with_one_unit), or open the modules inside by `unit`, too.
     #[must_use]
     pub fn with_mixed_precision(self, policy: MixedPrecisionPolicy) -> Self {
         self.map(|config| config.with_mixed_precision(policy))

@@ -6,7 +6,8 @@ use crate::comm::{Call, Communicator};
 use crate::mesh::DeviceMesh;
 
 /// Trains until the last rank has no further batch, with ranks that have different numbers of
-/// batches (PyTorch's `Join`).
+/// batches (PyTorch's `Join`, which divides by all ranks by default, as
+/// [`with_divisor_of_all`](Self::with_divisor_of_all) does here).
 ///
 /// A rank that has run out computes on its last batch again, with weight 0, so that it takes part in
 /// the collectives of the others and steps with them: its gradients are zeros. This works for every
@@ -108,18 +109,18 @@ impl<T: Clone> Join<T> {
     pub fn next(&mut self, own: Option<T>) -> Result<Option<JoinedBatch<T>>> {
         self.mesh.member("join its ranks")?;
         let comm = self.mesh.all()?;
-        let own_state = match (&own, &self.last) {
-            (Some(_), _) => State::Batch,
-            (None, Some(_)) => State::RunOut,
-            (None, None) => State::NoBatch,
+        let own_supply = match (&own, &self.last) {
+            (Some(_), _) => Supply::Batch,
+            (None, Some(_)) => Supply::RunOut,
+            (None, None) => Supply::NoBatch,
         };
-        let states = comm.all_gather_numbers(Call::new("join"), &[own_state as usize])?;
-        let of = |state: State| ranks_with(&comm, &states, state);
-        let active = of(State::Batch).len();
+        let states = comm.all_gather_numbers(Call::new("join"), &[own_supply as usize])?;
+        let of = |state: Supply| ranks_with(&comm, &states, state);
+        let active = of(Supply::Batch).len();
         if active == 0 {
             return Ok(None);
         }
-        let (run_out, without) = (of(State::RunOut), of(State::NoBatch));
+        let (run_out, without) = (of(Supply::RunOut), of(Supply::NoBatch));
         if !without.is_empty() {
             return Err(JoinError::NoBatch { ranks: without }.into());
         }
@@ -144,14 +145,14 @@ impl<T: Clone> Join<T> {
 
 /// What a rank has for a step.
 #[derive(Clone, Copy, PartialEq)]
-enum State {
+enum Supply {
     Batch,
     RunOut,
     NoBatch,
 }
 
 /// Returns the global ranks in this state.
-fn ranks_with(comm: &Communicator, states: &[usize], state: State) -> Vec<usize> {
+fn ranks_with(comm: &Communicator, states: &[usize], state: Supply) -> Vec<usize> {
     let ranks = comm.group().ranks().iter().zip(states);
     ranks
         .filter(|(_, found)| **found == state as usize)

@@ -83,7 +83,9 @@ use crate::param::ModelScan;
 /// Every rank of the mesh must call it with an equal model and configuration.
 ///
 /// # Errors
-/// Those of [`fully_shard`](crate::fsdp::fully_shard).
+/// Those of [`fully_shard`](crate::fsdp::fully_shard), and
+/// [`ParamError::NotSharded`](crate::fsdp::ParamError::NotSharded) for a hook if all parameters are
+/// ignored.
 #[track_caller]
 pub fn replicate<M: Module>(model: M, mesh: &DeviceMesh, config: DataParallel) -> Result<M> {
     let hook = config.hook.clone();

@@ -23,7 +23,8 @@ use crate::dtensor::ops::random;
 /// all-reduced as they are.
 ///
 /// The state is kept for each bucket, by the parameters in it. It is not part of checkpoints: a run
-/// that resumes begins with a new one.
+/// that resumes begins with a new one. After a step whose gradients are not finite, such as one that
+/// [`GradScaler`](crate::fsdp::GradScaler) skips, it begins with a new one, too.
 ///
 /// ```
 /// use burn_dtensor::replicate::{DataParallel, PowerSgd};
@@ -69,7 +70,7 @@ impl PowerSgd {
     }
 
     /// All-reduces the gradients of the first steps as they are, until the loss falls steadily.
-    /// Default: 0 steps.
+    /// Default: 0 steps (PyTorch: 1000).
     #[must_use]
     pub fn with_plain_steps(self, steps: u64) -> Self {
         Self {
@@ -216,8 +217,11 @@ impl GradientHook for PowerSgd {
                 };
                 let q = qs.next().expect("each compressed gradient has one");
                 let product = p.matmul(q.clone().transpose());
-                state.errors[at] = feedback.then(|| matrix - product.clone());
-                state.qs[at] = warm_start.then_some(q);
+                // The same on all ranks.
+                let is_finite = q.clone().abs().sum().into_scalar::<f32>().is_finite();
+                let error = (feedback && is_finite).then(|| matrix - product.clone());
+                state.errors[at] = error;
+                state.qs[at] = (warm_start && is_finite).then_some(q);
                 product.reshape([shape.num_elements()]).mul_scalar(scale)
             });
             reduced.collect()

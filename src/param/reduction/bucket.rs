@@ -9,61 +9,16 @@
 //! Its units follow from the order in which units are reduced and from the sizes of their
 //! parameters, so they are the same on all ranks. A unit is never divided.
 
-use std::num::NonZeroUsize;
-use std::ops::Range;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::DType;
-use lru::LruCache;
-use parking_lot::Mutex;
 
+use super::buckets::{BucketPart, Buckets};
 use super::stages::{GradReduction, PreparedReduction};
 use crate::autodiff::BackwardId;
-use crate::comm::{
-    Call, CollectivePlan, CommError, OpTiming, ReduceOp, ShardedModel, TensorMeta, Work,
-};
+use crate::comm::{Call, ReduceOp, ShardedModel, TensorMeta, Work};
 use crate::error::OrUnwind;
 use crate::param::gradient_hook::{GradientHook, GradsWork};
-
-/// The buckets of a model's units: their sizes, and the plans of their all-reduces.
-#[derive(Debug)]
-pub(crate) struct Buckets {
-    /// Bytes of the first bucket of a backward, and of the others.
-    sizes: [usize; 2],
-    plans: Mutex<LruCache<PlanKey, Arc<CollectivePlan>>>,
-}
-
-/// Units of a bucket by their addresses, each with its trained parameters; dtypes of the tensors;
-/// the operation.
-type PlanKey = (Vec<(usize, Vec<usize>)>, Vec<DType>, ReduceOp);
-
-/// Most plans that are kept.
-const MAX_PLANNED: NonZeroUsize = NonZeroUsize::new(64).unwrap();
-
-impl Buckets {
-    /// Creates buckets with a number of bytes for the first of a backward, and one for the others.
-    pub(crate) fn new(sizes: [usize; 2]) -> Arc<Self> {
-        Arc::new(Self {
-            sizes,
-            plans: Mutex::new(LruCache::new(MAX_PLANNED)),
-        })
-    }
-
-    pub(crate) fn sizes(&self) -> [usize; 2] {
-        self.sizes
-    }
-
-    fn plan(
-        &self,
-        key: PlanKey,
-        make: impl FnOnce(ReduceOp) -> Result<Arc<CollectivePlan>, CommError>,
-    ) -> Result<Arc<CollectivePlan>, CommError> {
-        let op = key.2;
-        let mut plans = self.plans.lock();
-        plans.try_get_or_insert(key, || make(op)).cloned()
-    }
-}
 
 /// Gradients of consecutive units that wait for their all-reduce.
 #[derive(Debug)]
@@ -91,7 +46,7 @@ impl Bucket {
             backward,
             op: first.op(),
             hook: first.hook(),
-            size: buckets.sizes[usize::from(!is_first)],
+            size: buckets.sizes()[usize::from(!is_first)],
             buckets: buckets.clone(),
             bytes: 0,
             reductions: Vec::new(),
@@ -140,23 +95,8 @@ impl Bucket {
         let grads: Vec<_> = reductions.iter().map(PreparedReduction::grads).collect();
         let flags: Vec<_> = reductions.iter().map(PreparedReduction::flags).collect();
         let lens: Vec<_> = grads.iter().map(Vec::len).collect();
-        let all = lens.iter().sum::<usize>();
         let work = self.all_reduce(grads.into_iter().flatten().collect(), flags);
-        let shared = Arc::new(Mutex::new(SharedWork {
-            in_flight: Some(work),
-            reduced: Ok(Vec::new()),
-        }));
-        let mut begin = 0;
-        let parts = lens.into_iter().enumerate().map(|(at, len)| {
-            let grads = begin..begin + len;
-            begin += len;
-            BucketPart {
-                shared: shared.clone(),
-                grads,
-                flags: all + at,
-            }
-        });
-        let parts: Vec<_> = parts.collect();
+        let parts = BucketPart::divide(work, &lens);
         self.reductions
             .into_iter()
             .zip(parts)
@@ -231,42 +171,4 @@ fn joined(mut calls: impl Iterator<Item = Call>) -> Call {
         ..model
     });
     all
-}
-
-/// The part of a unit in the all-reduce of its bucket.
-#[derive(Debug)]
-pub(super) struct BucketPart {
-    shared: Arc<Mutex<SharedWork>>,
-    /// Indices of its gradients among the tensors, and of its flags.
-    grads: Range<usize>,
-    flags: usize,
-}
-
-/// The all-reduce of a bucket.
-#[derive(Debug)]
-struct SharedWork {
-    in_flight: Option<GradsWork>,
-    /// The tensors that no part has taken, once the all-reduce is complete.
-    reduced: Result<Vec<Option<DispatchTensor>>, CommError>,
-}
-
-impl BucketPart {
-    /// Waits for the all-reduce, and returns the unit's gradients and its flags. The first part has
-    /// the timing.
-    pub(super) fn wait_with_timing(
-        self,
-    ) -> Result<(Vec<DispatchTensor>, Option<OpTiming>), CommError> {
-        let mut shared = self.shared.lock();
-        let mut timing = None;
-        if let Some(work) = shared.in_flight.take() {
-            shared.reduced = work.wait_with_timing().map(|(tensors, of_work)| {
-                timing = of_work;
-                tensors.into_iter().map(Some).collect()
-            });
-        }
-        let tensors = shared.reduced.as_mut().map_err(|error| error.clone())?;
-        let own = self.grads.chain([self.flags]);
-        let own = own.map(|at| tensors[at].take().expect("a part is waited for once"));
-        Ok((own.collect(), timing))
-    }
 }

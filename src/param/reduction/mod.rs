@@ -11,7 +11,8 @@
 //! reduction advances before the next is issued, so one unit's unsharded gradients are in memory in
 //! addition to those being computed; two units' if another rank is slow to receive its shards.
 
-pub(super) mod bucket;
+mod bucket;
+pub(super) mod buckets;
 pub(super) mod flags;
 pub(super) mod gradients;
 pub(super) mod order;

@@ -9,7 +9,7 @@ use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Scalar, Tensor};
 
 use super::Reduced;
-use super::bucket::{BucketPart, Buckets};
+use super::buckets::{BucketPart, Buckets};
 use super::flags::{self, FlaggedGrads, without_unused};
 use super::gradients::{GradStage, Trained};
 use crate::Result;

@@ -170,8 +170,8 @@ fn synchronized<const D: usize>(
         DataParallel::new().with_layer_warnings(false),
     )?;
     let step = |step| {
-        let whole = batch(step, shape, device);
-        let rows = DTensor::distribute_replicated_to(whole, mesh, layout.clone())?;
+        let all = batch(step, shape, device);
+        let rows = DTensor::distribute_replicated_to(all, mesh, layout.clone())?;
         let x = rows.local().clone().detach().require_grad();
         // As a DTensor, because a rank may have no row.
         let rows = DTensor::from_local_with_layout(x.clone(), mesh, layout.clone(), shape)?;

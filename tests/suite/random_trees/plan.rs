@@ -224,6 +224,9 @@ impl Plan {
             .collect();
         if !units.is_empty() && rng.random_bool(0.3) {
             self.nested = Some(units[rng.random_range(0..units.len())]);
+            if self.waits == Waits::Scattered {
+                self.waits = Waits::Unreduced;
+            }
         }
     }
 

@@ -3,5 +3,6 @@
 mod buckets;
 mod hooks;
 mod nested;
+mod options;
 mod parity;
 mod uneven;

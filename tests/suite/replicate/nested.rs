@@ -1,10 +1,12 @@
 //! `replicate` together with `fully_shard`, inside and outside.
 
+use burn::module::{Module, Param};
+use burn::nn::Linear;
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
 use burn_dtensor::comm::{Launch, World, launch};
-use burn_dtensor::fsdp::{FullyShard, full_model, fully_shard};
+use burn_dtensor::fsdp::{FullyShard, full_model, fully_shard, unit};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::replicate::{DataParallel, replicate};
 
@@ -70,6 +72,70 @@ fn one_after_the_other(mut model: Stack, mesh: &DeviceMesh) -> Result<Stack> {
         };
     }
     Ok(model)
+}
+
+#[derive(Module, Debug)]
+struct Inner {
+    middle: Linear,
+    last: Linear,
+}
+
+/// DDP around FSDP around DDP.
+#[derive(Module, Debug)]
+struct Outer {
+    first: Linear,
+    inner: Inner,
+}
+
+impl Outer {
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let y = unit(self, x, |net, x| {
+            let x = net.first.forward(x).tanh();
+            unit(&net.inner, x, |inner, x| {
+                let x = inner.middle.forward(x).tanh();
+                unit(&inner.last, x, |last, x| last.forward(x))
+            })
+        });
+        y.square().sum()
+    }
+}
+
+#[test]
+fn three_calls_one_inside_the_other_train_as_one() {
+    let linear = |seed| Linear {
+        weight: Param::from_tensor(tensor(seed, [WIDTH, WIDTH], &Device::flex())),
+        bias: None,
+    };
+    let start = || Outer {
+        first: linear(1),
+        inner: Inner {
+            middle: linear(2),
+            last: linear(3),
+        },
+    };
+    let run = |nests: bool| {
+        let ranks = launch(Launch::threads(2), |world| {
+            let device = world.device().clone().autodiff();
+            let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+            let mut model = on_device(&start(), &device);
+            if nests {
+                model.inner.last = replicate(model.inner.last, &mesh, DataParallel::new())?;
+                model.inner = fully_shard(model.inner, &mesh, FullyShard::new())?;
+                assert_eq!(model.inner.middle.weight.base().dims(), [WIDTH / 2, WIDTH]);
+                assert_eq!(model.inner.last.weight.base().dims(), [WIDTH, WIDTH]);
+            }
+            let mut model = replicate(model, &mesh, DataParallel::new().with_one_unit())?;
+            let mut optim = AdamWConfig::new().init();
+            for step in 0..3 {
+                let x = tensor((step * 10 + world.rank()) as u64, [3, WIDTH], &device);
+                let grads = GradientsParams::from_grads(model.loss(x).backward(), &model);
+                model = optim.step(1e-2, model, grads);
+            }
+            Ok(values(&full_model(&model)?, None))
+        });
+        launched::values(ranks.unwrap())
+    };
+    assert_eq!(run(true), run(false));
 }
 
 #[test]

@@ -27,7 +27,7 @@ const LAYERS: [&[&str]; 14] = [
     &["burn_compat", "tensor_tree"],
     &["data", "param"],
     &["fsdp", "optim", "parallel", "pretrained"],
-    &["nn"],
+    &["nn", "replicate"],
     &["checkpoint", "debug"],
     &["testing"],
     &["train"],
