@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cargo run --features train --example train_burn -- --ranks 3
+//! cargo run --features train --example train_burn -- --ranks 3 --replicate    # data parallel
 //! ```
 //!
 //! `model.rs` is the model of the guide, and [`train`] its training; `docs/guides/burn-train.md`
@@ -23,6 +24,7 @@ use burn::train::{Learner, LearnerSummary, MetricEarlyStoppingStrategy, Stopping
 use burn_dtensor::fsdp::full_model_on;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
+use burn_dtensor::replicate::{DataParallel, replicate};
 use burn_dtensor::train::{last_checkpoint, loaders, rank_directory, supervised};
 use clap::Parser;
 
@@ -44,6 +46,9 @@ struct Cli {
     /// Mesh of ranks: N shards over N ranks, RxS keeps R replicas of S shards [default: all ranks]
     #[arg(long)]
     mesh: Option<MeshShape<2>>,
+    /// Keep the full model on each rank (data parallel) in place of sharding it
+    #[arg(long)]
+    replicate: bool,
     /// Epochs, if early stopping does not end the training first
     #[arg(long, default_value_t = 20, value_parser = positive)]
     epochs: usize,
@@ -126,7 +131,10 @@ fn train(world: &World, Settings { cli, mesh }: &Settings) -> Result<()> {
     let (train, valid) = loaders(&mesh, ShapeBatcher, cli.batch, cli.seed, train, valid)?;
     let config = ModelConfig::new(shapes::CLASSES.len(), 32);
     let model = world.run_seeded(cli.seed, || config.init(&device))?;
-    let model = fully_shard(model, &mesh, FullyShard::new())?;
+    let model = match cli.replicate {
+        true => replicate(model, &mesh, DataParallel::new())?,
+        false => fully_shard(model, &mesh, FullyShard::new())?,
+    };
     let optim = sharded(AdamConfig::new()).into_module_optimizer(&model)?;
     let early_stopping = MetricEarlyStoppingStrategy::new(
         &LossMetric::new(),
