@@ -148,7 +148,7 @@ pub fn sync_batch_norm<const D: usize>(
     let dtype = x.dtype();
     let options = (&x.device(), dtype);
     let constant = |value: f32| {
-        let value = Tensor::full([channels], value, options.clone());
+        let value = Tensor::full([channels], value, options);
         DTensor::replicated_on(value, mesh)
     };
     // The rows of each rank, as many as it has.

@@ -108,7 +108,7 @@ impl GradientBucket {
 pub(crate) struct GradsWork {
     grads: Work<Vec<DispatchTensor>>,
     /// The flags, if the work has none.
-    flags: Option<Work<Vec<DispatchTensor>>>,
+    flags: Option<Box<Work<Vec<DispatchTensor>>>>,
 }
 
 impl From<Work<Vec<DispatchTensor>>> for GradsWork {
@@ -166,7 +166,7 @@ impl GradsWork {
         });
         Ok(Self {
             grads,
-            flags: Some(flags),
+            flags: Some(Box::new(flags)),
         })
     }
 

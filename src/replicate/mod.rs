@@ -32,7 +32,7 @@
 //! # Invariants
 //! 1. Parameters have the values of the mesh's first rank at first, and the same bits on all ranks
 //!    after each step.
-//! 2. A gradient is the average over all ranks, unless [`FsdpModule`](crate::fsdp::FsdpModule) sets
+//! 2. A gradient is the average over all ranks, unless [`FsdpModule`] sets
 //!    another divisor. On groups whose size is a power of two, it has the bits of `fully_shard`.
 //! 3. Units are reduced in buckets: one all-reduce for consecutive units, the same on all ranks.
 

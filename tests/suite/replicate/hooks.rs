@@ -62,7 +62,7 @@ fn reduced(
 }
 
 /// What two ranks have of the gradient of `case` by a hook.
-fn of_case(case: &Value, hook: impl GradientHook + Clone + Sync) -> Vec<f32> {
+fn of_case(case: &Value, hook: impl GradientHook + Clone) -> Vec<f32> {
     let inputs = [0, 1].map(|rank| numbers(&case["inputs"][rank]));
     let ranks = launch(Launch::threads(2), |world| {
         let own = inputs[world.rank()].clone();
@@ -83,7 +83,8 @@ fn of_case(case: &Value, hook: impl GradientHook + Clone + Sync) -> Vec<f32> {
 #[test]
 fn compressed_gradients_are_rounded_once_and_within_a_step_of_pytorchs() {
     let golden = golden();
-    let cases: [(_, _, fn(f32) -> f32, f32); 2] = [
+    type Round = fn(f32) -> f32;
+    let cases: [(_, _, Round, f32); 2] = [
         (
             "bf16_compress",
             FloatDType::BF16,
@@ -301,7 +302,8 @@ fn a_training_with_compressed_gradients_comes_close_and_sends_fewer_bytes() {
         ranks[0].clone()
     };
     let (exact, bytes) = run(DataParallel::new);
-    let hooks: [(&str, fn() -> DataParallel, f64, f64); 3] = [
+    type Config = fn() -> DataParallel;
+    let hooks: [(&str, Config, f64, f64); 3] = [
         (
             "bf16",
             || DataParallel::new().with_gradient_hook(Compress::new(FloatDType::BF16)),

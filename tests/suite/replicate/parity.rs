@@ -50,7 +50,7 @@ fn train(
         }
         Mode::Replicate { buckets, dims } => {
             let names = ["a", "b"][..dims.len()].to_vec();
-            let mesh = DeviceMesh::new(world, dims.to_vec(), names)?;
+            let mesh = DeviceMesh::new(world, dims, names)?;
             let config = DataParallel::new()
                 .with_units(["layers.*"])
                 .with_bucket_bytes(buckets[0], buckets[1]);
@@ -196,7 +196,7 @@ fn ten_steps_equal_those_of_one_process_on_the_global_batch() {
                         units.set_requires_gradient_sync(part + 1 == per_step);
                         let x = rows(step * per_step + part, world.rank(), uneven, &device);
                         grads = GradientsParams::from_grads(model.loss(x).backward(), &model);
-                        assert_eq!(grads.len() > 0, part + 1 == per_step);
+                        assert_eq!(!grads.is_empty(), part + 1 == per_step);
                         let calls = world.ledger().calls(Op::AllReduce);
                         assert_eq!(calls, u64::from(part + 1 == per_step), "one bucket");
                     }

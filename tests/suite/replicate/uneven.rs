@@ -185,7 +185,8 @@ fn unused_parameters_are_zeros_or_are_named_by_rank_on_every_rank() {
     assert_eq!(allowed(none), [["left"]; 2], "as without replication");
     let refused = |takes| {
         let program = |world: &World| gradients(world, true, takes);
-        launch(Launch::threads(2), program).map(launched::values)
+        let ranks = launch(Launch::threads(2), program);
+        ranks.map(launched::values).map_err(Box::new)
     };
     assert_eq!(refused([[true; 2]; 2]).unwrap(), [["left", "right"]; 2]);
     let right = || vec!["right.weight".to_owned()];
