@@ -39,14 +39,14 @@ pub struct PowerSgd {
     feedback: bool,
     warm_start: bool,
     first_q: Arc<FirstQ>,
-    states: Arc<Mutex<States>>,
+    states: Arc<Mutex<BucketStates>>,
 }
 
 /// Function from the path of a parameter and a shape to the first `Q` of its gradient.
 type FirstQ = dyn Fn(&str, [usize; 2]) -> Option<Tensor<2>> + Send + Sync;
 
-/// States of buckets by the paths of their parameters.
-type States = HashMap<Arc<[Arc<str>]>, BucketState>;
+/// BucketStates of buckets by the paths of their parameters.
+type BucketStates = HashMap<Arc<[Arc<str>]>, BucketState>;
 
 /// State of a bucket between its steps.
 #[derive(Debug, Default)]
