@@ -45,7 +45,7 @@ pub struct PowerSgd {
 /// Function from the path of a parameter and a shape to the first `Q` of its gradient.
 type FirstQ = dyn Fn(&str, [usize; 2]) -> Option<Tensor<2>> + Send + Sync;
 
-/// BucketStates of buckets by the paths of their parameters.
+/// States of buckets by the paths of their parameters.
 type BucketStates = HashMap<Arc<[Arc<str>]>, BucketState>;
 
 /// State of a bucket between its steps.
