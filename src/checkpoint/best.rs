@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::CheckpointError;
 use super::fs::FileSystem;
-use super::load::read_manifest;
+use super::load::{no_value, read_manifest};
 use super::run_folder::name;
 use super::state::decode;
+use super::{CheckpointError, State};
 
 /// Which value of a metric is the best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +25,16 @@ pub(super) struct BestBy {
 }
 
 impl BestBy {
+    /// Checks that the state has the value.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NoValue`] and [`CheckpointError::Value`].
+    pub fn check(&self, state: &State) -> Result<(), CheckpointError> {
+        let value = state.values.get(&self.key);
+        let value = value.ok_or_else(|| no_value(&self.key, state.values.keys()))?;
+        decode::<f64>(&self.key, value).map(drop)
+    }
+
     /// Returns the step with the best value, the first of those that are equal; `None` if none of
     /// the checkpoints has a value that is a number. A checkpoint that is removed meanwhile, or
     /// cannot be loaded, has none.

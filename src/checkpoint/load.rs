@@ -205,7 +205,7 @@ impl Checkpoint {
             for (path, source) in &pairs {
                 let param = &stored[source.key()];
                 let now = params[path].dtype();
-                let is_other = param.has_state() && param.dtype != now;
+                let is_other = !param.tensors.is_empty() && param.dtype != now;
                 match dtypes {
                     StateDTypes::Refuse if is_other => {
                         return Err(CheckpointError::state_dtype(path, param.dtype, now).into());

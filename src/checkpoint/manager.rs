@@ -134,6 +134,13 @@ impl CheckpointManager {
         }
     }
 
+    /// Returns the key of the value by which the best is kept, and which is the best.
+    #[cfg(feature = "train")]
+    pub(crate) fn best_by(&self) -> Option<(String, Best)> {
+        let BestBy { key, best } = self.best.clone()?;
+        Some((key, best))
+    }
+
     /// Returns the folder.
     pub fn path(&self) -> &Path {
         &self.path
@@ -152,6 +159,8 @@ impl CheckpointManager {
     ///
     /// # Errors
     /// Those of [`save`](super::save), [`CheckpointError::NoStep`], [`CheckpointError::LaterStep`],
+    /// [`CheckpointError::NoValue`] and [`CheckpointError::Value`] if the state has no `f64` by which
+    /// the [best](Self::with_best) is kept,
     /// [`CheckpointError::LatestFile`], and [`CheckpointError::InFlight`] while an
     /// [`AsyncCheckpointer`](super::AsyncCheckpointer) of a rank's process writes into the same
     /// folder.
@@ -176,7 +185,10 @@ impl CheckpointManager {
     /// on all ranks.
     pub(super) fn plan(&self, state: &State) -> Result<(SavePlan, u64)> {
         let plan = SavePlan::new(state)?;
-        // All ranks have this step, or none.
+        // All ranks have these values and this step, or none.
+        if let Some(by) = &self.best {
+            by.check(state)?;
+        }
         let step = state.step().ok_or(CheckpointError::NoStep)?;
         // The save in flight may be of a mesh of other ranks.
         agree(

@@ -242,13 +242,25 @@ pub(super) fn remove_all(
             Err(error) if error.kind() != ErrorKind::NotFound => {
                 // A checkpoint of which nothing can be removed stays one, such as one that is
                 // protected from writing.
-                let stays = is_complete(fs, &away) && fs.rename(&away, &folder).is_ok();
-                errors.push((if stays { folder } else { away }, error));
+                let named = original(&folder);
+                let stays = is_complete(fs, &away)
+                    && fs.rename(&away, &named).is_ok()
+                    && fs.sync_dir(parent(&named)).is_ok();
+                errors.push((if stays { named } else { away }, error));
             }
             _ => {}
         }
     }
     errors
+}
+
+/// Returns the path that a folder had before it got the name of a removal.
+fn original(folder: &Path) -> PathBuf {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    match name.rsplit_once(REMOVING) {
+        Some((checkpoint, number)) if is_number(number) => parent(folder).join(checkpoint),
+        _ => folder.into(),
+    }
 }
 
 /// Returns true if the folder has a manifest and all its files.

@@ -109,6 +109,8 @@ pub struct FullyShard {
     /// Names of the mesh dimensions that shard.
     pub(super) shard_dims: Vec<String>,
     pub(super) replicate_dims: Vec<String>,
+    /// True if `shard_dims` are those of the mesh, and not named by the program.
+    pub(crate) has_default_dims: bool,
     /// True if it is an error that a rank does not use a parameter.
     pub(crate) refuses_unused: bool,
     /// Bytes of the first bucket of a backward and of the others, if units are reduced in buckets.
@@ -138,6 +140,7 @@ impl Default for FullyShard {
             placement: None,
             shard_dims: Vec::new(),
             replicate_dims: Vec::new(),
+            has_default_dims: false,
             refuses_unused: false,
             buckets: None,
             balanced: false,

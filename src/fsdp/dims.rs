@@ -26,6 +26,8 @@ pub(super) struct FsdpMeshDims<'a> {
     all: MeshDims,
     /// True if the configuration names the dimensions.
     is_named: bool,
+    /// True if all dimensions of the mesh are data-parallel by default.
+    is_all: bool,
     /// The meshes in use, each with the dimensions that shard and those that replicate.
     made: Vec<(MeshDims, MeshDims, FsdpMeshInfo)>,
 }
@@ -78,7 +80,8 @@ impl<'a> FsdpMeshDims<'a> {
             mesh,
             shard,
             all,
-            is_named: !config.shard_dims.is_empty(),
+            is_named: !config.shard_dims.is_empty() && !config.has_default_dims,
+            is_all: config.has_default_dims,
             made: Vec::new(),
         })
     }
@@ -123,6 +126,9 @@ impl<'a> FsdpMeshDims<'a> {
         placed: Option<&DTensorSpec>,
     ) -> Result<usize> {
         let mesh = self.mesh;
+        if self.is_all {
+            self.check_is_data_mesh(param, placed)?;
+        }
         let mut free = self.all.clone();
         for (at, mesh_dim) in placed.iter().flat_map(|spec| self.shared_with(spec)) {
             if placed.is_some_and(|spec| spec.placements()[at].is_replicate()) {

@@ -183,7 +183,6 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
         implicit_unshard: data.implicit_unshard,
         forward_sync_buffers: data.forward_sync_buffers,
         refuses_unused: data.refuses_unused,
-        buckets: data.buckets.as_ref().map(|buckets| buckets.sizes()),
         ..config
     };
     let all = mesh.mesh.all()?;
@@ -201,6 +200,7 @@ fn data(before: &DistributedParameter, mesh: &DeviceMesh) -> Result<DataParallel
     Ok(DataParallelGroups {
         precision: data.precision,
         offloaded,
+        buckets: data.buckets.as_ref().map(|buckets| buckets.successor()),
         ..groups
     })
 }

@@ -13,8 +13,9 @@ use burn_pack::{Reader, Scalar, Writer};
 use super::state::{ParameterState, StateFields, field, join, layout_error};
 use super::state_exchange::{StateExchange, States};
 use super::{OptimError, OptimizerState};
+use crate::burn_compat::undrawn;
 use crate::dtensor::DTensorSpec;
-use crate::param::{ModelScan, Visited, check_not_replaced, walk_with_paths};
+use crate::param::{ModelScan, Visited, check_not_replaced, copying, walk_with_paths};
 use crate::placement::Layout;
 use crate::{Error, Result};
 
@@ -109,21 +110,22 @@ pub fn load_optimizer_state<M: Module>(
         }
         let in_any_dtype = state.in_any_dtype;
         let state = state.into_parts(&path)?;
-        let fields = match StateFields::of(&state) {
-            fields if in_any_dtype => fields.without_dtypes(),
-            fields => fields,
-        };
-        given.push((path.clone(), *id, fields));
+        given.push((path.clone(), *id, StateFields::of(&state), in_any_dtype));
         record.paths.insert(id.to_string(), path);
         record
             .states
             .insert(*id, (Scalar::from(spec.shape().num_dims()), state));
     }
-    let (optim, loaded) = record.load_into(optim)?;
+    let (optim, loaded, exchanged) = record.load_into(optim)?;
     // burn silently ignores state that it cannot read.
-    given
-        .iter()
-        .try_for_each(|(path, id, fields)| fields.check_loaded(path, loaded.get(id)))?;
+    for (path, id, fields, in_any_dtype) in given {
+        // Optimizers of this crate step in the dtype of their state.
+        let fields = match in_any_dtype && exchanged.contains(&id) {
+            true => fields.without_dtypes(),
+            false => fields,
+        };
+        fields.check_loaded(&path, loaded.get(&id))?;
+    }
     Ok(optim)
 }
 
@@ -157,8 +159,9 @@ pub(super) fn check_fields<M: Module>(
     let mut made: BTreeMap<u64, Vec<StateFields>> = BTreeMap::new();
     // Some fields are only there after the second step.
     for _ in 0..2 {
-        let model = model.clone().map(&mut probe);
-        _ = optim.step(0.0, model, std::mem::take(&mut probe.grads));
+        let model = copying(|| model.clone().map(&mut probe));
+        let grads = std::mem::take(&mut probe.grads);
+        copying(|| optim.step(0.0, model, grads));
         for (id, (_, fields)) in OptimizerRecord::of(|| optim.into_bytes(), BTreeSet::new())?.states
         {
             made.entry(id).or_default().push(StateFields::of(&fields));
@@ -180,9 +183,13 @@ struct OneElement {
 
 impl ModuleMapper for OneElement {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        // Clones of a model share other tensors, its running statistics.
+        // Clones of a model share other tensors, its running statistics, and draw those that are
+        // not initialized.
         let Some(spec) = self.params.get(&param.id.val()) else {
-            return param;
+            return match param.is_initialized() {
+                true => param,
+                false => undrawn(param),
+            };
         };
         let (device, dtype) = (spec.mesh().device().clone(), spec.dtype());
         self.grads
@@ -324,11 +331,12 @@ impl OptimizerRecord {
         Ok(Self { states, paths })
     }
 
-    /// Returns the optimizer with these states, and the fields that it has made of them.
+    /// Returns the optimizer with these states, the fields that it has made of them, and the
+    /// parameters whose states were exchanged.
     fn load_into(
         mut self,
         optim: ModuleOptimizer,
-    ) -> Result<(ModuleOptimizer, BTreeMap<u64, StateFields>)> {
+    ) -> Result<(ModuleOptimizer, BTreeMap<u64, StateFields>, BTreeSet<u64>)> {
         let nothing = self
             .states
             .iter()
@@ -360,14 +368,14 @@ impl OptimizerRecord {
             unreachable!("an exchange stays of its kind")
         };
         if by_bytes {
-            let others = Self::of(|| optim.into_bytes(), ids)?.states;
+            let others = Self::of(|| optim.into_bytes(), ids.clone())?.states;
             loaded.extend(
                 others
                     .iter()
                     .map(|(id, (_, state))| (*id, StateFields::of(state))),
             );
         }
-        Ok((optim, loaded))
+        Ok((optim, loaded, ids))
     }
 
     fn into_bytes(self) -> Result<Bytes> {

@@ -39,43 +39,60 @@ impl<O: Optimizer> Optimizer for Realigned<O> {
             0 => Tensor::zeros(param.shape(), (&device, dtype)),
             _ => param,
         };
-        let (state, loaded) = state
-            .map(|RealignedState { state, loaded }| (state, loaded))
+        let (state, dtype_of_state) = state
+            .map(|RealignedState { state, dtype }| (state, dtype))
             .unzip();
-        let other = loaded
-            .flatten()
-            .filter(|loaded| *loaded != dtype)
-            .filter(|loaded| self.state_dtype::<D>(&device, dtype) != Some(*loaded));
+        let other = match dtype_of_state.flatten() {
+            Some(StateDType::Other(other)) => Some(other),
+            Some(StateDType::Loaded(loaded)) => Some(loaded).filter(|loaded| {
+                *loaded != dtype && self.state_dtype::<D>(&device, dtype) != Some(*loaded)
+            }),
+            None => None,
+        };
         let (param, state) = match other {
-            Some(other) => {
-                let (param, state) = (self.0).step(lr, param.cast(other), grad.cast(other), state);
-                (param.cast(dtype), state)
-            }
             None => self.0.step(lr, param, grad, state),
+            Some(other) => {
+                let cast = param.clone().cast(other);
+                let (stepped, state) = self.0.step(lr, cast.clone(), grad.cast(other), state);
+                // A parameter of more digits keeps them.
+                let param = match other.size() < dtype.size() {
+                    true => param + (stepped - cast).cast(dtype),
+                    false => stepped.cast(dtype),
+                };
+                (param, state)
+            }
         };
         let state = state.map(|state| RealignedState {
             state,
-            loaded: other,
+            dtype: other.map(StateDType::Other),
         });
         (param, state)
     }
 
     fn to_device<const D: usize>(
-        RealignedState { state, loaded }: Self::State<D>,
+        RealignedState { state, dtype }: Self::State<D>,
         device: &Device,
     ) -> Self::State<D> {
         let state = O::to_device(state, device);
-        RealignedState { state, loaded }
+        RealignedState { state, dtype }
     }
+}
+
+/// Float dtype of a state that was loaded.
+#[derive(Debug, Clone, Copy)]
+enum StateDType {
+    /// It may be the one in which the optimizer would have made it.
+    Loaded(DType),
+    /// It is another, in which the optimizer steps.
+    Other(DType),
 }
 
 /// State of a [`Realigned`] optimizer. Its records are those of the optimizer.
 #[derive(Clone)]
 pub(super) struct RealignedState<S> {
     state: S,
-    /// Float dtype of a state that was loaded, where it may not be the one in which the optimizer
-    /// would have made it.
-    loaded: Option<DType>,
+    /// `None` for a state that the optimizer has made.
+    dtype: Option<StateDType>,
 }
 
 impl<S: RecordState> RecordState for RealignedState<S> {
@@ -88,20 +105,21 @@ impl<S: RecordState> RecordState for RealignedState<S> {
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         if let Some(given) = state_exchange::give(prefix, device) {
             let (state, loaded) = given?;
-            return Some(Self { state, loaded });
+            let dtype = loaded.map(StateDType::Loaded);
+            return Some(Self { state, dtype });
         }
         let state = S::state_unflatten(prefix, source, device)?;
         let mut sink = StateSink::default();
         state.state_flatten(prefix, &mut sink);
-        let loaded = float_dtype(&sink);
+        let dtype = float_dtype(&sink).map(StateDType::Loaded);
         if sink.tensors.iter().all(|(_, data)| data.num_elements() > 0) {
-            return Some(Self { state, loaded });
+            return Some(Self { state, dtype });
         }
         let mut source = StateSource::new(sink.scalars.into_iter().collect());
         sink.tensors
             .into_iter()
             .for_each(|(name, data)| source.insert_tensor(name, aligned(data)));
         let state = S::state_unflatten(prefix, &mut source, device)?;
-        Some(Self { state, loaded })
+        Some(Self { state, dtype })
     }
 }

@@ -148,7 +148,7 @@ thread_local! {
 
 /// Runs `copy`, which maps modules without changing the values of their shards, perhaps on one rank
 /// only. Mapped parameters keep their state.
-pub(super) fn copying<T>(copy: impl FnOnce() -> T) -> T {
+pub(crate) fn copying<T>(copy: impl FnOnce() -> T) -> T {
     struct RestoreGuard(bool);
     impl Drop for RestoreGuard {
         fn drop(&mut self) {

@@ -7,9 +7,10 @@ use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
 use burn::tensor::{Shape, Tensor};
 
+use super::ParamError;
 use crate::Result;
 use crate::autodiff;
-use crate::comm::{Call, CommError, Communicator, OpTiming, ReduceOp, Work};
+use crate::comm::{Call, Communicator, OpTiming, ReduceOp, TensorMeta, Work};
 
 /// A way to sum gradients over ranks that takes the place of the all-reduce, for example one that
 /// sends fewer bytes (DistributedDataParallel: communication hook).
@@ -36,7 +37,9 @@ use crate::comm::{Call, CommError, Communicator, OpTiming, ReduceOp, Work};
 /// ```
 pub trait GradientHook: Send + Sync {
     /// Starts the reduction of a bucket. The result has the reduced gradients in the order of the
-    /// bucket, with the same lengths and dtypes, and the same bits on all ranks.
+    /// bucket, with the same lengths and dtypes, and the same bits on all ranks; another number,
+    /// length or dtype unwinds with [`ParamError::HookResult`](crate::fsdp::ParamError::HookResult).
+    /// On a single rank there is nothing to reduce, and it is not called.
     ///
     /// # Collective
     /// Every rank of the group calls it, for the same buckets in the same order. It may wait for
@@ -107,14 +110,56 @@ impl GradientBucket {
 #[derive(Debug)]
 pub(crate) struct GradsWork {
     grads: Work<Vec<DispatchTensor>>,
-    /// The flags, if the work has none.
-    flags: Option<Box<Work<Vec<DispatchTensor>>>>,
+    /// What a hook must return, and the flags, which it does not reduce.
+    hooked: Option<Box<Hooked>>,
+}
+
+#[derive(Debug)]
+struct Hooked {
+    /// Label of the reduction.
+    label: Arc<str>,
+    /// Shape and dtype of each gradient.
+    metas: Vec<TensorMeta>,
+    flags: Work<Vec<DispatchTensor>>,
+}
+
+impl Hooked {
+    /// Checks the gradients that the hook has returned, and gives them their shapes.
+    ///
+    /// # Errors
+    /// [`ParamError::HookResult`].
+    fn shaped(&self, reduced: Vec<DispatchTensor>) -> Result<Vec<DispatchTensor>, ParamError> {
+        let wrong = |reason| ParamError::HookResult {
+            unit: self.label.to_string(),
+            reason,
+        };
+        if reduced.len() != self.metas.len() {
+            let (found, expected) = (reduced.len(), self.metas.len());
+            let reason = format!("it returned {found} tensors for {expected} gradients");
+            return Err(wrong(reason));
+        }
+        let shaped = reduced.into_iter().zip(&self.metas).map(|(grad, meta)| {
+            let (len, dtype) = (grad.shape().num_elements(), grad.dtype());
+            let expected = meta.shape.num_elements();
+            if (len, dtype) != (expected, meta.dtype) {
+                return Err(wrong(format!(
+                    "it returned {len} elements of {dtype:?} instead of {expected} of {:?}",
+                    meta.dtype
+                )));
+            }
+            Ok(Dispatch::float_reshape(grad, meta.shape.clone()))
+        });
+        shaped.collect()
+    }
 }
 
 impl From<Work<Vec<DispatchTensor>>> for GradsWork {
     /// Of a collective that also sends the flags.
     fn from(grads: Work<Vec<DispatchTensor>>) -> Self {
-        Self { grads, flags: None }
+        Self {
+            grads,
+            hooked: None,
+        }
     }
 }
 
@@ -145,7 +190,12 @@ impl GradsWork {
             ..call
         };
         let flags = group.all_reduce(of_flags, flags, op);
-        let shapes: Vec<_> = grads.iter().map(TensorMetadata::shape).collect();
+        let meta = |grad: &DispatchTensor| TensorMeta {
+            shape: grad.shape(),
+            dtype: grad.dtype(),
+        };
+        let metas: Vec<_> = grads.iter().map(meta).collect();
+        let label = call.label.clone();
         let flat = |grad: DispatchTensor| {
             let len = grad.shape().num_elements();
             Tensor::from_dispatch(Dispatch::float_reshape(grad, [len].into()))
@@ -153,30 +203,35 @@ impl GradsWork {
         let bucket = GradientBucket {
             call,
             params: names,
-            shapes: shapes.clone(),
+            shapes: metas.iter().map(|meta| meta.shape.clone()).collect(),
             grads: grads.into_iter().map(flat).collect(),
             op,
         };
         let reduced = hook.reduce(group, bucket)?;
-        let grads = reduced.then(move |reduced| {
-            let shaped = reduced.into_iter().zip(shapes).map(|(grad, shape)| {
-                Dispatch::float_reshape(autodiff::plain(grad.into_dispatch()), shape)
-            });
-            shaped.collect()
+        let grads = reduced.then(|reduced| {
+            let plain = |grad: Tensor<1>| autodiff::plain(grad.into_dispatch());
+            reduced.into_iter().map(plain).collect()
         });
+        let hooked = Hooked {
+            label,
+            metas,
+            flags,
+        };
         Ok(Self {
             grads,
-            flags: Some(Box::new(flags)),
+            hooked: Some(hooked.into()),
         })
     }
 
     /// Waits for the gradients, followed by the flags.
-    pub(crate) fn wait_with_timing(
-        self,
-    ) -> Result<(Vec<DispatchTensor>, Option<OpTiming>), CommError> {
+    ///
+    /// # Errors
+    /// Those of the collectives, and [`ParamError::HookResult`].
+    pub(crate) fn wait_with_timing(self) -> Result<(Vec<DispatchTensor>, Option<OpTiming>)> {
         let (mut tensors, timing) = self.grads.wait_with_timing()?;
-        if let Some(flags) = self.flags {
-            tensors.extend(flags.wait()?);
+        if let Some(hooked) = self.hooked {
+            tensors = hooked.shaped(tensors)?;
+            tensors.extend(hooked.flags.wait()?);
         }
         Ok((tensors, timing))
     }

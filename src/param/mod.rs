@@ -128,7 +128,7 @@ pub use custom::{ReducedGradients, UnitCollectives};
 pub(crate) use data_mesh::FsdpMeshInfo;
 pub(crate) use data_mesh::{combine, data_spec};
 pub use distributed::DistributedParameter;
-pub(crate) use distributed::make_units;
+pub(crate) use distributed::{copying, make_units};
 pub use error::ParamError;
 pub use events::{Event, EventKind, ShardedState, TrainingState, record_events};
 pub(crate) use events::{HostTensor, Probe, probe};

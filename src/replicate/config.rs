@@ -90,7 +90,8 @@ impl DataParallel {
         self
     }
 
-    /// Sets whether it is an error that some rank does not use a parameter in a backward: every rank
+    /// Sets whether it is an error that some rank does not use a parameter in a pass through its unit,
+    /// also one of several before a backward: every rank
     /// then unwinds with [`ParamError::Unused`](crate::fsdp::ParamError::Unused), which names them by
     /// rank. Default: false, a parameter counts as zeros on the ranks that do not use it, and has no
     /// gradient if none does. With true, each reduction waits for the device, and the error names the
@@ -177,7 +178,11 @@ impl DataParallel {
             false => self.units.with_units(modules()),
         };
         match self.dims.is_empty() {
-            true => units.with_shard_dims(mesh.names().to_vec()),
+            true => {
+                let mut units = units.with_shard_dims(mesh.names().to_vec());
+                units.has_default_dims = true;
+                units
+            }
             false => units.with_shard_dims(self.dims),
         }
     }

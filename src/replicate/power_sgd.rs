@@ -22,7 +22,7 @@ use crate::dtensor::ops::random;
 /// of the next step (warm start). Vectors, and matrices that would hardly become smaller, are
 /// all-reduced as they are.
 ///
-/// The state is kept for each bucket, by the parameters in it. It is not part of checkpoints: a run
+/// The state is kept for each bucket of each model, by the parameters in it. It is not part of checkpoints: a run
 /// that resumes begins with a new one. After a step whose gradients are not finite, such as one that
 /// [`GradScaler`](crate::fsdp::GradScaler) skips, it begins with a new one, too.
 ///
@@ -45,8 +45,30 @@ pub struct PowerSgd {
 /// Function from the path of a parameter and a shape to the first `Q` of its gradient.
 type FirstQ = dyn Fn(&str, [usize; 2]) -> Option<Tensor<2>> + Send + Sync;
 
-/// States of buckets by the paths of their parameters.
-type BucketStates = HashMap<Arc<[Arc<str>]>, BucketState>;
+type BucketStates = HashMap<BucketKey, BucketState>;
+
+/// What tells buckets apart, also those of several models and of several ranks of the process.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct BucketKey {
+    /// Global ranks of the group, and this rank's place among them.
+    ranks: Vec<usize>,
+    rank: usize,
+    /// Number of the model in the group.
+    model: Option<u64>,
+    params: Arc<[Arc<str>]>,
+}
+
+impl BucketKey {
+    fn new(group: &Communicator, bucket: &GradientBucket) -> Self {
+        let group = group.group();
+        Self {
+            ranks: group.ranks().to_vec(),
+            rank: group.rank(),
+            model: bucket.call.model.as_ref().map(|model| model.number),
+            params: bucket.params.clone(),
+        }
+    }
+}
 
 /// State of a bucket between its steps.
 #[derive(Debug, Default)]
@@ -144,8 +166,9 @@ impl PowerSgd {
 
 impl GradientHook for PowerSgd {
     fn reduce(&self, group: &Communicator, bucket: GradientBucket) -> Result<Work<Vec<Tensor<1>>>> {
+        let key = BucketKey::new(group, &bucket);
         let mut states = self.states.lock();
-        let state = states.entry(bucket.params.clone()).or_default();
+        let state = states.entry(key.clone()).or_default();
         state.steps += 1;
         let matrices: Vec<_> = bucket
             .shapes
@@ -211,7 +234,7 @@ impl GradientHook for PowerSgd {
         let states = self.states.clone();
         Ok(all_reduce(group, &call, sent).then(move |qs| {
             let mut states = states.lock();
-            let state = states.entry(params).or_default();
+            let state = states.entry(key).or_default();
             let mut qs = qs.into_iter().map(Tensor::<2>::from_dispatch);
             let parts = own.into_iter().zip(ps).zip(plain).zip(shapes).enumerate();
             let reduced = parts.map(|(at, (((own, p), plain), shape))| {
@@ -221,10 +244,13 @@ impl GradientHook for PowerSgd {
                 let q = qs.next().expect("each compressed gradient has one");
                 let product = p.matmul(q.clone().transpose());
                 // The same on all ranks.
-                let is_finite = q.clone().abs().sum().into_scalar::<f32>().is_finite();
+                let norms = q.clone().cast(DType::F32).square().sum_dim(0).into_data();
+                let is_finite = norms.iter::<f32>().all(f32::is_finite);
+                // Nothing grows from a column of zeros, which a gradient of zeros leaves.
+                let starts = is_finite && norms.iter::<f32>().all(|norm| norm > 0.0);
                 let error = (feedback && is_finite).then(|| matrix - product.clone());
                 state.errors[at] = error;
-                state.qs[at] = (warm_start && is_finite).then_some(q);
+                state.qs[at] = (warm_start && starts).then_some(q);
                 product.reshape([shape.num_elements()]).mul_scalar(scale)
             });
             reduced.collect()

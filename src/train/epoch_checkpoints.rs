@@ -7,10 +7,8 @@ use burn::train::metric::{Metric, MetricName};
 
 use super::TrainError;
 use crate::Result;
-use crate::checkpoint::{Best, CheckpointManager, State};
-
-/// Key of the metric's value in checkpoints.
-pub(super) const METRIC: &str = "metric";
+use crate::checkpoint::{Best, Checkpoint, CheckpointManager, State};
+use crate::comm::agree_on_first;
 
 /// The checkpoints that [`with_checkpoints`](super::with_checkpoints) saves at the end of each
 /// epoch: where, what else is in them, and which is the best. A [`CheckpointManager`] becomes one
@@ -50,7 +48,6 @@ struct BestMetric {
     name: MetricName,
     aggregate: Aggregate,
     split: Split,
-    best: Best,
 }
 
 impl EpochCheckpoints {
@@ -65,8 +62,9 @@ impl EpochCheckpoints {
     }
 
     /// Also keeps the checkpoint of the epoch with the best value of a metric of the training, as
-    /// burn's `MetricCheckpointingStrategy` does. Each checkpoint has the value as `metric`, an
-    /// `f64`, so that a run that is resumed compares with the epochs before.
+    /// burn's `MetricCheckpointingStrategy` does. Each checkpoint has the value of the first rank, an
+    /// `f64`, under a key such as `metric.Loss.valid.mean`, so that a run that is resumed compares
+    /// with the epochs before.
     #[must_use]
     pub fn with_best(
         mut self,
@@ -79,18 +77,19 @@ impl EpochCheckpoints {
             Direction::Lowest => Best::Lowest,
             Direction::Highest => Best::Highest,
         };
-        self.run = self.run.with_best(METRIC, best);
-        self.best = Some(BestMetric {
+        let metric = BestMetric {
             name: metric.name(),
             aggregate,
             split,
-            best,
-        });
+        };
+        self.run = self.run.with_best(metric.key(), best);
+        self.best = Some(metric);
         self
     }
 
-    /// The training returns the model of the [best](Self::with_best) checkpoint in place of the
-    /// last, also after early stopping.
+    /// The training returns the model of the best checkpoint in place of the last, also after early
+    /// stopping: by [`with_best`](Self::with_best), or by that of the
+    /// [manager](CheckpointManager::with_best).
     #[must_use]
     pub fn with_best_model(self) -> Self {
         Self {
@@ -100,8 +99,8 @@ impl EpochCheckpoints {
     }
 
     /// Adds values and tensors of the program to each checkpoint. `add` is called on every rank, and
-    /// may take part in collectives. The keys `model`, `optimizer`, `schedule`, `random` and `metric`
-    /// are taken. After [`resume`](super::resume), [`CheckpointManager::latest`] has what was added.
+    /// may take part in collectives. The keys `model`, `optimizer`, `schedule`, `random` and those
+    /// that begin with `metric` are taken. After [`resume`](super::resume), [`CheckpointManager::latest`] has what was added.
     #[must_use]
     pub fn with_state(self, add: impl Fn(State) -> Result<State> + Send + Sync + 'static) -> Self {
         Self {
@@ -110,31 +109,55 @@ impl EpochCheckpoints {
         }
     }
 
-    /// Returns the best checkpoints' direction if the training returns the best model.
-    pub(super) fn returned(&self) -> Option<Best> {
-        let best = self.best.as_ref().filter(|_| self.returns_best);
-        best.map(|metric| metric.best)
-    }
-
     /// Adds the metric's value of an epoch and what the program adds.
+    ///
+    /// # Collective
+    /// Every rank of the manager's mesh.
     pub(super) fn complete(
         &self,
         state: State,
         epoch: usize,
         store: &EventStoreClient,
     ) -> Result<State> {
+        if self.returns_best && self.run.best_by().is_none() {
+            return Err(TrainError::NoBest.into());
+        }
         let state = match &self.best {
-            Some(metric) => state.with_value(METRIC, &metric.value(epoch, store)?)?,
             None => state,
+            Some(metric) => {
+                // Devices may differ in the last bit.
+                let all = self.run.mesh().all()?;
+                let value = agree_on_first(&all, "train_metric", || metric.value(epoch, store))?;
+                state.with_value(&metric.key(), &value)?
+            }
         };
         match &self.add {
             Some(add) => add(state),
             None => Ok(state),
         }
     }
+
+    /// Returns the best checkpoint if the training returns its model.
+    ///
+    /// # Collective
+    /// Every rank of the manager's mesh.
+    pub(super) fn returned(&self) -> Result<Option<Checkpoint>> {
+        match self.run.best_by().filter(|_| self.returns_best) {
+            Some((key, best)) => self.run.best(&key, best),
+            None => Ok(None),
+        }
+    }
 }
 
 impl BestMetric {
+    /// Key of the value in checkpoints: values of another metric are not compared.
+    fn key(&self) -> String {
+        let aggregate = match self.aggregate {
+            Aggregate::Mean => "mean",
+        };
+        format!("metric.{}.{}.{aggregate}", self.name, self.split)
+    }
+
     fn value(&self, epoch: usize, store: &EventStoreClient) -> Result<f64, TrainError> {
         store
             .find_metric(&self.name, epoch, self.aggregate, &self.split)

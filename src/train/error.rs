@@ -46,6 +46,12 @@ pub enum TrainError {
         /// Global ranks of the mesh.
         ranks: Vec<usize>,
     },
+    /// The training is to return the best model, and nothing says which is the best.
+    #[error(
+        "the training is to return the best model, but no metric says which it is. Call `with_best` of the \
+         `EpochCheckpoints` or of their `CheckpointManager`"
+    )]
+    NoBest,
     /// The training does not compute the metric by which the best checkpoint is kept.
     #[error(
         "the training has no numeric metric `{metric}` of the {split} split in epoch {epoch}, by which the best checkpoint \

@@ -25,7 +25,7 @@ use burn::train::checkpoint::{
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 
-use super::epoch_checkpoints::{EpochCheckpoints, METRIC};
+use super::epoch_checkpoints::EpochCheckpoints;
 use crate::checkpoint::{CheckpointError, CheckpointManager, LoadOptions, SaveReport, State};
 use crate::comm::agree_on_success;
 use crate::dtensor::ops::random::{RngState, rng_state, set_rng_state};
@@ -117,15 +117,15 @@ pub(super) fn save<M: LearnerModel>(
         .with_step(epoch as u64)
         .with_model(MODEL, &model)?
         .with_optimizer(OPTIMIZER, &optimizer)?
-        .with_value(SCHEDULE, &schedule.to_vec())?
-        .with_rank_value(RANDOM, &rng_state())?;
+        .with_value(SCHEDULE, &schedule.to_vec())?;
     let state = agree_on_success(
         &run.mesh().all()?,
         "train_checkpoint",
         checkpoints.complete(state, epoch, store),
         CheckpointError::of,
     )?;
-    run.save(&state)
+    // After what the program has drawn.
+    run.save(&state.with_rank_value(RANDOM, &rng_state())?)
 }
 
 /// Returns the model that the training returns: that of the best checkpoint, or the last one.
@@ -133,10 +133,7 @@ pub(super) fn save<M: LearnerModel>(
 /// # Collective
 /// Every rank of the manager's mesh.
 pub(super) fn returned<M: LearnerModel>(checkpoints: &EpochCheckpoints, last: M) -> Result<M> {
-    let Some(best) = checkpoints.returned() else {
-        return Ok(last);
-    };
-    match checkpoints.run.best(METRIC, best)? {
+    match checkpoints.returned()? {
         Some(checkpoint) => Ok(checkpoint.load_model(MODEL, last, &LoadOptions::new())?.0),
         None => Ok(last),
     }

@@ -354,6 +354,23 @@ fn a_metric_that_is_not_computed_is_an_error_on_every_rank() {
 }
 
 #[test]
+fn without_a_best_checkpoint_the_best_model_is_an_error() {
+    let folder = Folder::new("no-best");
+    let rows = rows(100, BATCH, 0.2);
+    let error = on_ranks(2, |mesh| {
+        let own = || loader(part(&rows, mesh.rank(), 2), BATCH / 2);
+        let run = CheckpointManager::new(folder.as_ref().join("run"), mesh);
+        let checkpoints = EpochCheckpoints::new(run).with_best_model();
+        train_on(mesh, &folder, own(), own(), |training| {
+            with_checkpoints(training.num_epochs(1), mesh, checkpoints)
+        })
+        .map(drop)
+    });
+    let text = error.unwrap_err().to_string();
+    assert!(text.contains("no metric says which it is"), "{text}");
+}
+
+#[test]
 fn checkpoints_of_other_ranks_are_refused_by_every_rank() {
     let folder = Folder::new("other-ranks");
     on_ranks(2, |mesh| {

@@ -213,12 +213,16 @@ fn is_complete(fs: &Recorder, step: u64) -> bool {
 
 /// Saves a step with the value `loss` and keeps the last and the best. Returns the outcome.
 fn save_with_loss(fs: &Recorder, step: u64, loss: f64) -> Outcome {
+    save_with(fs, step, |state| state.with_value("loss", &loss))
+}
+
+fn save_with(fs: &Recorder, step: u64, add: impl Fn(State) -> Result<State> + Sync) -> Outcome {
     let saved = launch(Launch::threads(2), |world| {
         let mesh = DeviceMesh::new(world, [2], ["shard"])?;
         let run = manager(fs, &mesh).with_keep(1);
         let run = run.with_best("loss", Best::Lowest);
         let state = State::new(&mesh).with_step(step);
-        match run.save(&state.with_value("loss", &loss)?) {
+        match run.save(&add(state)?) {
             Ok(report) => Ok(Ok(report.not_removed)),
             Err(crate::Error::Checkpoint(error)) => Ok(Err(error)),
             Err(error) => Err(error),
@@ -254,6 +258,14 @@ fn the_best_checkpoint_is_kept_whatever_cannot_be_read() {
     }
     assert_eq!(best(&fs, Best::Lowest), Some(5));
     assert_eq!(best(&fs, Best::Highest), Some(5));
+    // Without a value that can be compared, the best could not be kept.
+    assert!(matches!(
+        save_with(&fs, 7, Ok),
+        Err(CheckpointError::NoValue { .. })
+    ));
+    let integer = save_with(&fs, 7, |state| state.with_value("loss", &1_u64));
+    assert!(matches!(integer, Err(CheckpointError::Value { .. })));
+    assert_eq!(names(&fs), ["step-5", "step-6"]);
     for call in 0.. {
         let fs = fs.durable_copy();
         fs.fail(Fault {

@@ -2,13 +2,14 @@
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::DType;
 use lru::LruCache;
 use parking_lot::Mutex;
 
+use crate::Result;
 use crate::comm::{CollectivePlan, CommError, OpTiming, ReduceOp};
 use crate::param::gradient_hook::GradsWork;
 
@@ -18,6 +19,8 @@ pub(crate) struct Buckets {
     /// Bytes of the first bucket of a backward, and of the others.
     sizes: [usize; 2],
     plans: Mutex<LruCache<PlanKey, Arc<CollectivePlan>>>,
+    /// Those of the units that take the place of these on another mesh.
+    successor: OnceLock<Arc<Self>>,
 }
 
 /// Units of a bucket by their addresses, each with its trained parameters; dtypes of the tensors;
@@ -33,7 +36,14 @@ impl Buckets {
         Arc::new(Self {
             sizes,
             plans: Mutex::new(LruCache::new(MAX_PLANNED)),
+            successor: OnceLock::new(),
         })
+    }
+
+    /// Returns the buckets of the same units on another mesh, which all of them share.
+    pub(crate) fn successor(&self) -> Arc<Self> {
+        let new = || Self::new(self.sizes);
+        self.successor.get_or_init(new).clone()
     }
 
     pub(crate) fn sizes(&self) -> [usize; 2] {
@@ -65,7 +75,7 @@ pub(super) struct BucketPart {
 struct SharedWork {
     in_flight: Option<GradsWork>,
     /// The tensors that no part has taken, once the all-reduce is complete.
-    reduced: Result<Vec<Option<DispatchTensor>>, CommError>,
+    reduced: Result<Vec<Option<DispatchTensor>>>,
 }
 
 impl BucketPart {
@@ -92,9 +102,7 @@ impl BucketPart {
 
     /// Waits for the all-reduce, and returns the unit's gradients and its flags. The first part has
     /// the timing.
-    pub(super) fn wait_with_timing(
-        self,
-    ) -> Result<(Vec<DispatchTensor>, Option<OpTiming>), CommError> {
+    pub(super) fn wait_with_timing(self) -> Result<(Vec<DispatchTensor>, Option<OpTiming>)> {
         let mut shared = self.shared.lock();
         let mut timing = None;
         if let Some(work) = shared.in_flight.take() {

@@ -96,7 +96,12 @@ impl GradReducer {
             }
         };
         let Some(buckets) = prepared.buckets() else {
-            let reduced = self.post_bucket(backward, owner);
+            let mut reduced = Reduced::new();
+            // Otherwise the caller has waited for the earlier ones.
+            if self.0.lock().bucket.is_some() || unit.spec().buckets().is_some() {
+                reduced.extend(self.post_bucket(backward, owner));
+                reduced.extend(self.finish(backward));
+            }
             self.add(
                 ReduceProgress::InFlight(prepared.post().into()),
                 backward,

@@ -13,7 +13,7 @@ use super::buckets::{BucketPart, Buckets};
 use super::flags::{self, FlaggedGrads, without_unused};
 use super::gradients::{GradStage, Trained};
 use crate::Result;
-use crate::comm::{Call, CommError, Digests, Op, OpTiming, Phase, ReduceOp, Work};
+use crate::comm::{Call, Digests, Op, OpTiming, Phase, ReduceOp, Work};
 use crate::memory::ToHost;
 use crate::param::ParamError;
 use crate::param::custom::AllReduceHook;
@@ -118,7 +118,7 @@ enum ReplicatedWork {
 }
 
 impl ReplicatedWork {
-    fn wait_with_timing(self) -> Result<(Vec<DispatchTensor>, Option<OpTiming>), CommError> {
+    fn wait_with_timing(self) -> Result<(Vec<DispatchTensor>, Option<OpTiming>)> {
         match self {
             Self::Own(work) => work.wait_with_timing(),
             Self::Shared(part) => part.wait_with_timing(),

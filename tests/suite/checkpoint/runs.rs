@@ -150,7 +150,7 @@ fn of_two_processes_that_save_the_same_steps_each_step_is_saved_once() {
 #[test]
 fn a_program_that_reads_while_old_checkpoints_are_removed_loads_each() {
     let loads = setting("LOADED_MEANWHILE", 60);
-    for keep in [1, 2] {
+    for keep in [1, 2, 3] {
         let folder = Folder::new(&format!("reader-{keep}"));
         let is_over = AtomicBool::new(false);
         thread::scope(|scope| {

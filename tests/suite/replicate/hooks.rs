@@ -216,6 +216,114 @@ fn hooks_follow_the_reduction_that_is_asked_for() {
     .unwrap();
 }
 
+/// A gradient of zeros, as of a layer behind zeros in the first step, or one that is not finite
+/// stops nothing: the ones after it are approximated as by a new hook.
+#[test]
+fn power_sgd_continues_after_zeros_and_after_infinities() {
+    launch(Launch::threads(2), |world| {
+        for first in [0.0, f32::INFINITY] {
+            let hook = PowerSgd::new(2).with_min_compression(0.0);
+            let weight = |value: Vec<f32>| vec![("weight", vec![3, 4], value)];
+            reduced(world, &hook, weight(vec![first; 12]), ReduceOp::Avg)?;
+            // Of rank 2.
+            let values: Vec<f32> = (0..12)
+                .map(|at| (at % 4) as f32 + (at / 4) as f32)
+                .collect();
+            let found = reduced(world, &hook, weight(values.clone()), ReduceOp::Avg)?;
+            let distance = furthest(&found[0], &values);
+            assert!(distance < 1e-4, "after {first}: {distance}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Rank threads, and models, share a hook and not its state.
+#[test]
+fn one_hook_serves_several_ranks_and_models() {
+    let start = stack(&Device::flex());
+    let run = |shared: bool| {
+        let common = Arc::new(PowerSgd::new(1));
+        let ranks = launch(Launch::threads(2), |world| {
+            let device = world.device().clone().autodiff();
+            let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+            let mut weights = Vec::new();
+            let mut models = Vec::new();
+            for _ in 0..2 {
+                let hook = if shared {
+                    common.clone()
+                } else {
+                    Arc::new(PowerSgd::new(1))
+                };
+                let config = DataParallel::new().with_gradient_hook(hook);
+                models.push(replicate(on_device(&start, &device), &mesh, config)?);
+            }
+            for (number, mut model) in models.into_iter().enumerate() {
+                let mut optim = SgdConfig::new().init();
+                for step in 0..3 {
+                    let seed = (step * 10 + world.rank() + 100 * number) as u64;
+                    let loss = model
+                        .forward(tensor(seed, [3, WIDTH], &device))
+                        .square()
+                        .sum();
+                    let grads = GradientsParams::from_grads(loss.backward(), &model);
+                    model = optim.step(1e-2, model, grads);
+                }
+                weights.push(values(&full_model(&model)?, None));
+            }
+            Ok(weights)
+        });
+        launched::values(ranks.unwrap())
+    };
+    assert_eq!(run(true), run(false));
+}
+
+/// Returns other gradients than it was given.
+struct Wrong(fn(Tensor<1>) -> Vec<Tensor<1>>);
+
+impl GradientHook for Wrong {
+    fn reduce(&self, group: &Communicator, bucket: GradientBucket) -> Result<Work<Vec<Tensor<1>>>> {
+        let wrong = self.0;
+        let work = bucket.all_reduce(group);
+        Ok(work.then(move |grads| {
+            let mut grads = grads.into_iter();
+            let first = grads.next().into_iter().flat_map(wrong);
+            first.chain(grads).collect()
+        }))
+    }
+}
+
+#[test]
+fn a_hook_that_returns_other_gradients_is_an_error() {
+    let start = stack(&Device::flex());
+    let wrongs: [(fn(Tensor<1>) -> Vec<Tensor<1>>, &str); 3] = [
+        (|_| vec![], "it returned 7 tensors for 8 gradients"),
+        (
+            |grad| vec![grad.narrow(0, 0, 1)],
+            "1 elements of F32 instead of",
+        ),
+        (
+            |grad| vec![grad.cast(FloatDType::F16)],
+            "elements of F16 instead of",
+        ),
+    ];
+    for (wrong, expected) in wrongs {
+        let ranks = launch(Launch::threads(2), |world| {
+            let device = world.device().clone().autodiff();
+            let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+            let config = DataParallel::new().with_gradient_hook(Wrong(wrong));
+            let model = replicate(on_device(&start, &device), &mesh, config)?;
+            let _ = model
+                .forward(tensor(1, [3, WIDTH], &device))
+                .sum()
+                .backward();
+            Ok(())
+        });
+        let text = ranks.unwrap_err().to_string();
+        assert!(text.contains(expected), "{text}");
+    }
+}
+
 /// Counts the buckets that it reduces.
 #[derive(Clone)]
 struct Counted(Arc<std::sync::Mutex<Vec<Vec<String>>>>);

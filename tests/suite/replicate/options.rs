@@ -14,6 +14,7 @@ use burn_dtensor::fsdp::{
     unit,
 };
 use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::parallel::{Plan, Style, parallelize};
 use burn_dtensor::replicate::{DataParallel, PlainAllReduce, replicate};
 
 use crate::fsdp::collective_counts::{Stack, WIDTH, stack};
@@ -177,6 +178,25 @@ fn each_forward_makes_running_statistics_those_of_the_first_rank_or_their_averag
         };
         assert_eq!(second, expected, "{sync}, {policy:?}");
     }
+}
+
+/// The commonest slip: the mesh of all ranks, of which some share the rows.
+#[test]
+fn a_mesh_with_tensor_parallel_dimensions_is_refused_unless_dimensions_are_named() {
+    let start = stack(&Device::flex());
+    let ranks = launch(Launch::threads(4), |world| {
+        let device = world.device().clone().autodiff();
+        let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
+        let plan = Plan::new().with_style("first", Style::colwise());
+        let model = parallelize(on_device(&start, &device), &mesh.slice("tp")?, plan)?;
+        let refused = replicate(model.clone(), &mesh, DataParallel::new());
+        let text = refused.map(drop).unwrap_err().to_string();
+        assert!(text.contains("tp"), "{text}");
+        replicate(model, &mesh, DataParallel::new().with_mesh_dims("dp"))?;
+        Ok(text)
+    });
+    let texts = launched::values(ranks.unwrap());
+    assert!(texts.iter().all(|text| *text == texts[0]));
 }
 
 /// Only some dimensions of a mesh have rows of their own.
