@@ -279,7 +279,9 @@ fn one_hook_serves_several_ranks_and_models() {
 }
 
 /// Returns other gradients than it was given.
-struct Wrong(fn(Tensor<1>) -> Vec<Tensor<1>>);
+struct Wrong(Change);
+
+type Change = fn(Tensor<1>) -> Vec<Tensor<1>>;
 
 impl GradientHook for Wrong {
     fn reduce(&self, group: &Communicator, bucket: GradientBucket) -> Result<Work<Vec<Tensor<1>>>> {
@@ -296,7 +298,7 @@ impl GradientHook for Wrong {
 #[test]
 fn a_hook_that_returns_other_gradients_is_an_error() {
     let start = stack(&Device::flex());
-    let wrongs: [(fn(Tensor<1>) -> Vec<Tensor<1>>, &str); 3] = [
+    let wrongs: [(Change, &str); 3] = [
         (|_| vec![], "it returned 7 tensors for 8 gradients"),
         (
             |grad| vec![grad.narrow(0, 0, 1)],
