@@ -68,7 +68,7 @@ fn layers_that_differ_on_several_ranks_cause_a_warning() {
             && norm.contains("in `noisy_norm` (Noisy, sharded at ")
     );
     assert!(
-        norm.contains("`BatchNorm::forward_dtensor`")
+        norm.contains("`nn::sync_batch_norm`")
             && norm.contains("with_layer_warnings(false)"),
         "{norm}"
     );
