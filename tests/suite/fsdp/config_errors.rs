@@ -68,8 +68,7 @@ fn layers_that_differ_on_several_ranks_cause_a_warning() {
             && norm.contains("in `noisy_norm` (Noisy, sharded at ")
     );
     assert!(
-        norm.contains("`nn::sync_batch_norm`")
-            && norm.contains("with_layer_warnings(false)"),
+        norm.contains("`nn::sync_batch_norm`") && norm.contains("with_layer_warnings(false)"),
         "{norm}"
     );
     let paths = "in `blocks.0.1`, `blocks.1.1`, `blocks.2.1`, `blocks.3.1` and 2 more (Noisy, ";

@@ -12,6 +12,8 @@ use burn_dtensor::comm::{Launch, Op, World, launch};
 use burn_dtensor::fsdp::{FsdpModule, FullyShard, full_model, fully_shard};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::replicate::{DataParallel, replicate};
+#[cfg(feature = "mpi")]
+use burn_dtensor::testing::ProcessTest;
 
 use crate::fsdp::ddp_fsdp_hsdp_parity::{AllReduce, batch, gpt};
 use crate::fsdp::support::{max_diff, on_device, tensor, values};
@@ -115,6 +117,46 @@ fn replicate_has_the_bits_of_fully_shard_and_of_gradients_averaged_by_hand() {
             );
         }
     }
+}
+
+/// The bits of ranks in processes are those of threads.
+#[cfg(feature = "mpi")]
+fn in_processes(processes: usize) {
+    let mode = Mode::Replicate {
+        buckets: [1 << 10, 8 << 10],
+        dims: if processes == 2 { &[2] } else { &[2, 2] },
+    };
+    let digest = |(weights, calls): &(BTreeMap<String, Vec<f32>>, u64)| {
+        let bits = weights.values().flatten().map(|value| value.to_bits());
+        let sum = bits.fold(0_u64, |sum, bits| sum.rotate_left(5) ^ u64::from(bits));
+        format!("weights {sum:016x} by {calls} all-reduces")
+    };
+    let text = ProcessTest::new(processes).run(|| {
+        let ranks = Launch::from_env(processes).unwrap();
+        let ranks = launch(ranks, |world| train(world, mode, true, false));
+        for (_, trained) in ranks.unwrap() {
+            println!("{}", digest(&trained));
+        }
+    });
+    let Some(text) = text else { return };
+    let expected = digest(&trained(processes, mode, true, false));
+    assert_eq!(
+        text.matches(&expected).count(),
+        processes,
+        "{expected}: {text}"
+    );
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn two_processes_have_the_bits_of_threads() {
+    in_processes(2);
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn four_processes_have_the_bits_of_threads() {
+    in_processes(4);
 }
 
 /// Written for one device: no call of `unit`.
