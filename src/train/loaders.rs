@@ -18,8 +18,9 @@ pub type Loaders<O> = (Arc<dyn DataLoader<O>>, Arc<dyn DataLoader<O>>);
 ///
 /// `batch_size` is the number of rows of a batch over all ranks. The rows for training are shuffled
 /// in another order in each epoch, and those that do not fill the last batch are left out. The rows
-/// for validation come in order, each once, and those of the last batch are divided evenly. Both have the same batches on any number of ranks. One
-/// thread for each loader prefetches. For other settings, create two [`DistributedLoader`]s.
+/// for validation come in order, each once, and those of the last batch are divided evenly. Both
+/// have the same batches on any number of ranks. One thread for each loader prefetches. For other
+/// settings, create two [`DistributedLoader`]s.
 ///
 /// Local: no communication.
 ///
@@ -44,8 +45,8 @@ where
     let shard = mesh.data_shard(mesh.names().to_vec())?;
     let sampler = |rows| DistributedSampler::new(rows, shard).with_global_batch_size(batch_size);
     let shuffled = sampler(train.len()).with_shuffle(seed);
-    let padded = sampler(valid.len()).with_last_batch(LastBatch::Even);
+    let even = sampler(valid.len()).with_last_batch(LastBatch::Even);
     let train = DistributedLoader::new(train, shuffled, batcher.clone())?.with_num_workers(1);
-    let valid = DistributedLoader::without_padding(valid, padded, batcher)?.with_num_workers(1);
+    let valid = DistributedLoader::without_padding(valid, even, batcher)?.with_num_workers(1);
     Ok((Arc::new(train), Arc::new(valid)))
 }
