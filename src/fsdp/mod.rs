@@ -184,8 +184,8 @@ pub use named::{NamedParameter, named_parameters};
 pub use precision::MixedPrecisionPolicy;
 pub use remesh::remesh;
 pub use scaler::GradScaler;
-pub(crate) use shard::distribute;
 pub use shard::fully_shard;
+pub(crate) use shard::{distribute, origin};
 
 pub use crate::param::{
     BufferSync, DistributedParameter, Event, EventKind, Grads, OffloadPolicy, ParamError, ParamExt,

@@ -114,19 +114,19 @@ use crate::{Error, Result};
 /// dimensions; [`Error::Comm`](crate::Error::Comm) if another rank fails.
 #[track_caller]
 pub fn fully_shard<M: Module>(model: M, mesh: &DeviceMesh, config: FullyShard) -> Result<M> {
-    distribute(model, mesh, config, "fully_shard", Location::caller())
+    let origin = origin::<M>("sharded", Location::caller());
+    distribute(model, mesh, config, "fully_shard", &origin)
 }
 
-/// Distributes the parameters of a model as [`fully_shard`] does, for the call `name` at this place
-/// in the program.
+/// Distributes the parameters of a model as [`fully_shard`] does, for the call `name` of this
+/// [`origin`].
 pub(crate) fn distribute<M: Module>(
     model: M,
     mesh: &DeviceMesh,
     config: FullyShard,
     name: &'static str,
-    place: &Location<'_>,
+    origin: &Arc<str>,
 ) -> Result<M> {
-    let origin = origin::<M>(name, place);
     let mut dims = FsdpMeshDims::new(mesh, &config)?;
     let ShardingPlan {
         params: mut planned,
@@ -145,7 +145,7 @@ pub(crate) fn distribute<M: Module>(
     let others = dims.others()?;
     let data = dims
         .meshes()
-        .map(|mesh| data_parallel(mesh, &all, &config, ignored.clone(), &origin));
+        .map(|mesh| data_parallel(mesh, &all, &config, ignored.clone(), origin));
     let data: Vec<_> = data.collect::<Result<_>>()?;
     let data_specs = planned.iter().map(|param| {
         let mesh = &data[param.data].mesh;
@@ -205,7 +205,7 @@ pub(crate) fn distribute<M: Module>(
     // All checks have passed. Units change only now: clones of the model share them, and a failing
     // call must not affect the clones.
     for (unit, path) in adopted {
-        unit.comm.adopt(path, &origin);
+        unit.comm.adopt(path, origin);
     }
     let units: Vec<_> = params.iter().map(|param| param.unit.clone()).collect();
     let sharded: HashSet<_> = params
@@ -230,7 +230,7 @@ pub(crate) fn distribute<M: Module>(
     let model = attach_drawn(model, attachments, mesh, lazy, name)?;
     let model = own_buffers(model, &units, &all, name)?;
     if config.layer_warnings {
-        warn_about(&layers, &origin, mesh, all.group().size());
+        warn_about(&layers, origin, mesh, all.group().size());
     }
     let is_offloaded = units.iter().any(|unit| unit.spec().offloaded().is_some());
     Ok(if is_offloaded {
@@ -240,19 +240,14 @@ pub(crate) fn distribute<M: Module>(
     })
 }
 
-/// Returns the description of a model for messages: type and source location of the call, such as
-/// `Linear, sharded at src/main.rs:17`.
-fn origin<M>(call: &str, place: &Location<'_>) -> Arc<str> {
+/// Returns the description of a model for messages: type, what was `done` with it, and source
+/// location of the call, such as `Linear, sharded at src/main.rs:17`.
+pub(crate) fn origin<M>(done: &str, place: &Location<'_>) -> Arc<str> {
     let path = type_name::<M>();
     let arguments = path.find('<').unwrap_or(path.len());
     let name = path[..arguments]
         .rfind("::")
         .map_or(path, |module| &path[module + 2..]);
-    let done = if call == "replicate" {
-        "replicated"
-    } else {
-        "sharded"
-    };
     format!("{name}, {done} at {}:{}", place.file(), place.line()).into()
 }
 

@@ -82,7 +82,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for BatchNorm {
     }
 }
 
-/// The forward of burn's `BatchNorm` with the statistics of the batches of all ranks of `mesh`
+/// Runs the forward of burn's `BatchNorm` with the statistics of the batches of all ranks of `mesh`
 /// (PyTorch's `SyncBatchNorm`), for data parallelism: each rank passes its own rows, as many as it
 /// has, and gets its own rows.
 ///

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Shape, Tensor};
 use itertools::Itertools;
 
 use super::ParamError;
@@ -118,32 +118,43 @@ impl AllReduceHook {
             params: params.clone(),
             shards,
         })?;
-        let wrong = |reason: String| ParamError::HookResult {
-            unit: unit.to_string(),
-            reason,
-        };
-        if made.len() != params.len() {
-            return Err(wrong(format!(
-                "it returned {} tensors for {} gradients",
-                made.len(),
-                params.len()
-            ))
-            .into());
-        }
-        let checked = made.into_iter().zip(shapes).zip(&params).map(|((made, (shape, dtype)), param)| {
-            let len = made.dims()[0];
-let made_dtype = made.dtype();
-            if (len, made_dtype) != (shape.num_elements(), dtype) {
-                let wanted = shape.num_elements();
-                return Err(wrong(format!(
-                    "for `{param}` it returned {len} elements of {made_dtype:?} instead of {wanted} of {dtype:?}"
-                ))
-                .into());
-            }
-            Ok(Dispatch::float_reshape(autodiff::plain(made.into_dispatch()), shape))
-        });
-        checked.collect()
+        let made = made
+            .into_iter()
+            .map(|grad| autodiff::plain(grad.into_dispatch()));
+        Ok(hook_result(&unit, &params, shapes, made.collect())?)
     }
+}
+
+/// Checks the gradients that a hook has returned for parameters, and gives them these shapes.
+///
+/// # Errors
+/// [`ParamError::HookResult`] for another number, length or dtype.
+pub(crate) fn hook_result(
+    unit: &str,
+    params: &[Arc<str>],
+    shapes: Vec<(Shape, DType)>,
+    made: Vec<DispatchTensor>,
+) -> Result<Vec<DispatchTensor>, ParamError> {
+    let wrong = |reason| ParamError::HookResult {
+        unit: unit.into(),
+        reason,
+    };
+    if made.len() != params.len() {
+        let (found, wanted) = (made.len(), params.len());
+        let reason = format!("it returned {found} tensors for {wanted} gradients");
+        return Err(wrong(reason));
+    }
+    let made = made.into_iter().zip(shapes).zip(params);
+    let checked = made.map(|((grad, (shape, dtype)), param)| {
+        let (len, found, wanted) = (grad.shape().num_elements(), grad.dtype(), shape.num_elements());
+        match (len, found) == (wanted, dtype) {
+            true => Ok(Dispatch::float_reshape(grad, shape)),
+            false => Err(wrong(format!(
+                "for `{param}` it returned {len} elements of {found:?} instead of {wanted} of {dtype:?}"
+            ))),
+        }
+    });
+    checked.collect()
 }
 
 impl fmt::Debug for AllReduceHook {

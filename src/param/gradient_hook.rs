@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::{Shape, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 
-use super::ParamError;
+use super::custom::hook_result;
 use crate::Result;
 use crate::autodiff;
-use crate::comm::{Call, Communicator, OpTiming, ReduceOp, TensorMeta, Work};
+use crate::comm::{Call, Communicator, OpTiming, ReduceOp, Work};
 
 /// A way to sum gradients over ranks that takes the place of the all-reduce, for example one that
 /// sends fewer bytes (DistributedDataParallel: communication hook).
@@ -110,7 +110,7 @@ impl GradientBucket {
 #[derive(Debug)]
 pub(crate) struct GradsWork {
     grads: Work<Vec<DispatchTensor>>,
-    /// What a hook must return, and the flags, which it does not reduce.
+    /// The flags, which a hook does not reduce, and a description of what it must return.
     hooked: Option<Box<Hooked>>,
 }
 
@@ -118,43 +118,14 @@ pub(crate) struct GradsWork {
 struct Hooked {
     /// Label of the reduction.
     label: Arc<str>,
+    params: Arc<[Arc<str>]>,
     /// Shape and dtype of each gradient.
-    metas: Vec<TensorMeta>,
+    shapes: Vec<(Shape, DType)>,
     flags: Work<Vec<DispatchTensor>>,
 }
 
-impl Hooked {
-    /// Checks the gradients that the hook has returned, and gives them their shapes.
-    ///
-    /// # Errors
-    /// [`ParamError::HookResult`].
-    fn shaped(&self, reduced: Vec<DispatchTensor>) -> Result<Vec<DispatchTensor>, ParamError> {
-        let wrong = |reason| ParamError::HookResult {
-            unit: self.label.to_string(),
-            reason,
-        };
-        if reduced.len() != self.metas.len() {
-            let (found, expected) = (reduced.len(), self.metas.len());
-            let reason = format!("it returned {found} tensors for {expected} gradients");
-            return Err(wrong(reason));
-        }
-        let shaped = reduced.into_iter().zip(&self.metas).map(|(grad, meta)| {
-            let (len, dtype) = (grad.shape().num_elements(), grad.dtype());
-            let expected = meta.shape.num_elements();
-            if (len, dtype) != (expected, meta.dtype) {
-                return Err(wrong(format!(
-                    "it returned {len} elements of {dtype:?} instead of {expected} of {:?}",
-                    meta.dtype
-                )));
-            }
-            Ok(Dispatch::float_reshape(grad, meta.shape.clone()))
-        });
-        shaped.collect()
-    }
-}
-
 impl From<Work<Vec<DispatchTensor>>> for GradsWork {
-    /// Of a collective that also sends the flags.
+    /// Creates the work of a collective that also sends the flags.
     fn from(grads: Work<Vec<DispatchTensor>>) -> Self {
         Self {
             grads,
@@ -190,11 +161,8 @@ impl GradsWork {
             ..call
         };
         let flags = group.all_reduce(of_flags, flags, op);
-        let meta = |grad: &DispatchTensor| TensorMeta {
-            shape: grad.shape(),
-            dtype: grad.dtype(),
-        };
-        let metas: Vec<_> = grads.iter().map(meta).collect();
+        let shape = |grad: &DispatchTensor| (grad.shape(), grad.dtype());
+        let shapes: Vec<_> = grads.iter().map(shape).collect();
         let label = call.label.clone();
         let flat = |grad: DispatchTensor| {
             let len = grad.shape().num_elements();
@@ -202,8 +170,8 @@ impl GradsWork {
         };
         let bucket = GradientBucket {
             call,
-            params: names,
-            shapes: metas.iter().map(|meta| meta.shape.clone()).collect(),
+            params: names.clone(),
+            shapes: shapes.iter().map(|(shape, _)| shape.clone()).collect(),
             grads: grads.into_iter().map(flat).collect(),
             op,
         };
@@ -214,7 +182,8 @@ impl GradsWork {
         });
         let hooked = Hooked {
             label,
-            metas,
+            params: names,
+            shapes,
             flags,
         };
         Ok(Self {
@@ -230,8 +199,14 @@ impl GradsWork {
     pub(crate) fn wait_with_timing(self) -> Result<(Vec<DispatchTensor>, Option<OpTiming>)> {
         let (mut tensors, timing) = self.grads.wait_with_timing()?;
         if let Some(hooked) = self.hooked {
-            tensors = hooked.shaped(tensors)?;
-            tensors.extend(hooked.flags.wait()?);
+            let Hooked {
+                label,
+                params,
+                shapes,
+                flags,
+            } = *hooked;
+            tensors = hook_result(&label, &params, shapes, tensors)?;
+            tensors.extend(flags.wait()?);
         }
         Ok((tensors, timing))
     }

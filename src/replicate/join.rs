@@ -143,7 +143,7 @@ impl<T: Clone> Join<T> {
     }
 }
 
-/// What a rank has for a step.
+/// Supply of a rank for a step.
 #[derive(Clone, Copy, PartialEq)]
 enum Supply {
     Batch,

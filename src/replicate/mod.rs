@@ -58,7 +58,7 @@ use burn::module::Module;
 use itertools::Itertools;
 
 use crate::Result;
-use crate::fsdp::{FsdpModule, distribute};
+use crate::fsdp::{FsdpModule, distribute, origin};
 use crate::mesh::DeviceMesh;
 use crate::param::ModelScan;
 
@@ -90,7 +90,8 @@ use crate::param::ModelScan;
 pub fn replicate<M: Module>(model: M, mesh: &DeviceMesh, config: DataParallel) -> Result<M> {
     let hook = config.hook.clone();
     let config = config.of(mesh, || top_level_modules(&ModelScan::of(&model)));
-    let model = distribute(model, mesh, config, "replicate", Location::caller())?;
+    let origin = origin::<M>("replicated", Location::caller());
+    let model = distribute(model, mesh, config, "replicate", &origin)?;
     if let Some(hook) = hook {
         FsdpModule::of(&model)?.set_gradient_hook(hook);
     }

@@ -18,7 +18,7 @@ use crate::dtensor::ops::random;
 ///
 /// A gradient is a matrix `M` of `[shape[0], rest]`. With `rank` r, the ranks average `P = M Q` of
 /// `[shape[0], r]`, make its columns orthonormal, average `Q = M' P` of `[rest, r]`, and use `P Q'`.
-/// What that misses on a rank is added to its next gradient (error feedback), and `Q` is the start
+/// The error of that on a rank is added to its next gradient (error feedback), and `Q` is the start
 /// of the next step (warm start). Vectors, and matrices that would hardly become smaller, are
 /// all-reduced as they are.
 ///
@@ -47,7 +47,7 @@ type FirstQ = dyn Fn(&str, [usize; 2]) -> Option<Tensor<2>> + Send + Sync;
 
 type BucketStates = HashMap<BucketKey, BucketState>;
 
-/// What tells buckets apart, also those of several models and of several ranks of the process.
+/// Identity of a bucket, also among those of several models and of several ranks of the process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct BucketKey {
     /// Global ranks of the group, and this rank's place among them.

@@ -55,17 +55,12 @@ impl Bucket {
         bucket
     }
 
-    /// Returns true if a reduction of this backward with these buckets can be added.
-    pub(super) fn takes(
-        &self,
-        backward: BackwardId,
-        buckets: &Arc<Buckets>,
-        reduction: &PreparedReduction,
-    ) -> bool {
+    /// Returns true if a reduction of the same backward with these buckets can be added.
+    pub(super) fn takes(&self, buckets: &Arc<Buckets>, reduction: &PreparedReduction) -> bool {
         let address = |hook: &Option<Arc<dyn GradientHook>>| {
             hook.as_ref().map(|hook| Arc::as_ptr(hook).addr())
         };
-        (self.backward, self.op) == (backward, reduction.op())
+        self.op == reduction.op()
             && Arc::ptr_eq(&self.buckets, buckets)
             && address(&self.hook) == address(&reduction.hook())
     }

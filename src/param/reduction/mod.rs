@@ -54,10 +54,19 @@ struct ReduceQueue {
     postponed: Vec<Postponed>,
     /// The models whose units this backward trains.
     models: SmallVec<[Arc<str>; 1]>,
-    /// Gradients that wait for those of more units, to be reduced with them.
-    bucket: Option<Bucket>,
+    /// Gradients that wait for those of more units, to be reduced with them; one bucket of each
+    /// backward that runs.
+    buckets: Vec<Bucket>,
     /// The backward that has posted the last bucket.
     posted: Option<BackwardId>,
+}
+
+impl ReduceQueue {
+    /// Returns the bucket of a backward.
+    fn bucket(&mut self, backward: BackwardId) -> Option<&mut Bucket> {
+        let mut buckets = self.buckets.iter_mut();
+        buckets.find(|bucket| bucket.backward == backward)
+    }
 }
 
 /// A reduction in flight; `None` once it is complete.
@@ -96,10 +105,10 @@ impl GradReducer {
             }
         };
         let Some(buckets) = prepared.buckets() else {
-            let mut reduced = Reduced::new();
+            let has_posted = self.0.lock().bucket(backward).is_some();
+            let mut reduced = self.post_bucket(backward, owner);
             // Otherwise the caller has waited for the earlier ones.
-            if self.0.lock().bucket.is_some() || unit.spec().buckets().is_some() {
-                reduced.extend(self.post_bucket(backward, owner));
+            if has_posted || unit.spec().buckets().is_some() {
                 reduced.extend(self.finish(backward));
             }
             self.add(
@@ -109,23 +118,24 @@ impl GradReducer {
             );
             return reduced;
         };
-        let takes = |bucket: &Bucket| bucket.takes(backward, &buckets, &prepared);
-        let is_other =
-            |bucket: &Option<Bucket>| bucket.as_ref().is_some_and(|bucket| !takes(bucket));
+        let takes = |bucket: &mut Bucket| bucket.takes(&buckets, &prepared);
         let mut reduced = Reduced::new();
-        if is_other(&self.0.lock().bucket) {
+        if !self.0.lock().bucket(backward).is_none_or(takes) {
             reduced = self.post_bucket(backward, owner);
         }
         let is_full = {
             let queue = &mut *self.0.lock();
-            match &mut queue.bucket {
+            let is_first = queue.posted != Some(backward);
+            match queue.bucket(backward) {
                 Some(bucket) => bucket.add(prepared),
-                none => {
-                    let is_first = queue.posted != Some(backward);
-                    *none = Some(Bucket::new(backward, &buckets, prepared, is_first));
+                None => {
+                    let bucket = Bucket::new(backward, &buckets, prepared, is_first);
+                    queue.buckets.push(bucket);
                 }
             }
-            queue.bucket.as_ref().is_some_and(Bucket::is_full)
+            queue
+                .bucket(backward)
+                .is_some_and(|bucket| bucket.is_full())
         };
         if is_full {
             reduced.extend(self.post_bucket(backward, owner));
@@ -134,13 +144,19 @@ impl GradReducer {
     }
 
     /// Starts the reductions of the units whose gradients wait in a bucket, and returns the
-    /// gradients of earlier reductions. Those of a backward that was abandoned are dropped.
+    /// gradients of earlier reductions.
     ///
     /// # Panics
     /// Like [`advance`](Self::advance).
     pub(super) fn post_bucket(&self, backward: BackwardId, owner: &OwnedReductions) -> Reduced {
-        let bucket = self.0.lock().bucket.take();
-        let Some(bucket) = bucket.filter(|bucket| bucket.backward == backward) else {
+        let bucket = {
+            let buckets = &mut self.0.lock().buckets;
+            let own = buckets
+                .iter()
+                .position(|bucket| bucket.backward == backward);
+            own.map(|own| buckets.remove(own))
+        };
+        let Some(bucket) = bucket else {
             return Reduced::new();
         };
         // As those of units that are in no bucket, one after another.
@@ -234,7 +250,7 @@ impl GradReducer {
     pub(super) fn abandon(&self) {
         let mut queue = self.0.lock();
         queue.in_flight.clear();
-        queue.bucket = None;
+        queue.buckets.clear();
     }
 
     fn add(&self, progress: ReduceProgress, backward: BackwardId, owner: &OwnedReductions) {
