@@ -43,7 +43,8 @@ use crate::pattern::PathPattern;
 ///
 /// An option is stored in the units, so it applies to all clones of the module until it is set to
 /// another value. The setters do not communicate. However, every rank of the units' mesh must set
-/// the same value, at the same position in its sequence of forwards and backwards.
+/// the same value, at the same position in its sequence of forwards and backwards. Only
+/// [`set_gradient_weight`](Self::set_gradient_weight) may have other values on other ranks.
 #[derive(Debug, Clone)]
 pub struct FsdpModule {
     units: Vec<Arc<Unit>>,
@@ -235,6 +236,25 @@ impl FsdpModule {
             return Err(ParamError::DivideFactor { factor }.into());
         }
         self.change_averaging(|control| control.divide_factor = factor);
+        Ok(())
+    }
+
+    /// Sets the weight by which this rank's gradients are multiplied before they are summed over the
+    /// ranks. Default: 1. It may differ between data-parallel ranks. Ranks that compute the same rows
+    /// together, as tensor-parallel ones do, set the same weight.
+    ///
+    /// If ranks have different numbers of rows, and each computes the mean loss of its own, the
+    /// average of their gradients is that of the mean over all rows with the weight
+    /// `rows of this rank * ranks / rows of all ranks`. `train::supervised` of the feature `train`
+    /// sets it for each batch. With 0, the rank contributes zeros.
+    ///
+    /// # Errors
+    /// [`ParamError::GradientWeight`] unless the weight is finite and not negative.
+    pub fn set_gradient_weight(&self, weight: f64) -> Result<()> {
+        if !(weight.is_finite() && weight >= 0.0) {
+            return Err(ParamError::GradientWeight { weight }.into());
+        }
+        self.set(|control| control.weight = weight);
         Ok(())
     }
 

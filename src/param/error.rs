@@ -201,6 +201,12 @@ pub enum ParamError {
         /// The requested factor.
         factor: f64,
     },
+    /// The weight of a rank's gradients is not a valid factor.
+    #[error("gradients cannot have the weight {weight}. Pass a finite number that is not negative")]
+    GradientWeight {
+        /// The requested weight.
+        weight: f64,
+    },
     /// A checkpointed block computes with a tracked tensor that is not one of its inputs or
     /// parameters. That tensor would get no gradient.
     #[error(

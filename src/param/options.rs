@@ -22,7 +22,9 @@ pub(crate) struct RuntimeOptions {
     pub(crate) checkpoint: bool,
     /// Read when forward leaves the unit.
     pub(crate) unshard_in_backward: bool,
-    /// This option and the next four are read when all gradients of a pass are complete.
+    /// Factor of this rank's own gradients, which may differ between ranks. This option and the next
+    /// five are read when all gradients of a pass are complete.
+    pub(crate) weight: f64,
     pub(crate) sync: bool,
     pub(crate) all_reduce: bool,
     pub(crate) divide_factor: Option<f64>,
@@ -54,6 +56,7 @@ impl RuntimeOptions {
             unshard_in_backward: true,
             reshard_after_backward: true,
             checkpoint: true,
+            weight: 1.0,
             sync: true,
             all_reduce: true,
             divide_factor: None,

@@ -268,7 +268,8 @@ impl BackwardScheduler {
             let source = &pass.unsharded.source;
             let grads = pass.grads.lock().take(source).or_unwind();
             let trained = Trained::new(source.clone(), &pass.leaves);
-            let grads = trained.select(grads);
+            let weight = pass.unsharded.unit().comm.options.lock().weight;
+            let grads = trained.weigh(trained.select(grads), weight);
             reduced.extend(self.reducer.submit(
                 pass.unsharded.unit(),
                 trained,

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// Some ranks have a further batch of the training set, and others do not.
+    /// Some ranks have a further batch of the training set, and others, with as many rows, do not.
     #[error(
         "in epoch {epoch}, the training loaders of ranks {ended:?} ended after {batches} batches, those of ranks \
-         {further:?} did not. Give every rank the same number of batches, for example by dropping the last global batch"
+         {further:?} did not. Give every rank the same number of batches: their loaders have the same number of rows, and other batch sizes"
     )]
     UnevenBatches {
         /// The epoch, counted from 1.
@@ -22,12 +22,14 @@ pub enum TrainError {
         /// Global ranks that have one.
         further: Vec<usize>,
     },
-    /// The validation loader of some ranks is empty, while that of others is not.
+    /// The loader of some ranks is empty, while that of others is not.
     #[error(
-        "the validation loaders of ranks {empty:?} have no rows, those of other ranks do. \
+        "the loaders of ranks {empty:?} have no rows of the {split} split, those of other ranks do. \
          Give every rank at least one row: a rank without a batch takes part with a row that is not counted"
     )]
     NoRows {
+        /// `train` or `valid`.
+        split: String,
         /// Global ranks without rows.
         empty: Vec<usize>,
     },

@@ -17,18 +17,18 @@ pub type Loaders<O> = (Arc<dyn DataLoader<O>>, Arc<dyn DataLoader<O>>);
 /// take.
 ///
 /// `batch_size` is the number of rows of a batch over all ranks. The rows for training are shuffled
-/// in another order in each epoch, and those that do not fill the last batch are left out. The rows
-/// for validation come in order, each once, and those of the last batch are divided evenly. Both
-/// have the same batches on any number of ranks. One thread for each loader prefetches. For other
+/// in another order in each epoch; those for validation come in order. Each row comes once in an
+/// epoch, and the rows of a last, smaller batch are divided evenly, so both splits have the same
+/// batches on any number of ranks. Gradients of a batch are averaged over its rows, also if ranks
+/// have different numbers of them, or none. One thread for each loader prefetches. For other
 /// settings, create two [`DistributedLoader`]s.
 ///
 /// Local: no communication.
 ///
 /// # Errors
-/// [`DataError`](crate::data::DataError) if `batch_size` is not divisible by the number of ranks,
-/// or the training set has fewer rows. A validation set that leaves a rank without a row is found
-/// when the training begins ([`NoRows`](crate::train::TrainError::NoRows));
-/// [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
+/// [`DataError`](crate::data::DataError) if `batch_size` is not divisible by the number of ranks. A
+/// set that leaves a rank without a row is found when the training begins
+/// ([`NoRows`](crate::train::TrainError::NoRows)); [`NotAMember`](crate::mesh::MeshError::NotAMember) outside the mesh.
 pub fn loaders<I, O, B>(
     mesh: &DeviceMesh,
     batcher: B,
@@ -43,10 +43,15 @@ where
     B: Batcher<I, O> + Clone + 'static,
 {
     let shard = mesh.data_shard(mesh.names().to_vec())?;
-    let sampler = |rows| DistributedSampler::new(rows, shard).with_global_batch_size(batch_size);
+    let sampler = |rows| {
+        DistributedSampler::new(rows, shard)
+            .with_global_batch_size(batch_size)
+            .with_last_batch(LastBatch::Even)
+    };
     let shuffled = sampler(train.len()).with_shuffle(seed);
-    let even = sampler(valid.len()).with_last_batch(LastBatch::Even);
-    let train = DistributedLoader::new(train, shuffled, batcher.clone())?.with_num_workers(1);
-    let valid = DistributedLoader::without_padding(valid, even, batcher)?.with_num_workers(1);
+    let in_order = sampler(valid.len());
+    let train = DistributedLoader::without_padding(train, shuffled, batcher.clone())?;
+    let valid = DistributedLoader::without_padding(valid, in_order, batcher)?;
+    let [train, valid] = [train.with_num_workers(1), valid.with_num_workers(1)];
     Ok((Arc::new(train), Arc::new(valid)))
 }

@@ -28,6 +28,7 @@ use super::mesh_checkpoints;
 use super::training_ranks::{SplitBatch, SplitBatches, TrainingRanks};
 use crate::comm::Communicator;
 use crate::error::OrUnwind;
+use crate::fsdp::FsdpModule;
 use crate::mesh::DeviceMesh;
 use crate::param::ModelScan;
 use crate::{Error, Result};
@@ -172,24 +173,39 @@ where
             .ok_or(TrainError::NoAutodiff)?;
         let train = train.to_device(&device);
         let valid = valid.to_device(&device.inner());
-        let (_, train_items) = self.ranks.items(train.num_items())?;
-        let (empty, valid_items) = self.ranks.items(valid.num_items())?;
-        if valid_items > 0 && !empty.is_empty() {
-            return Err(TrainError::NoRows { empty }.into());
-        }
+        let train_items = self.ranks.items("train", train.num_items())?;
+        let valid_items = self.ranks.items("valid", valid.num_items())?;
         // Once in each run: burn's loaders draw a random number for each slice.
-        let first_row = (valid_items > 0).then(|| valid.slice(0, 1));
+        let first_train_row = (!train_items.is_even).then(|| train.slice(0, 1));
+        let first_valid_row = (valid_items.total > 0).then(|| valid.slice(0, 1));
+        let units = FsdpModule::of(&model).ok();
         // A loader draws each epoch's order when it begins it: a training that resumes draws those
         // it has seen.
         for _ in 1..starting_epoch {
             drop((train.iter(), valid.iter()));
         }
         for epoch in starting_epoch..=self.components.num_epochs {
-            self.train_epoch(&*train, epoch, train_items)?;
+            let weigh = |weight| match &units {
+                Some(units) => units.set_gradient_weight(weight),
+                None => Ok(()),
+            };
+            self.train_epoch(
+                &*train,
+                first_train_row.as_deref(),
+                epoch,
+                train_items.total,
+                &weigh,
+            )?;
+            weigh(1.0)?;
             if self.ranks.is_stopped()? {
                 break;
             }
-            self.valid_epoch(&*valid, first_row.as_deref(), epoch, valid_items)?;
+            self.valid_epoch(
+                &*valid,
+                first_valid_row.as_deref(),
+                epoch,
+                valid_items.total,
+            )?;
             self.send_train(LearnerEvent::EndEpoch(epoch));
             if self.is_finished(epoch)? {
                 break;
@@ -206,27 +222,38 @@ where
         Ok((model, self.components.event_processor))
     }
 
-    /// Trains an epoch, on the batches of all ranks together.
+    /// Trains an epoch, on the batches of all ranks together. `weigh` sets the weight of this rank's
+    /// gradients. A rank whose batches have ended computes on its `first_row` with weight 0, as long
+    /// as other ranks have batches.
     fn train_epoch(
         &mut self,
         loader: &dyn DataLoader<<M as TrainStep>::Input>,
+        first_row: Option<&dyn DataLoader<<M as TrainStep>::Input>>,
         epoch: usize,
         total_items: usize,
+        weigh: &dyn Fn(f64) -> Result<()>,
     ) -> Result<()> {
         self.send_train(LearnerEvent::StartSplit {
             epoch_number: epoch,
             total_items,
         });
-        let mut batches = SplitBatches::new(loader, None);
+        let mut batches = SplitBatches::new(loader, first_row);
+        let mut weight = 1.0;
         let mut accumulator = GradientsAccumulator::new();
         let mut iteration = 0;
         let mut accumulated = 0;
         let mut round = batches.fetch(&self.ranks)?;
         while round.any() && !round.stopped {
-            round.check_even(epoch, iteration)?;
-            let SplitBatch { batch, .. } = batches
+            if first_row.is_none() {
+                round.check_even(epoch, iteration)?;
+            }
+            let SplitBatch { batch, is_counted } = batches
                 .take()
                 .expect("the ranks have agreed that each has one");
+            if weight != round.weight {
+                weight = round.weight;
+                weigh(weight)?;
+            }
             let next = batches.fetch(&self.ranks)?;
             iteration += 1;
             let output = self.learner.train_step(batch);
@@ -246,7 +273,7 @@ where
                 self.learner.lr_step();
                 self.learner.optimizer_step(grads);
             }
-            let output = self.gathered(output.item, true)?;
+            let output = self.gathered(output.item, is_counted)?;
             let progress = round.progress(total_items);
             let item = TrainingItem::new(
                 output,
@@ -281,6 +308,7 @@ where
         while round.any() && !round.stopped {
             let SplitBatch { batch, is_counted } =
                 batches.take().ok_or_else(|| TrainError::NoRows {
+                    split: "valid".into(),
                     empty: vec![self.mesh.rank()],
                 })?;
             let next = batches.fetch(&self.ranks)?;

@@ -39,12 +39,25 @@ pub(super) struct TrainingRanks {
     interrupter: Interrupter,
 }
 
+/// Numbers of items of a split.
+pub(super) struct SplitItems {
+    /// Number of all ranks together.
+    pub(super) total: usize,
+    /// True if all ranks have the same number.
+    pub(super) is_even: bool,
+}
+
 /// The next batch, as far as the ranks have one.
 pub(super) struct Round {
     /// Global ranks that have a batch, and those that do not.
     has_batch: Vec<(usize, bool)>,
     /// Number of items that all ranks have processed together with this batch.
     processed: usize,
+    /// Number of items that each rank has processed with this batch.
+    processed_by: Vec<usize>,
+    /// Weight of this rank's gradients of this batch: the number of its items, divided by their mean
+    /// over the ranks.
+    pub(super) weight: f64,
     /// True if all ranks stop here, because an interrupter asked for it.
     pub(super) stopped: bool,
 }
@@ -80,21 +93,25 @@ impl TrainingRanks {
             .collect())
     }
 
-    /// Returns the global ranks that have no items, and the number of items of all ranks.
-    pub(super) fn items(&self, own: usize) -> Result<(Vec<usize>, usize)> {
-        let all = self
-            .exchange([own])?
-            .into_iter()
-            .map(|[items]| items)
-            .collect_vec();
-        let empty = self
-            .ranks
-            .iter()
-            .zip(&all)
+    /// Exchanges the numbers of items of a split.
+    ///
+    /// # Errors
+    /// [`TrainError::NoRows`] if some ranks have none, and others do.
+    pub(super) fn items(&self, split: &str, own: usize) -> Result<SplitItems> {
+        let all = self.exchange([own])?.into_iter().flatten().collect_vec();
+        let ranks = self.ranks.iter().zip(&all);
+        let empty = ranks
             .filter(|(_, items)| **items == 0)
             .map(|(rank, _)| *rank)
-            .collect();
-        Ok((empty, self.sum(all)))
+            .collect_vec();
+        if !empty.is_empty() && empty.len() < all.len() {
+            let split = split.into();
+            return Err(TrainError::NoRows { split, empty }.into());
+        }
+        Ok(SplitItems {
+            is_even: all.iter().all_equal(),
+            total: self.sum(all),
+        })
     }
 
     /// Adds up what the ranks have, once for ranks that have the same rows.
@@ -117,12 +134,12 @@ impl TrainingRanks {
     /// # Errors
     /// [`TrainError::Failed`] on every rank if a rank failed.
     pub(super) fn is_stopped(&self) -> Result<bool> {
-        Ok(self.round(Status::End, 0)?.stopped)
+        Ok(self.round(Status::End, 0, &[])?.stopped)
     }
 
     /// Exchanges what each rank does next. An interrupter that was asked to stop, or failed, comes
-    /// first.
-    fn round(&self, next: Status, processed: usize) -> Result<Round> {
+    /// first. `before` is what the ranks had processed in the round before.
+    fn round(&self, next: Status, processed: usize, before: &[usize]) -> Result<Round> {
         let status = match (self.interrupter.error(), self.interrupter.should_stop()) {
             (Some(_), _) => Status::Failed,
             (None, true) => Status::Stop,
@@ -140,15 +157,35 @@ impl TrainingRanks {
             .iter()
             .zip(&all)
             .map(|(&rank, &[number, _])| (rank, status(number)));
+        let processed_by = all.iter().map(|[_, processed]| *processed).collect_vec();
         Ok(Round {
             has_batch: has_batch
                 .map(|(rank, status)| (rank, status == Status::Batch))
                 .collect(),
-            processed: self.sum(all.iter().map(|[_, processed]| *processed)),
+            processed: self.sum(processed_by.iter().copied()),
+            weight: self.weight(&processed_by, before),
+            processed_by,
             stopped: all
                 .iter()
                 .any(|&[number, _]| status(number) == Status::Stop),
         })
+    }
+
+    /// Returns the weight of this rank's gradients of a batch, after which each rank has processed
+    /// `now`, and before which it had processed `before`. It is 1 for a loader that does not count.
+    fn weight(&self, now: &[usize], before: &[usize]) -> f64 {
+        let before = before.iter().copied().chain(std::iter::repeat(0));
+        let items = now
+            .iter()
+            .zip(before)
+            .map(|(now, before)| now.saturating_sub(before));
+        let items = items.collect_vec();
+        let (own, all) = (items[self.comm.group().rank()], self.sum(items));
+        let ranks = self.sum(self.ranks.iter().map(|_| 1));
+        match all {
+            0 => 1.0,
+            _ => (own * ranks) as f64 / all as f64,
+        }
     }
 
     /// Takes over why the rank at position `at` stops.
@@ -219,6 +256,8 @@ pub(super) struct SplitBatches<'a, I> {
     /// Has the batch on which a rank computes whose batches have ended. It is not counted.
     filler: Option<&'a dyn DataLoader<I>>,
     next: Option<SplitBatch<I>>,
+    /// Numbers of items that the ranks have processed with the batch that was fetched last.
+    processed: Vec<usize>,
 }
 
 /// A batch, and whether it is one of the split.
@@ -236,6 +275,7 @@ impl<'a, I> SplitBatches<'a, I> {
             iterator: loader.iter(),
             filler,
             next: None,
+            processed: Vec::new(),
         }
     }
 
@@ -251,7 +291,9 @@ impl<'a, I> SplitBatches<'a, I> {
             batch,
             is_counted: true,
         });
-        let mut round = ranks.round(next, self.iterator.progress().items_processed)?;
+        let processed = self.iterator.progress().items_processed;
+        let mut round = ranks.round(next, processed, &self.processed)?;
+        self.processed.clone_from(&round.processed_by);
         if let Some(filler) = self.filler
             && round.is_mixed()
         {

@@ -49,31 +49,33 @@ fn own(count: usize, rank: usize) -> Arc<dyn DataLoader<Batch>> {
 
 #[test]
 fn other_numbers_of_training_batches_are_an_error_of_every_rank() {
-    // Rank 1 has one batch of three.
+    // Both have a batch's rows, rank 0 in two batches.
     let text = error_of("uneven", |rank| {
-        [
-            own(if rank == 0 { 3 * BATCH } else { BATCH }, rank),
-            own(BATCH, rank),
-        ]
+        let train = loader(
+            part(&rows(100, 2 * BATCH, 0.2), rank, 2),
+            (1 + rank) * BATCH / 2,
+        );
+        [train, own(BATCH, rank)]
     });
     assert_eq!(
         text,
         "in epoch 1, the training loaders of ranks [1] ended after 1 batches, those of ranks [0] did not. Give every \
-         rank the same number of batches, for example by dropping the last global batch"
+         rank the same number of batches: their loaders have the same number of rows, and other batch sizes"
     );
 }
 
 #[test]
-fn a_validation_set_without_rows_on_a_rank_is_an_error_of_every_rank() {
-    let text = error_of("no-rows", |rank| {
-        [own(BATCH, rank), own(BATCH * (1 - rank), rank)]
-    });
-    assert!(
-        text.starts_with(
-            "the validation loaders of ranks [1] have no rows, those of other ranks do"
-        ),
-        "{text}"
-    );
+fn a_split_without_rows_on_a_rank_is_an_error_of_every_rank() {
+    for split in ["train", "valid"] {
+        let text = error_of("no-rows", |rank| {
+            let rows = |of: &str| BATCH * (1 - rank * usize::from(of == split));
+            [own(rows("train"), rank), own(rows("valid"), rank)]
+        });
+        let expected = format!(
+            "the loaders of ranks [1] have no rows of the {split} split, those of other ranks do"
+        );
+        assert!(text.starts_with(&expected), "{text}");
+    }
 }
 
 /// A data set whose row 8 cannot be read.

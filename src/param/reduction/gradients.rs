@@ -8,7 +8,7 @@ use std::sync::Arc;
 use burn::backend::autodiff::NodeId;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor, TensorMetadata};
-use burn::tensor::DType;
+use burn::tensor::{DType, Scalar};
 use itertools::izip;
 use parking_lot::Mutex;
 
@@ -62,6 +62,21 @@ impl Trained {
             .iter()
             .map(|&position| grads[position].take())
             .collect()
+    }
+
+    /// Multiplies gradients of these parameters by this rank's `weight`.
+    pub(crate) fn weigh(
+        &self,
+        grads: Vec<Option<DispatchTensor>>,
+        weight: f64,
+    ) -> Vec<Option<DispatchTensor>> {
+        let weigh = |(at, grad): (usize, Option<DispatchTensor>)| match weight {
+            1.0 => grad,
+            // The gradient of rows that do not count may be infinite.
+            0.0 => grad.map(|_| self.zeros(at)),
+            _ => grad.map(|grad| Dispatch::float_mul_scalar(grad, Scalar::from(weight))),
+        };
+        grads.into_iter().enumerate().map(weigh).collect()
     }
 
     /// Returns the element types of their shards.

@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use burn_dtensor::comm::{Launch, Op, Phase, World, launch};
 use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
@@ -204,6 +204,53 @@ fn gradients_are_divided_by_a_factor() {
                 }
             }
         }
+    }
+}
+
+/// Gradients of mean losses over 0, 1, 2 and 3 rows, weighted by the numbers of rows, and those of
+/// the mean over all rows on one device. A rank without a row computes on a row that is not a number.
+#[test]
+fn weighted_gradients_are_those_of_all_rows() {
+    let model = stack(&Device::flex());
+    for shape in [vec![2], vec![3], vec![2, 2]] {
+        let ranks: usize = shape.iter().product();
+        let results = launch(Launch::threads(ranks), |world| {
+            let device = world.device().clone().autodiff();
+            let plain = on_device(&model, &device);
+            let names = ["replicate", "shard"];
+            let mesh = DeviceMesh::new(world, &shape, &names[2 - shape.len()..])?;
+            let config = FullyShard::new().with_units(["blocks.*"]);
+            let sharded = fully_shard(plain.clone(), &mesh, config)?;
+            let rows = |rank: usize| tensor::<2>(rank as u64 + 1, [rank, WIDTH], &device);
+            let all = Tensor::cat((1..ranks).map(rows).collect(), 0);
+            let count = all.dims()[0] as f64;
+            let units = FsdpModule::of(&sharded)?;
+            units.set_gradient_weight(world.rank() as f64 * ranks as f64 / count)?;
+            let own = match world.rank() {
+                0 => Tensor::full([1, WIDTH], f32::NAN, &device),
+                rank => rows(rank),
+            };
+            let grads =
+                GradientsParams::from_grads(plain.forward(all).square().mean().backward(), &plain);
+            let expected = values(&plain, Some(&grads));
+            let loss = sharded.forward(own).square().mean();
+            let mut grads = GradientsParams::from_grads(loss.backward(), &sharded);
+            let full = full_model(&sharded.clone().map(&mut Holder(&mut grads)))?;
+            assert!(
+                max_diff(&values(&full, None), &expected) < 1e-6,
+                "{shape:?}"
+            );
+            units.set_gradient_weight(1.0)?;
+            for weight in [-1.0, f64::NAN, f64::INFINITY] {
+                let error = units.set_gradient_weight(weight).unwrap_err();
+                assert!(
+                    matches!(error, Error::Param(ParamError::GradientWeight { .. })),
+                    "{error}"
+                );
+            }
+            Ok(())
+        });
+        results.unwrap();
     }
 }
 
