@@ -13,6 +13,7 @@ use burn_dtensor::nn::sync_batch_norm;
 use burn_dtensor::prelude::*;
 use burn_dtensor::replicate::{DataParallel, replicate};
 use burn_dtensor::testing::MeshTest;
+use serde_json::Value;
 
 use super::misuse::refused;
 use super::same::loss;
@@ -156,58 +157,63 @@ fn shared<const D: usize>(shape: [usize; D], lengths: &[&[usize]]) {
     }
 }
 
-/// Steps of burn's layer by `sync_batch_norm`, of a replicated model and rows of each rank.
+/// A step of burn's layer by `sync_batch_norm`, of a replicated model and rows of each rank, with the
+/// loss `(y * weights).sum()`.
 fn synchronized<const D: usize>(
     model: &Only<BatchNorm>,
     mesh: &DeviceMesh,
-    device: &Device,
-    shape: [usize; D],
     layout: &Layout,
-) -> Result<Vec<Step>> {
-    let model = replicate(
-        on_device(model, device),
-        mesh,
-        DataParallel::new().with_layer_warnings(false),
-    )?;
-    let step = |step| {
-        let all = batch(step, shape, device);
-        let rows = DTensor::distribute_replicated_to(all, mesh, layout.clone())?;
-        let x = rows.local().clone().detach().require_grad();
-        // As a DTensor, because a rank may have no row.
-        let rows = DTensor::from_local_with_layout(x.clone(), mesh, layout.clone(), shape)?;
-        let y = unit(&model, rows, |model, rows| {
-            sync_batch_norm(&model.layer, rows.to_local(), mesh)
-        })?;
-        let weights = tensor(99, shape, device);
-        let weights = DTensor::distribute_replicated_to(weights, mesh, layout.clone())?;
-        let grads = (y.clone() * weights.local().clone()).sum().backward();
-        let full = |local| {
-            let full = DTensor::from_local_with_layout(local, mesh, layout.clone(), shape)?;
-            Ok::<_, Error>(floats(full.full_tensor()?))
-        };
-        let x = full(
-            x.grad(&grads)
-                .unwrap_or_else(|| x.clone().inner().zeros_like()),
-        )?;
-        let grads = values(&model, Some(&GradientsParams::from_grads(grads, &model)));
-        // Averages over the ranks, each of its rows.
-        let sum = |name: &str| {
-            grads[name]
-                .iter()
-                .map(|grad| grad * mesh.size() as f32)
-                .collect()
-        };
-        let [mean, variance] = running(&model.layer);
-        Ok([
-            full(y.inner())?,
-            x,
-            sum("layer.beta"),
-            sum("layer.gamma"),
-            mean,
-            variance,
-        ])
+    all: Tensor<D>,
+    weights: Tensor<D>,
+) -> Result<Step> {
+    let shape = all.dims();
+    let rows = DTensor::distribute_replicated_to(all, mesh, layout.clone())?;
+    let x = rows.local().clone().detach().require_grad();
+    // As a DTensor, because a rank may have no row.
+    let rows = DTensor::from_local_with_layout(x.clone(), mesh, layout.clone(), shape)?;
+    let y = unit(model, rows, |model, rows| {
+        sync_batch_norm(&model.layer, rows.to_local(), mesh)
+    })?;
+    let weights = DTensor::distribute_replicated_to(weights, mesh, layout.clone())?;
+    let grads = (y.clone() * weights.local().clone()).sum().backward();
+    let full = |local| {
+        let full = DTensor::from_local_with_layout(local, mesh, layout.clone(), shape)?;
+        Ok::<_, Error>(floats(full.full_tensor()?))
     };
-    (0..STEPS).map(step).collect()
+    let x = full(
+        x.grad(&grads)
+            .unwrap_or_else(|| x.clone().inner().zeros_like()),
+    )?;
+    let grads = values(model, Some(&GradientsParams::from_grads(grads, model)));
+    // Averages over the ranks, each of its rows.
+    let sum = |name: &str| {
+        grads[name]
+            .iter()
+            .map(|grad| grad * mesh.size() as f32)
+            .collect()
+    };
+    let [mean, variance] = running(&model.layer);
+    Ok([
+        full(y.inner())?,
+        x,
+        sum("layer.beta"),
+        sum("layer.gamma"),
+        mean,
+        variance,
+    ])
+}
+
+/// Replicates the layer, and returns it with the layout of rows of which each rank has `lengths`.
+fn replicated(
+    model: &Only<BatchNorm>,
+    mesh: &DeviceMesh,
+    lengths: &[usize],
+) -> Result<(Only<BatchNorm>, Layout)> {
+    let device = mesh.device().clone().autodiff();
+    let config = DataParallel::new().with_layer_warnings(false);
+    let model = replicate(on_device(model, &device), mesh, config)?;
+    let even = Layout::new(mesh.shape(), &[S(0)])?;
+    Ok((model, even.with_uneven_sizes(0, lengths.to_vec())?))
 }
 
 fn synchronized_rows<const D: usize>(shape: [usize; D], lengths: &[&[usize]]) {
@@ -216,13 +222,76 @@ fn synchronized_rows<const D: usize>(shape: [usize; D], lengths: &[&[usize]]) {
     for &lengths in lengths {
         MeshTest::new([lengths.len()], ["dp"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
-            let even = Layout::new(mesh.shape(), &[S(0)])?;
-            let layout = even.with_uneven_sizes(0, lengths.to_vec())?;
-            let found = synchronized(&model, mesh, &device, shape, &layout)?;
+            let (model, layout) = replicated(&model, mesh, lengths)?;
+            let weights = || tensor(99, shape, &device);
+            let step = |step| {
+                synchronized(
+                    &model,
+                    mesh,
+                    &layout,
+                    batch(step, shape, &device),
+                    weights(),
+                )
+            };
+            let found = (0..STEPS).map(step).collect::<Result<Vec<_>>>()?;
             hold(&found, &expected, || format!("{shape:?} as {layout}"));
             Ok(())
         });
     }
+}
+
+/// The case of `tests/golden/batch_norm.json` with `D` dimensions.
+fn has_the_values_of_pytorch<const D: usize>(of: &[&[usize]]) {
+    let text = include_str!("../../golden/batch_norm.json");
+    let golden: Value = serde_json::from_str(text).unwrap();
+    let cases = golden["cases"].as_array().unwrap();
+    let case = cases
+        .iter()
+        .find(|case| case["shape"].as_array().unwrap().len() == D);
+    let case = case.expect("a case of this rank");
+    let list = |name: &str| -> Vec<f32> { serde_json::from_value(case[name].clone()).unwrap() };
+    let shape: Vec<usize> = serde_json::from_value(case["shape"].clone()).unwrap();
+    let shape: [usize; D] = shape.try_into().expect("a case of this rank");
+    let number = |name: &str| golden[name].as_f64().unwrap();
+    // PyTorch's running variance has Bessel's correction, burn's has not.
+    let count = (shape.iter().product::<usize>() / shape[1]) as f64;
+    let kept = 1.0 - number("momentum");
+    let uncorrected = |variance: f32| kept + (f64::from(variance) - kept) * (count - 1.0) / count;
+    let variance = list("running_var")
+        .into_iter()
+        .map(|variance| uncorrected(variance) as f32);
+    let [y, x, beta, gamma, mean] =
+        ["y", "x_grad", "beta_grad", "gamma_grad", "running_mean"].map(list);
+    let expected: [Step; 1] = [[y, x, beta, gamma, mean, variance.collect()]];
+    let device = Device::flex();
+    let tensor = |name: &str| Tensor::<1>::from_floats(list(name).as_slice(), &device);
+    let mut layer = BatchNormConfig::new(shape[1])
+        .with_momentum(number("momentum"))
+        .with_epsilon(number("epsilon"))
+        .init(&device);
+    layer.gamma = layer.gamma.map(|_| tensor("gamma"));
+    layer.beta = layer.beta.map(|_| tensor("beta"));
+    let model = Only { layer };
+    for &lengths in of {
+        MeshTest::new([lengths.len()], ["dp"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let tensor = |name: &str| {
+                Tensor::<1>::from_floats(list(name).as_slice(), &device).reshape(shape)
+            };
+            let (model, layout) = replicated(&model, mesh, lengths)?;
+            let found = synchronized(&model, mesh, &layout, tensor("x"), tensor("weights"))?;
+            hold(&[found], &expected, || format!("{shape:?} as {layout}"));
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn synchronized_statistics_and_gradients_are_those_of_pytorch() {
+    has_the_values_of_pytorch::<2>(&[&[7], &[5, 2], &[3, 0, 4], &[1, 2, 3, 1]]);
+    has_the_values_of_pytorch::<3>(&[&[2, 2], &[1, 1, 2]]);
+    has_the_values_of_pytorch::<4>(&[&[4, 1], &[2, 2, 1]]);
+    has_the_values_of_pytorch::<5>(&[&[1, 2]]);
 }
 
 /// One call over burn's module: the variants of `SyncBatchNorm`, in a model that is replicated.
