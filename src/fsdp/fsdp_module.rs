@@ -10,8 +10,8 @@ use crate::Result;
 use crate::comm::Communicator;
 use crate::param::{
     AllReduceHook, GradientHook, ModuleUnits, ParamError, ReducedGradients, ReshardAfterForward,
-    RuntimeOptions, Unit, UnitCollectives, give_up_backward, is_backward_gathered, units_of,
-    unshard_unit,
+    RuntimeOptions, ShardCodec, Unit, UnitCollectives, give_up_backward, is_backward_gathered,
+    units_of, unshard_unit,
 };
 use crate::pattern::PathPattern;
 
@@ -325,6 +325,21 @@ impl FsdpModule {
     /// Removes the hook.
     pub fn remove_gradient_hook(&self) {
         self.set(|control| control.gradient_hook = None);
+    }
+
+    /// Makes the all-gathers of these units send what `codec` makes of shards, for forward and for
+    /// backward. It takes the place of [`UnitCollectives::all_gather`]. Every rank of the units' mesh
+    /// must set an equal one. Parameters that are read as they are stored, as by
+    /// [`full_model`](crate::fsdp::full_model) and by checkpoints, are not encoded; nor are the parts
+    /// that [`ReshardAfterForward::Ranks`] gathers in backward, which are already decoded.
+    pub fn set_shard_codec(&self, codec: impl ShardCodec + 'static) {
+        let codec: Arc<dyn ShardCodec> = Arc::new(codec);
+        self.set(|control| control.codec = Some(codec.clone()));
+    }
+
+    /// Makes the all-gathers of these units send the shards as they are.
+    pub fn remove_shard_codec(&self) {
+        self.set(|control| control.codec = None);
     }
 
     fn change_averaging(&self, set: impl Fn(&mut RuntimeOptions)) {

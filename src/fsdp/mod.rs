@@ -188,8 +188,9 @@ pub use shard::fully_shard;
 pub(crate) use shard::{distribute, origin};
 
 pub use crate::param::{
-    BufferSync, DistributedParameter, Event, EventKind, Grads, OffloadPolicy, ParamError, ParamExt,
-    ReducedGradients, ReshardAfterForward, ShardedState, TrainingState, UnitCollectives,
-    checkpoint_activations, full_model, full_model_on, record_events, sync_buffers, unit,
+    BufferSync, DistributedParameter, EncodedShard, Event, EventKind, Grads, OffloadPolicy,
+    ParamError, ParamExt, ReducedGradients, ReshardAfterForward, ShardCodec, ShardedState,
+    TrainingState, UnitCollectives, checkpoint_activations, full_model, full_model_on,
+    record_events, sync_buffers, unit,
 };
 pub use crate::tensor_tree::{TensorMapFn, TensorTree};

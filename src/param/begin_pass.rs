@@ -186,5 +186,6 @@ fn is_computed_as_stored(unit: &Unit, shards: &LocalShards) -> bool {
     let spec = unit.spec();
     let mut shards = shards.members.iter().zip(&shards.bases);
     spec.offloaded().is_none()
+        && unit.comm.codec().is_none()
         && shards.all(|(&member, base)| spec.computed_dtype(member, base) == base.dtype())
 }

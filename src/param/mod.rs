@@ -100,6 +100,7 @@ mod reduction;
 mod replica_check;
 mod replica_digests;
 mod scope;
+mod shard_codec;
 mod shards;
 mod spec_check;
 mod states;
@@ -153,6 +154,7 @@ pub(crate) use reduction::buckets::Buckets;
 pub(crate) use reduction::partial_groups::REDUCE;
 pub(crate) use replica_check::ReplicaCheck;
 pub(crate) use scope::{give_up_backward, is_backward_gathered};
+pub use shard_codec::{EncodedShard, ShardCodec};
 pub(crate) use spec_check::check_specs;
 pub(crate) use stored::{
     NewValue, StoredTensor, release_shards, replace_tensors, stored_like, stored_tensors,

@@ -8,6 +8,7 @@ use burn::tensor::DType;
 
 use super::custom::{AllReduceHook, UnitCollectives};
 use super::gradient_hook::GradientHook;
+use super::shard_codec::ShardCodec;
 use crate::comm::ReduceOp;
 
 /// Options that [`FsdpModule`](crate::fsdp::FsdpModule) sets. Each pass reads an option when it
@@ -32,6 +33,8 @@ pub(crate) struct RuntimeOptions {
     pub(crate) hook: Option<AllReduceHook>,
     /// Read when the unit's gradients are summed by an all-reduce.
     pub(crate) gradient_hook: Option<Arc<dyn GradientHook>>,
+    /// Read when a pass begins, and when its weights are gathered.
+    pub(crate) codec: Option<Arc<dyn ShardCodec>>,
     /// Read when the unit issues a collective.
     pub(crate) collectives: Option<Arc<dyn UnitCollectives>>,
 }
@@ -63,6 +66,7 @@ impl RuntimeOptions {
             force_sum: false,
             hook: None,
             gradient_hook: None,
+            codec: None,
             collectives: None,
         }
     }

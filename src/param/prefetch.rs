@@ -103,6 +103,7 @@ fn begin_gather(unit: &Unit, shards: &LocalShards, origin: GatherOrigin) {
             &shards.members,
             sent,
             unit.spec().offloaded(),
+            unit.comm.codec(),
         );
         let is_under_way = gathering.is_under_way();
         unit.copies.gather(shards, gathering, origin);

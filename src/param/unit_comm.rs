@@ -16,6 +16,7 @@ use super::gradient_hook::GradsWork;
 use super::offload::CpuOffload;
 use super::options::{GradientDivideFactors, Kept, RuntimeOptions};
 use super::pending_all_gather::PendingAllGather;
+use super::shard_codec::{self, ShardCodec};
 use super::shards::LocalShards;
 use super::states::ParamStateHandle;
 use super::unit_name::UnitName;
@@ -194,15 +195,9 @@ impl UnitComm {
         members: &[usize],
         tensors: Vec<DispatchTensor>,
     ) -> Work<Vec<DispatchTensor>> {
-        let (group, number) = self.group(kind, call.phase);
-        let CachedPlan { names, plan, .. } = match self.plan(kind, group, members, &tensors) {
-            Ok(cached) => cached,
+        let (group, call, plan) = match self.planned(kind, call, members, &tensors) {
+            Ok(planned) => planned,
             Err(error) => return Work::failed(error),
-        };
-        let call = Call {
-            names: Some(names),
-            model: call.model.map(|model| ShardedModel { number, ..model }),
-            ..call
         };
         let Some(custom) = self.options.lock().collectives.clone() else {
             return group.execute_plan(call, &plan, tensors);
@@ -218,6 +213,24 @@ impl UnitComm {
                 custom.all_reduce(group, call, &plan, tensors)
             }
         }
+    }
+
+    /// Returns the ranks of a collective, its plan, and `call` with what the plan adds.
+    fn planned(
+        &self,
+        kind: UnitCollectiveKind,
+        call: Call,
+        members: &[usize],
+        tensors: &[DispatchTensor],
+    ) -> Result<(&Communicator, Call, Arc<CollectivePlan>), CommError> {
+        let (group, number) = self.group(kind, call.phase);
+        let CachedPlan { names, plan, .. } = self.plan(kind, group, members, tensors)?;
+        let call = Call {
+            names: Some(names),
+            model: call.model.map(|model| ShardedModel { number, ..model }),
+            ..call
+        };
+        Ok((group, call, plan))
     }
 
     /// Starts the all-reduce of gradients, by the unit's hook if it has one. `tensors` are those of
@@ -343,7 +356,8 @@ impl UnitComm {
     }
 
     /// Starts an all-gather of the parameters at `members` from this rank's shards. The result is
-    /// copied to the device as `offloaded` says, if the shards are in host memory.
+    /// copied to the device as `offloaded` says, if the shards are in host memory. `codec` encodes
+    /// the shards.
     ///
     /// The result is in the order of `members`, without those that every rank replicates.
     pub(crate) fn all_gather(
@@ -353,13 +367,28 @@ impl UnitComm {
         members: &[usize],
         shards: Vec<DispatchTensor>,
         offloaded: Option<&CpuOffload>,
+        codec: Option<Arc<dyn ShardCodec>>,
     ) -> PendingAllGather {
         let shards = self.spec.select(true, members, shards);
         if shards.is_empty() {
             return PendingAllGather::Done((Vec::new(), None));
         }
         let copy_in = offloaded.map(|offloaded| (offloaded.clone(), call.label.clone()).into());
-        PendingAllGather::InFlight(self.exchange(kind, call, members, shards), copy_in)
+        let work = match codec {
+            None => self.exchange(kind, call, members, shards),
+            Some(codec) => match self.planned(kind, call, members, &shards) {
+                Ok((group, call, plan)) => {
+                    shard_codec::all_gather(codec, group, call, &plan, shards)
+                }
+                Err(error) => Work::failed(error),
+            },
+        };
+        PendingAllGather::InFlight(work, copy_in)
+    }
+
+    /// Returns the codec of the shards that are gathered for computation.
+    pub(crate) fn codec(&self) -> Option<Arc<dyn ShardCodec>> {
+        self.options.lock().codec.clone()
     }
 
     /// Returns this rank's shard of each unsharded parameter, over the post-forward group.

@@ -1,10 +1,11 @@
-//! [`Quantized`]: gradients that travel as bytes.
+//! [`Quantized`]: gradients, and shards of parameters, that travel as bytes.
 
 use burn::tensor::{DType, Int, IntDType, Tensor};
 
 use super::{GradientBucket, GradientHook};
 use crate::Result;
 use crate::comm::{Communicator, Work};
+use crate::fsdp::{EncodedShard, ShardCodec};
 
 /// Hook that sends each gradient as 8-bit integers, with a scale and a zero point for each group of
 /// elements (PyTorch's `quantization_pertensor_hook` and `quantization_perchannel_hook`).
@@ -13,6 +14,9 @@ use crate::comm::{Communicator, Work};
 /// sent as `round(x / scale) + zero_point` in 0 to 255, where `scale = (max - min) / 255` over the
 /// group and 0, and `zero_point = -round(min / scale)`. With n ranks, a rank receives n bytes for
 /// an element, so it pays for few ranks, or slow links.
+///
+/// As a [`ShardCodec`] it sends the shards of parameters in all-gathers of `fully_shard` in the same
+/// form. A rank then receives one byte for an element.
 #[derive(Debug, Clone, Copy)]
 pub struct Quantized {
     /// Elements that have one scale.
@@ -93,5 +97,30 @@ impl GradientHook for Quantized {
                 }
                 averaged
             }))
+    }
+}
+
+impl ShardCodec for Quantized {
+    fn encode(&self, shard: Tensor<1>) -> Result<EncodedShard> {
+        let (q, scales) = self.quantize(&shard);
+        Ok(EncodedShard {
+            floats: vec![scales.flatten(0, 1)],
+            ints: vec![q.flatten(0, 1)],
+        })
+    }
+
+    fn decode(&self, encoded: EncodedShard, dtype: DType) -> Result<Tensor<1>> {
+        let (scales, q) = encoded
+            .floats
+            .into_iter()
+            .zip(encoded.ints)
+            .next()
+            .expect("one of each");
+        let rows = scales.dims()[0] / 2;
+        let scales = scales.reshape([rows, 2]);
+        let (scale, zero) = (scales.clone().narrow(1, 0, 1), scales.narrow(1, 1, 1));
+        let columns = q.dims()[0] / rows;
+        let q = q.reshape([rows, columns]).float().cast(DType::F32);
+        Ok(((q - zero) * scale).flatten(0, 1).cast(dtype))
     }
 }

@@ -16,6 +16,7 @@ mod live;
 mod loaded;
 mod muon;
 mod order;
+mod replicated;
 mod tables;
 mod undifferentiated;
 

@@ -15,6 +15,7 @@ use crate::param::events::{Event, EventKind, ShardedState, TrainingState, record
 use crate::param::offload::CpuOffload;
 use crate::param::pending_all_gather::PendingAllGather;
 use crate::param::replica_check::{CheckedPass, PendingDigests};
+use crate::param::shard_codec::ShardCodec;
 use crate::param::unit_comm::{UnitCollectiveKind, UnitComm};
 use crate::param::unit_spec::UnitParam;
 
@@ -162,7 +163,13 @@ impl ShardGatherer {
             &self.members,
             self.sent(true),
             self.offloaded(),
+            self.codec(),
         )
+    }
+
+    /// Returns the codec of the weights, if they are read for computation.
+    fn codec(&self) -> Option<Arc<dyn ShardCodec>> {
+        self.comm.codec().filter(|_| !self.stored)
     }
 
     /// Waits for `gathering`, and assembles every weight of the pass from its result and the
@@ -205,6 +212,7 @@ impl ShardGatherer {
                 call,
                 &self.members,
                 parts,
+                None,
                 None,
             ),
             None => self.post(call),

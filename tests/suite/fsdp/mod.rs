@@ -51,6 +51,7 @@ mod replica_check;
 mod runtime_options;
 mod second_backward;
 mod several_models;
+mod shard_codec;
 mod sharding;
 mod shared_copies;
 pub mod support;
