@@ -30,7 +30,7 @@ use crate::comm::Communicator;
 use crate::error::OrUnwind;
 use crate::fsdp::FsdpModule;
 use crate::mesh::DeviceMesh;
-use crate::param::ModelScan;
+use crate::param::{ModelScan, ParamError};
 use crate::{Error, Result};
 
 /// burn's training loop on the ranks of a mesh.
@@ -178,7 +178,12 @@ where
         // Once in each run: burn's loaders draw a random number for each slice.
         let first_train_row = (!train_items.is_even).then(|| train.slice(0, 1));
         let first_valid_row = (valid_items.total > 0).then(|| valid.slice(0, 1));
-        let units = FsdpModule::of(&model).ok();
+        let units = match FsdpModule::of(&model) {
+            Ok(units) => Some(units),
+            // One rank trains a model that is not distributed.
+            Err(Error::Param(ParamError::NotSharded)) => None,
+            Err(error) => return Err(error),
+        };
         // A loader draws each epoch's order when it begins it: a training that resumes draws those
         // it has seen.
         for _ in 1..starting_epoch {
@@ -247,9 +252,7 @@ where
             if first_row.is_none() {
                 round.check_even(epoch, iteration)?;
             }
-            let SplitBatch { batch, is_counted } = batches
-                .take()
-                .expect("the ranks have agreed that each has one");
+            let SplitBatch { batch, is_counted } = self.or_no_rows("train", batches.take())?;
             if weight != round.weight {
                 weight = round.weight;
                 weigh(weight)?;
@@ -306,11 +309,7 @@ where
         let mut iteration = 0;
         let mut round = batches.fetch(&self.ranks)?;
         while round.any() && !round.stopped {
-            let SplitBatch { batch, is_counted } =
-                batches.take().ok_or_else(|| TrainError::NoRows {
-                    split: "valid".into(),
-                    empty: vec![self.mesh.rank()],
-                })?;
+            let SplitBatch { batch, is_counted } = self.or_no_rows("valid", batches.take())?;
             let next = batches.fetch(&self.ranks)?;
             iteration += 1;
             let output = self.gathered(InferenceStep::step(&model, batch), is_counted)?;
@@ -346,6 +345,15 @@ where
             Some(early_stopping) => self.ranks.decide(early_stopping.should_stop(epoch, store)),
             None => Ok(false),
         }
+    }
+
+    /// Returns a rank's batch, of which there may be none only if its loader has no first row.
+    fn or_no_rows<I>(&self, split: &str, batch: Option<SplitBatch<I>>) -> Result<SplitBatch<I>> {
+        let no_rows = || TrainError::NoRows {
+            split: split.into(),
+            empty: vec![self.mesh.rank()],
+        };
+        batch.ok_or_else(|| no_rows().into())
     }
 
     /// Returns the output of a step for the rows of all ranks.

@@ -53,8 +53,6 @@ pub(super) struct Round {
     has_batch: Vec<(usize, bool)>,
     /// Number of items that all ranks have processed together with this batch.
     processed: usize,
-    /// Number of items that each rank has processed with this batch.
-    processed_by: Vec<usize>,
     /// Weight of this rank's gradients of this batch: the number of its items, divided by their mean
     /// over the ranks.
     pub(super) weight: f64,
@@ -134,21 +132,21 @@ impl TrainingRanks {
     /// # Errors
     /// [`TrainError::Failed`] on every rank if a rank failed.
     pub(super) fn is_stopped(&self) -> Result<bool> {
-        Ok(self.round(Status::End, 0, &[])?.stopped)
+        Ok(self.round(Status::End, 0, 0)?.stopped)
     }
 
     /// Exchanges what each rank does next. An interrupter that was asked to stop, or failed, comes
-    /// first. `before` is what the ranks had processed in the round before.
-    fn round(&self, next: Status, processed: usize, before: &[usize]) -> Result<Round> {
+    /// first. `items` are those of this rank's next batch, with which it has `processed` so many.
+    fn round(&self, next: Status, items: usize, processed: usize) -> Result<Round> {
         let status = match (self.interrupter.error(), self.interrupter.should_stop()) {
             (Some(_), _) => Status::Failed,
             (None, true) => Status::Stop,
             (None, false) => next,
         };
-        let all = self.exchange([status as usize, processed])?;
+        let all = self.exchange([status as usize, items, processed])?;
         let status = |number: usize| Status::ALL[number];
         for found in [Status::Failed, Status::Stop] {
-            if let Some(at) = all.iter().position(|&[number, _]| status(number) == found) {
+            if let Some(at) = all.iter().position(|&[number, ..]| status(number) == found) {
                 self.stop(found, at)?;
             }
         }
@@ -156,35 +154,26 @@ impl TrainingRanks {
             .ranks
             .iter()
             .zip(&all)
-            .map(|(&rank, &[number, _])| (rank, status(number)));
-        let processed_by = all.iter().map(|[_, processed]| *processed).collect_vec();
+            .map(|(&rank, &[number, ..])| (rank, status(number)));
         Ok(Round {
             has_batch: has_batch
                 .map(|(rank, status)| (rank, status == Status::Batch))
                 .collect(),
-            processed: self.sum(processed_by.iter().copied()),
-            weight: self.weight(&processed_by, before),
-            processed_by,
+            processed: self.sum(all.iter().map(|[.., processed]| *processed)),
+            weight: self.weight(items, all.iter().map(|[_, items, _]| *items)),
             stopped: all
                 .iter()
-                .any(|&[number, _]| status(number) == Status::Stop),
+                .any(|&[number, ..]| status(number) == Status::Stop),
         })
     }
 
-    /// Returns the weight of this rank's gradients of a batch, after which each rank has processed
-    /// `now`, and before which it had processed `before`. It is 1 for a loader that does not count.
-    fn weight(&self, now: &[usize], before: &[usize]) -> f64 {
-        let before = before.iter().copied().chain(std::iter::repeat(0));
-        let items = now
-            .iter()
-            .zip(before)
-            .map(|(now, before)| now.saturating_sub(before));
-        let items = items.collect_vec();
-        let (own, all) = (items[self.comm.group().rank()], self.sum(items));
+    /// Returns the weight of the gradients of a batch of which this rank has `own` items, and the ranks
+    /// have these. It is 1 for a loader that does not count.
+    fn weight(&self, own: usize, items: impl Iterator<Item = usize>) -> f64 {
         let ranks = self.sum(self.ranks.iter().map(|_| 1));
-        match all {
+        match self.sum(items) {
             0 => 1.0,
-            _ => (own * ranks) as f64 / all as f64,
+            all => (own * ranks) as f64 / all as f64,
         }
     }
 
@@ -256,8 +245,6 @@ pub(super) struct SplitBatches<'a, I> {
     /// Has the batch on which a rank computes whose batches have ended. It is not counted.
     filler: Option<&'a dyn DataLoader<I>>,
     next: Option<SplitBatch<I>>,
-    /// Numbers of items that the ranks have processed with the batch that was fetched last.
-    processed: Vec<usize>,
 }
 
 /// A batch, and whether it is one of the split.
@@ -275,13 +262,14 @@ impl<'a, I> SplitBatches<'a, I> {
             iterator: loader.iter(),
             filler,
             next: None,
-            processed: Vec::new(),
         }
     }
 
     /// Fetches the next batch, and tells the other ranks.
     pub(super) fn fetch(&mut self, ranks: &TrainingRanks) -> Result<Round> {
+        let before = self.iterator.progress().items_processed;
         let batch = or_failed(ranks, self.iterator.next());
+        let processed = self.iterator.progress().items_processed;
         let next = if batch.is_some() {
             Status::Batch
         } else {
@@ -291,14 +279,15 @@ impl<'a, I> SplitBatches<'a, I> {
             batch,
             is_counted: true,
         });
-        let processed = self.iterator.progress().items_processed;
-        let mut round = ranks.round(next, processed, &self.processed)?;
-        self.processed.clone_from(&round.processed_by);
+        let items = processed.saturating_sub(before);
+        let mut round = ranks.round(next, items, processed)?;
         if let Some(filler) = self.filler
             && round.is_mixed()
         {
             if self.next.is_none() {
-                let batch = or_failed(ranks, filler.iter().next());
+                // The first pass of a loader that resumes may begin after its row.
+                let batch = filler.iter().next().or_else(|| filler.iter().next());
+                let batch = or_failed(ranks, batch);
                 self.next = batch.map(|batch| SplitBatch {
                     batch,
                     is_counted: false,

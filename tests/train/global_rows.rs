@@ -5,9 +5,15 @@ use std::sync::Arc;
 
 use burn::data::dataloader::DataLoader;
 use burn::data::dataset::InMemDataset;
-use burn::optim::AdamWConfig;
+use burn::module::Module;
+use burn::optim::{AdamWConfig, SgdConfig};
+use burn::tensor::Device;
+use burn::train::metric::CharErrorRate;
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{EarlyStoppingStrategy, Learner, SupervisedTraining};
+use burn::train::{
+    EarlyStoppingStrategy, InferenceStep, Learner, SequenceOutput, SupervisedTraining, TrainOutput,
+    TrainStep,
+};
 use burn_dtensor::data::DistributedLoader;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
@@ -80,6 +86,109 @@ fn every_metric_equals_that_of_one_device_on_all_rows() {
 fn every_metric_of_two_processes_equals_that_of_one_device_on_all_rows() {
     let test = burn_dtensor::testing::MeshTest::new([2], ["shard"]).with_processes(2);
     test.run(|mesh| trains_as_one_device(mesh, &Folder::new("metrics-processes")));
+}
+
+/// Each row is a sequence of one token, for which the least likely class is predicted.
+#[derive(Module, Debug)]
+struct Tagger {
+    net: Net,
+}
+
+impl Tagger {
+    fn tag(&self, batch: Batch) -> SequenceOutput {
+        let output = InferenceStep::step(&self.net, batch);
+        SequenceOutput {
+            loss: output.loss,
+            predictions: Some(output.output.clone().argmin(1)),
+            logits: output.output.unsqueeze_dim(1),
+            targets: output.targets.unsqueeze_dim(1),
+        }
+    }
+}
+
+impl TrainStep for Tagger {
+    type Input = Batch;
+    type Output = SequenceOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<SequenceOutput> {
+        let output = self.tag(batch);
+        TrainOutput::new(self, output.loss.backward(), output)
+    }
+}
+
+impl InferenceStep for Tagger {
+    type Input = Batch;
+    type Output = SequenceOutput;
+
+    fn step(&self, batch: Batch) -> SequenceOutput {
+        self.tag(batch)
+    }
+}
+
+/// Invariant 1, for predictions that do not follow from the logits.
+#[test]
+fn error_rates_are_those_of_the_tokens_that_all_ranks_predict() {
+    let rows = rows(100, 2 * BATCH, 0.2);
+    let tagger = |device: &Device| Tagger {
+        net: Net::new(&device.clone().autodiff()),
+    };
+    let train = |training: SupervisedTraining<Tagger>, model: Tagger| {
+        let training = training.metrics((CharErrorRate::new(),));
+        let training = training.with_application_logger(None).num_epochs(1);
+        training.launch(Learner::new(model, SgdConfig::new().init(), LR));
+    };
+    let alone = Folder::new("tokens-alone");
+    let all = || loader(rows.clone(), BATCH);
+    train(
+        SupervisedTraining::new(&alone, all(), all()),
+        tagger(&Device::flex()),
+    );
+    let folder = Folder::new("tokens");
+    on_ranks(2, |mesh| {
+        let own = || loader(part(&rows, mesh.rank(), 2), BATCH / 2);
+        let model = fully_shard(tagger(mesh.device()), mesh, FullyShard::new())?;
+        train(supervised(mesh, &folder, own(), own())?, model);
+        Ok(())
+    })
+    .unwrap();
+    for split in ["train", "valid"] {
+        let rates = |folder: &Path| logged(folder, split, 1, "CER");
+        let expected = rates(alone.as_ref());
+        assert_eq!(expected.len(), 3, "two batches and the epoch");
+        assert_eq!(
+            [0, 1].map(|rank| rates(&folder.rank(rank))),
+            [expected.clone(), expected],
+            "{split}"
+        );
+    }
+}
+
+/// Invariant 1. In the last batch only rank 0 has rows, and rank 1 computes the first of its own
+/// again, which is not counted.
+#[test]
+fn a_row_whose_loss_is_no_number_counts_in_its_own_batch_only() {
+    let train = rows(100, BATCH, 0.2);
+    let mut valid = rows(900, BATCH + BATCH / 2, 0.2);
+    valid[BATCH / 2].features = [f32::NAN; 4];
+    let set = |training: SupervisedTraining<Net>| training.num_epochs(1);
+    let alone = Folder::new("nan-alone");
+    train_alone(&alone, train.clone(), valid.clone(), set);
+    let folder = Folder::new("nan");
+    on_ranks(2, |mesh| {
+        let own = |rows: &[Row]| loader(part(rows, mesh.rank(), 2), BATCH / 2);
+        train_on(mesh, &folder, own(&train), own(&valid), set).map(drop)
+    })
+    .unwrap();
+    let losses = |folder: &Path| logged(folder, "valid", 1, "Loss");
+    let expected = losses(alone.as_ref());
+    assert!(expected[0].is_nan(), "{expected:?}");
+    for rank in [0, 1] {
+        let found = losses(&folder.rank(rank));
+        assert!(
+            found[0].is_nan() && (found[1] - expected[1]).abs() < 1e-5,
+            "{found:?} vs {expected:?} on {rank}"
+        );
+    }
 }
 
 /// Invariant 2.
@@ -219,5 +328,38 @@ fn loaders_have_the_same_batches_on_any_number_of_ranks() {
             [train_batches.clone(), valid_batches.clone()],
             "{ranks} ranks"
         );
+    }
+}
+
+/// Loaders that begin inside an epoch, also with its last batch, of which a rank has no row.
+#[test]
+fn a_training_that_begins_inside_an_epoch_takes_the_rows_after_it() {
+    let train = rows(100, 2 * BATCH + 7, 0.2);
+    let valid = rows(900, BATCH, 0.2);
+    let set = |training: SupervisedTraining<Net>| training.num_epochs(1);
+    for (ranks, skipped) in [(2, 1), (2, 2), (3, 1), (3, 2)] {
+        let alone = Folder::new(&format!("inside-alone-{ranks}-{skipped}"));
+        let rest = train[skipped * BATCH..].to_vec();
+        let expected = weights(&train_alone(&alone, rest, valid.clone(), set).model);
+        let folder = Folder::new(&format!("inside-{ranks}-{skipped}"));
+        let trained = on_ranks(ranks, |mesh| {
+            let sampler = DistributedSampler::new(train.len(), mesh.data_shard("shard")?)
+                .with_global_batch_size(BATCH)
+                .with_last_batch(LastBatch::Pad);
+            let dataset = InMemDataset::new(train.clone());
+            let own = DistributedLoader::without_padding(dataset, sampler, Rows)?;
+            let valid = loader(part(&valid, mesh.rank(), ranks), BATCH / ranks);
+            let own = Arc::new(own.with_start(0, skipped));
+            let result = train_on(mesh, &folder, own, valid, set)?;
+            Ok(weights(&full_model(&result.model)?))
+        });
+        for trained in trained.unwrap() {
+            let far = trained.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+            let far = far.fold(0.0, f32::max);
+            assert!(
+                far < 1e-5,
+                "{ranks} ranks, without {skipped} batches: {far}"
+            );
+        }
     }
 }

@@ -10,7 +10,9 @@ use burn_dtensor::optim::{ShardedOptimizer, sharded};
 use burn_dtensor::prelude::*;
 use burn_dtensor::train::supervised;
 
-use super::support::{BATCH, Folder, Net, Row, loader, metrics, on_ranks, part, rows, weights};
+use super::support::{
+    BATCH, Folder, Net, Row, loader, metrics, on_ranks, part, rows, train_alone, train_on, weights,
+};
 
 fn clipped() -> AdamWConfig {
     AdamWConfig::new().with_grad_clipping(Some(GradientClippingConfig::Norm(0.05)))
@@ -77,4 +79,24 @@ fn muon_in_a_learner_steps_full_matrices() {
         sharded(clipped()).with_muon(matrices(), MuonConfig::new())
     });
     assert!(apart < 1e-4, "{apart}");
+}
+
+/// Of seven batches, the optimizer steps after the third, the sixth and the last.
+#[test]
+fn accumulated_gradients_in_a_learner_make_the_steps_of_one_device() {
+    let train = rows(100, 7 * BATCH, 0.2);
+    let set = |training: SupervisedTraining<Net>| training.num_epochs(2).grads_accumulation(3);
+    let folder = Folder::new("accumulated-alone");
+    let expected = weights(&train_alone(&folder, train.clone(), train.clone(), set).model);
+    let folder = Folder::new("accumulated");
+    let trained = on_ranks(3, |mesh| {
+        let own = || loader(part(&train, mesh.rank(), 3), BATCH / 3);
+        let result = train_on(mesh, &folder, own(), own(), set)?;
+        Ok(weights(&full_model(&result.model)?))
+    });
+    for trained in trained.unwrap() {
+        for (trained, expected) in trained.iter().zip(&expected) {
+            assert!((trained - expected).abs() < 1e-5, "{trained} {expected}");
+        }
+    }
 }

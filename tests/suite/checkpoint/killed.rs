@@ -17,8 +17,10 @@ use burn_dtensor::placement::Placement::{Replicate, Shard};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::folder::Folder;
 use crate::effort::setting;
 use crate::launched;
+use crate::logged::warnings;
 
 /// Folder of the process that is killed; not set in the process that kills.
 const FOLDER: &str = "BURN_DTENSOR_KILLED";
@@ -226,4 +228,26 @@ fn a_failure_behind_training_is_the_next_calls_error() {
     })
     .unwrap();
     fs::remove_dir_all(folder).unwrap();
+}
+
+/// The checkpoint is lost on every rank, even if all files are written.
+#[test]
+fn a_checkpointer_that_is_dropped_before_its_checkpoint_is_complete_warns() {
+    let folder = Folder::new("dropped");
+    let warned = warnings("the checkpoint of step 7000", || {
+        let end = launch(Launch::threads(4), |world| {
+            let mesh = DeviceMesh::new(world, [2, 2], ["a", "b"])?;
+            let mut behind = AsyncCheckpointer::new(manager(&folder, &mesh))?;
+            behind.save(&state(&mesh, 70_001)?)?;
+            behind.finish()?;
+            behind.save(&state(&mesh, 70_002)?)?;
+            drop(behind);
+            assert_eq!(manager(&folder, &mesh).steps()?, [70_001]);
+            Ok(())
+        });
+        end.unwrap();
+    });
+    let expected = "the checkpoint of step 70002 may not be complete: call \
+                    `AsyncCheckpointer::finish` at the end of the training";
+    assert_eq!(warned, [expected; 4]);
 }

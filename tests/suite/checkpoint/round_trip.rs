@@ -416,6 +416,29 @@ fn what_all_ranks_hold_is_written_by_all() {
     });
 }
 
+/// Each rank loads half of each row, of 32 KiB, from two files of four rows. With what lies between,
+/// it reads 7 halves of each file for 4.
+#[test]
+fn runs_are_read_together_as_far_as_the_options_allow() {
+    const HALF: u64 = 32 << 10;
+    let folder = Folder::new("over-read");
+    let path = folder.join("checkpoint");
+    MeshTest::new([2], ["dp"]).run(|mesh| {
+        let full = || Tensor::<2>::ones([8, 16 << 10], mesh.device());
+        let rows = DTensor::distribute_replicated(full(), mesh, &[Placement::Shard(0)])?;
+        let columns = DTensor::distribute_replicated(full(), mesh, &[Placement::Shard(1)])?;
+        checkpoint::save(&path, &State::new(mesh).with_tensor("tensor", rows)?)?;
+        for (most, read) in [(1.7, 8 * HALF), (1.8, 14 * HALF)] {
+            let options = ReadOptions::new().with_max_over_read(most);
+            let saved = Checkpoint::open(&path, mesh)?.with_read_options(options);
+            saved.load_tensor("tensor", &columns)?;
+            let stats = saved.read_stats();
+            assert_eq!((stats.needed, stats.read), (8 * HALF, read), "{most}");
+        }
+        Ok(())
+    });
+}
+
 /// A layer of [`BatchNorm`] has seen another batch on each rank.
 #[test]
 fn running_statistics_are_saved_as_all_ranks_agree_on_them() {

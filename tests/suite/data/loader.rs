@@ -87,6 +87,18 @@ fn a_resumed_loader_has_the_batches_that_are_left() {
     }
 }
 
+/// burn's `SupervisedTraining` moves its loaders to the model's device.
+#[test]
+fn a_resumed_loader_stays_resumed_on_another_device_and_as_a_slice() {
+    for num_workers in [0, 3] {
+        let loader = loader(num_workers).with_start(2, 3);
+        for derived in [loader.to_device(&Device::flex()), loader.slice(0, 8)] {
+            assert_eq!(batches(&*derived), expected(2)[3..]);
+            assert_eq!(batches(&*derived), expected(3));
+        }
+    }
+}
+
 #[test]
 fn an_iteration_that_is_given_up_is_an_epoch() {
     let loader = loader(2);

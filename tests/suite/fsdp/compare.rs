@@ -501,6 +501,35 @@ fn a_gradient_alone_that_differs_is_found() {
     });
 }
 
+/// The sharded model does not read a parameter that the full one reads.
+#[test]
+fn a_gradient_that_is_missing_is_found() {
+    two().run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let net = fully_shard(Net::right().on(&device), mesh, units())?;
+        let found = compare(&net, batch(mesh, ROWS, &device), |net, (words, _)| {
+            let is_sharded = words.dims()[0] == ROWS;
+            unit(net, words, |net, words| {
+                let loss = net.table.forward(words).square().mean();
+                if is_sharded {
+                    return loss;
+                }
+                let gamma = &net.norm.as_ref().expect("it has one").gamma;
+                loss + gamma.val().mean() - gamma.val().mean().detach()
+            })
+        })?;
+        let [Finding::Gradient { param, relative }] = found.findings() else {
+            panic!("{found}")
+        };
+        // The difference is all of it.
+        assert!(
+            param == "norm.gamma" && (relative - 1.0).abs() < 0.1,
+            "{found}"
+        );
+        Ok(())
+    });
+}
+
 struct Alter<'a>(Vec<String>, &'a str);
 
 impl ModuleMapper for Alter<'_> {
@@ -750,6 +779,32 @@ fn what_cannot_be_compared_is_an_error_on_every_rank() {
         );
         // All ranks have failed, and can continue.
         compare(&net, batch(mesh, ROWS, &device), Net::loss)?.into_result()
+    });
+}
+
+/// Along `ep`, ranks have distinct rows and distinct parameters.
+#[test]
+fn experts_cannot_be_compared() {
+    MeshTest::new([2, 2], ["efsdp", "ep"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let linear = |seed| Linear {
+            weight: Param::from_tensor(tensor(seed, [WIDTH, WIDTH], &device)),
+            bias: None,
+        };
+        let plan = Plan::new().with_style("weight", Placement::Shard(0));
+        let experts = parallelize(linear(1), &mesh.slice("ep")?, plan)?;
+        let config = FullyShard::new().with_shard_dims(["efsdp", "ep"]);
+        let net = fully_shard(vec![linear(2), experts], mesh, config)?;
+        let x = tensor::<2>(3, [ROWS, WIDTH], &device);
+        let error = compare(&net, x, |_, _| panic!("no forward")).unwrap_err();
+        let Error::Fsdp(FsdpError::NotComparable { param, problem }) = &error else {
+            panic!("{error}")
+        };
+        assert!(
+            param == "1.weight" && problem.contains("experts"),
+            "{error}"
+        );
+        Ok(())
     });
 }
 

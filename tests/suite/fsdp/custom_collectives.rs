@@ -12,7 +12,9 @@ use burn_dtensor::comm::{
     Call, CollectivePlan, Communicator, Launch, Op, ReduceOp, Work, World, launch,
 };
 use burn_dtensor::fsdp::ParamError;
-use burn_dtensor::fsdp::{FsdpModule, FullyShard, UnitCollectives, full_model, fully_shard};
+use burn_dtensor::fsdp::{
+    FsdpModule, FullyShard, ParamExt, UnitCollectives, full_model, fully_shard, unit,
+};
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::{Error, Result};
@@ -270,6 +272,33 @@ fn a_hook_sees_averages() {
                 assert_eq!(grads, expected);
             }
         }
+    }
+}
+
+/// No rank uses the bias of a block, so without a hook it has no gradient.
+#[test]
+fn a_hook_gets_zeros_for_a_parameter_that_no_rank_used() {
+    let model = stack(&Device::flex());
+    for replicas in [1, 2] {
+        launch(Launch::threads(2 * replicas), |world| {
+            let mesh = DeviceMesh::new(world, [replicas, 2], ["replicate", "shard"])?;
+            let sharded = sharded(&model, world, &mesh)?;
+            let block = &sharded.blocks[0];
+            let bias = block.bias.as_ref().expect("it has a bias");
+            let bias_grad = || {
+                let x = tensor::<2>(1, [2, WIDTH], &world.device().clone().autodiff());
+                let y = unit(block, x, |block, x| x.matmul(block.weight.val()));
+                let grad = bias.shard_grad(&y.sum().backward())?;
+                Some(grad.local().to_data().try_to_vec::<f32>().unwrap())
+            };
+            assert_eq!(bias_grad(), None);
+            FsdpModule::of(block)?.set_all_reduce_hook(|grads| {
+                Ok(grads.shards.into_iter().map(|shard| shard + 1.0).collect())
+            });
+            assert_eq!(bias_grad(), Some(vec![1.0; WIDTH / 2]));
+            Ok(())
+        })
+        .unwrap();
     }
 }
 

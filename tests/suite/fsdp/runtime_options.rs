@@ -152,6 +152,21 @@ fn groups_that_were_not_made_are_told() {
     .unwrap();
 }
 
+/// The root's own unit is not among the blocks.
+#[test]
+fn own_units_of_a_match_are_those_that_match() {
+    launch(Launch::threads(2), |world| {
+        let model = sharded(world, &stack(&Device::flex()), ReshardAfterForward::Always)?;
+        let units = FsdpModule::of(&model)?;
+        let blocks = units.clone().matching(["blocks.*"])?;
+        assert_eq!(blocks.own().paths(), [""; 0]);
+        let some = units.matching(["root", "blocks.1"])?;
+        assert_eq!(some.own().paths(), ["root"]);
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// Each rank's whole gradients, summed and divided by `factor`; of one rank and several, with and
 /// without replicas.
 #[test]

@@ -56,6 +56,24 @@ fn a_dimension_has_a_deadline_of_its_own_which_its_slices_and_duplicates_keep() 
     }
 }
 
+/// No clock goes as far as `Duration::MAX`. A wait for a rank that has returned ends nevertheless.
+#[test]
+fn a_dimension_may_have_no_deadline() {
+    let error = launch(Launch::threads(2), |world| {
+        let mesh = DeviceMesh::new(world, [2], ["tp"])?.with_deadline("tp", Duration::MAX)?;
+        let tp = mesh.communicator(0)?;
+        tp.barrier(Call::new("of both")).wait()?;
+        if world.rank() == 0 {
+            tp.barrier(Call::new("of one")).wait()?;
+        }
+        Ok(())
+    })
+    .unwrap_err();
+    let Some(Error::Comm(CommError::RankReturned { rank: 1, .. })) = &error.others[0].error else {
+        panic!("{error}")
+    };
+}
+
 #[test]
 fn a_mesh_with_deadlines_is_another_mesh_over_the_same_order_of_calls() {
     on(4, |world| {

@@ -1,5 +1,7 @@
 //! burn's Muon of a sharded model, beside burn's own on one device.
 
+use burn::lr_scheduler::linear::LinearLrSchedulerConfig;
+use burn::lr_scheduler::module_lr_scheduler::ModuleLrSchedulerConfig;
 use burn::module::ParamGroup;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::momentum::MomentumConfig;
@@ -205,6 +207,37 @@ fn column_shards_uneven_shards_and_none_make_no_difference() {
     assert_eq!(apart(&test, &config, mixed), 0.0);
     let both = MeshTest::new([3, 2], ["shard", "tp"]);
     assert_eq!(apart(&both, &config, columns), 0.0);
+}
+
+/// One matrix has a schedule of its own.
+#[test]
+fn schedulers_of_burn_set_the_rates_of_matrices_by_path() {
+    let (model, [config, ..]) = (layers(), configurations());
+    let schedule = || {
+        let linear = |lr| LinearLrSchedulerConfig::new(lr, lr / 10.0, 5);
+        ModuleLrSchedulerConfig::new(linear(0.1).into())
+            .with_group(ParamGroup::from_path("3.weight"), linear(0.02))
+            .init()
+            .expect("a schedule")
+    };
+    let mut expected = on_device(&model, &Device::flex().autodiff());
+    let (mut own, mut rates) = (unsharded(&config), schedule());
+    for step in 0..STEPS {
+        let full_grads = grads(&expected, step);
+        expected = own.step(rates.step(), expected, full_grads);
+    }
+    let expected = values(&expected, None);
+    MeshTest::new([3], ["shard"]).run(|mesh| {
+        let plain = on_device(&model, &mesh.device().clone().autodiff());
+        let mut model = fully_shard(plain, mesh, FullyShard::new())?;
+        let (mut optim, mut rates) = (on_shards(&config), schedule());
+        for step in 0..STEPS {
+            let shard_grads = grads(&model, step);
+            model = optim.step(rates.step(), model, shard_grads)?;
+        }
+        assert_eq!(values(&full_model(&model)?, None), expected);
+        Ok(())
+    });
 }
 
 /// Whole gradients, as backward reduces them: the ranks' batches are other ones.

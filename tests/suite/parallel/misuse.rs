@@ -1,11 +1,13 @@
 //! What `parallelize` refuses, and how it says so.
 
 use burn::module::{Lora, Module};
+use burn::nn::attention::CrossAttentionConfig;
 use burn::nn::{LayerNormConfig, LinearConfig};
 use burn::tensor::Device;
 use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{FsdpError, ParamInfo, ParamPlacement};
 use burn_dtensor::mesh::MeshError;
+use burn_dtensor::nn::CrossAttention;
 use burn_dtensor::parallel::ParallelError;
 use burn_dtensor::prelude::*;
 use burn_dtensor::testing::MeshTest;
@@ -129,6 +131,33 @@ fn heads_are_not_split() {
                 .base()
                 .dims()[0],
             8
+        );
+        Ok(())
+    });
+}
+
+/// Four heads of two features, on three ranks.
+#[test]
+fn heads_of_cross_attention_are_not_split() {
+    MeshTest::new([3], ["tp"]).run(|mesh| {
+        let config = CrossAttentionConfig::new(8, 6, 4, 4, 2);
+        let layer = CrossAttention::new(&config, mesh.device());
+        let plan = Plan::new().with_style("query", Style::colwise());
+        let error = refused(parallelize(layer, mesh, plan));
+        assert!(
+            matches!(
+                error,
+                Error::Parallel(ParallelError::Uneven {
+                    len: 8,
+                    size: 3,
+                    ..
+                })
+            ),
+            "{error}"
+        );
+        assert_says(
+            &error,
+            &["`query.weight`", "length 8", "`tp`", "CrossAttention"],
         );
         Ok(())
     });

@@ -74,7 +74,7 @@ fn fault_of(header: &str) -> Option<String> {
         }
         _ => by.split_once(' ').unwrap_or((by, "")),
     };
-    if !["lib", "operators", "suite", "memory", "downstream"].contains(&program)
+    if !["lib", "operators", "suite", "memory", "downstream", "train"].contains(&program)
         || filter.is_empty()
     {
         return Some(format!("`{by}` names no program of tests"));

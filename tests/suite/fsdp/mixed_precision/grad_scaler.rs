@@ -1,5 +1,6 @@
 //! `GradScaler`, held to what PyTorch documents of its own.
 
+use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Tensor, TensorData};
@@ -21,11 +22,11 @@ fn layer(device: &Device) -> Linear {
     LinearConfig::new(WIDTH, 3).init(device)
 }
 
-/// Gradients of the layer's shards: `value` everywhere but in the last element of each, which is
+/// Gradients of the model's shards: `value` everywhere but in the last element of each, which is
 /// `odd` if that is given.
-fn grads(layer: &Linear, value: f32, odd: Option<f32>) -> GradientsParams {
+fn grads(model: &impl Module, value: f32, odd: Option<f32>) -> GradientsParams {
     let mut grads = GradientsParams::new();
-    for param in named_parameters(layer).expect("it is sharded") {
+    for param in named_parameters(model).expect("it is sharded") {
         let shape = param.spec.local_shape().to_vec();
         let mut numbers = vec![value; shape.iter().product()];
         if let (Some(odd), Some(last)) = (odd, numbers.last_mut()) {
@@ -105,6 +106,20 @@ fn factors_and_interval_may_be_set_and_an_infinite_scale_is_none() {
     });
 }
 
+/// A scale of 0 would hide every overflow, and one below the normal numbers may count as 0.
+#[test]
+fn the_scale_does_not_shrink_below_the_smallest_normal_number() {
+    on_three(|_, layer| {
+        let mut scaler = GradScaler::new().with_init_scale(2.0 * f32::MIN_POSITIVE);
+        for _ in 0..2 {
+            let mut grads = grads(layer, 1.0, Some(f32::INFINITY));
+            assert!(!scaler.unscale(layer, &mut grads).unwrap());
+            scaler.update().unwrap();
+            assert_eq!(scaler.current_scale(), f32::MIN_POSITIVE);
+        }
+    });
+}
+
 #[test]
 fn one_rank_that_overflows_has_all_skip_the_step() {
     on_three(|mesh, layer| {
@@ -136,6 +151,26 @@ fn one_rank_that_overflows_has_all_skip_the_step() {
             grads(layer, 1.0, None)
         };
         assert!(GradScaler::new().unscale(layer, &mut own).unwrap());
+    });
+}
+
+/// A layer on two ranks, and one on all four.
+#[test]
+fn one_rank_that_overflows_has_all_ranks_of_all_meshes_skip_the_step() {
+    MeshTest::new([2, 2], ["outer", "inner"]).run(|mesh| {
+        let config = FullyShard::new().with_shard_dims(["outer", "inner"]);
+        let small = layer(mesh.device());
+        let small: Linear = fully_shard(small, &mesh.slice("inner")?, FullyShard::new())?;
+        let model = vec![small, fully_shard(layer(mesh.device()), mesh, config)?];
+        for odd_rank in 0..4 {
+            let mut scaler = GradScaler::new();
+            let own = (mesh.rank() == odd_rank).then_some(f32::INFINITY);
+            let is_finite = scaler.unscale(&model, &mut grads(&model, 1.0, own))?;
+            assert!(!is_finite, "rank {odd_rank} has overflowed");
+            scaler.update()?;
+            assert_eq!(scaler.current_scale(), 32768.0);
+        }
+        Ok(())
     });
 }
 
