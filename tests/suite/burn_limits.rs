@@ -3,6 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use burn::module::Module;
+use burn::nn::LinearConfig;
 use burn::tensor::ops::{AttentionModuleOptions, ConvOptions};
 use burn::tensor::{Bool, Device, Tensor, module};
 
@@ -77,4 +79,18 @@ fn the_gradient_of_a_bias_through_a_wholly_masked_row_is_no_number() {
         .expect("a leaf")
         .into_scalar::<f32>();
     assert!(gradient.is_nan(), "burn has mended it: {gradient}");
+}
+
+/// "if its parameters were not drawn yet".
+#[test]
+fn freezing_a_clone_of_a_layer_that_is_not_drawn_freezes_the_layer() {
+    let layer = LinearConfig::new(2, 2).init(&device());
+    drop(layer.clone().freeze());
+    let is_trained = layer.weight.val().is_require_grad();
+    assert!(!is_trained, "burn has mended it");
+    // One that was read keeps its own setting.
+    let layer = LinearConfig::new(2, 2).init(&device());
+    drop(layer.weight.val());
+    assert!(!layer.clone().freeze().weight.val().is_require_grad());
+    assert!(layer.weight.val().is_require_grad());
 }

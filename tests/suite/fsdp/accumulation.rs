@@ -6,10 +6,11 @@ use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsAccumulator, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use burn_dtensor::Result;
-use burn_dtensor::comm::{Launch, Op, World, launch};
+use burn_dtensor::comm::{Launch, Op, Phase, World, launch};
 use burn_dtensor::fsdp::ParamError;
 use burn_dtensor::fsdp::{
-    FsdpModule, FullyShard, NormType, ReshardAfterForward, clip_grad_norm, full_model, fully_shard,
+    FsdpModule, FullyShard, NormType, OffloadPolicy, ReshardAfterForward, clip_grad_norm,
+    full_model, fully_shard,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::optim::sharded;
@@ -66,6 +67,8 @@ impl Waits {
 #[derive(Debug, Clone, Copy)]
 enum Keeps {
     Nothing,
+    /// From forward to backward, a shard over two ranks.
+    HalfShards,
     /// From forward to backward.
     Forward,
     /// All through.
@@ -76,6 +79,7 @@ impl Keeps {
     fn reshard(self) -> ReshardAfterForward {
         match self {
             Self::Nothing => ReshardAfterForward::Always,
+            Self::HalfShards => ReshardAfterForward::Ranks(2),
             Self::Forward | Self::All => ReshardAfterForward::Never,
         }
     }
@@ -83,7 +87,7 @@ impl Keeps {
     fn gathers(self) -> u64 {
         let units = BLOCKS as u64 + 1;
         match self {
-            Self::Nothing => 2 * units * BATCHES,
+            Self::Nothing | Self::HalfShards => 2 * units * BATCHES,
             Self::Forward => units * BATCHES,
             Self::All => units,
         }
@@ -125,72 +129,94 @@ fn gathered(model: &Stack, grads: &mut GradientsParams) -> Result<BTreeMap<Strin
     ))
 }
 
-#[test]
-fn accumulation_by_count_and_by_value() {
+/// Checks the collectives and the gradients of two steps, whichever units wait.
+fn accumulates(ranks: usize, is_hsdp: bool, keeps: Keeps, offload: OffloadPolicy) {
     let model = stack(&Device::flex());
-    let cells = [
+    let expected = {
+        let device = Device::flex().autodiff();
+        let model = on_device(&model, &device);
+        let of_rank = |rank| {
+            let grads = step(&model, rank, &device, |_| Ok(())).unwrap();
+            values(&model, Some(&grads))
+        };
+        let of_ranks: Vec<_> = (0..ranks).map(of_rank).collect();
+        mean(of_ranks.iter())
+    };
+    let units = BLOCKS as u64 + 1;
+    for waits in [
         Waits::None,
         Waits::All,
         Waits::Root,
         Waits::Some(1),
         Waits::Some(BLOCKS),
         Waits::Replicas,
-    ];
-    for (ranks, is_hsdp) in [(2, false), (3, false), (4, true)] {
-        let expected = {
-            let device = Device::flex().autodiff();
-            let model = on_device(&model, &device);
-            let of_rank = |rank| {
-                values(
-                    &model,
-                    Some(&step(&model, rank, &device, |_| Ok(())).unwrap()),
-                )
-            };
-            let of_ranks: Vec<_> = (0..ranks).map(of_rank).collect();
-            mean(of_ranks.iter())
-        };
-        for waits in cells {
-            for keeps in [Keeps::Nothing, Keeps::Forward, Keeps::All] {
-                let cell = format!("{ranks} ranks, replicas {is_hsdp}, {waits:?}, {keeps:?}");
-                let grads = launch(Launch::threads(ranks), |world| {
-                    let device = world.device().clone().autodiff();
-                    let config = FullyShard::new()
-                        .with_units(["blocks.*"])
-                        .with_reshard_after_forward(keeps.reshard());
-                    let model =
-                        fully_shard(on_device(&model, &device), &mesh(world, is_hsdp)?, config)?;
-                    for _ in 0..2 {
-                        world.ledger().reset();
-                        let mut grads = step(&model, world.rank(), &device, |is_last| {
-                            if let Keeps::All = keeps {
-                                FsdpModule::of(&model)?.set_reshard_after_backward(is_last);
-                            }
-                            waits.set(&model, is_last)
-                        })?;
-                        let calls = |op| world.ledger().calls(op);
-                        let units = BLOCKS as u64 + 1;
-                        let reduced = units + (BATCHES - 1) * waits.reducing_each();
-                        assert_eq!(calls(Op::AllGather), keeps.gathers(), "{cell}");
-                        assert_eq!(calls(Op::ReduceScatter), reduced, "{cell}");
-                        let over_replicas = if let Waits::Replicas = waits {
-                            units
-                        } else {
-                            reduced
-                        };
-                        assert_eq!(
-                            calls(Op::AllReduce),
-                            if is_hsdp { over_replicas } else { 0 },
-                            "{cell}"
-                        );
-                        let diff = max_diff(&gathered(&model, &mut grads)?, &expected);
-                        assert!(diff < 1e-5, "{cell}: {diff}");
+    ] {
+        let cell = format!("{ranks} ranks, replicas {is_hsdp}, {waits:?}, {keeps:?}, {offload:?}");
+        let grads = launch(Launch::threads(ranks), |world| {
+            let device = world.device().clone().autodiff();
+            let config = FullyShard::new()
+                .with_units(["blocks.*"])
+                .with_reshard_after_forward(keeps.reshard())
+                .with_offload(offload);
+            let model = fully_shard(on_device(&model, &device), &mesh(world, is_hsdp)?, config)?;
+            for _ in 0..2 {
+                world.ledger().reset();
+                let mut grads = step(&model, world.rank(), &device, |is_last| {
+                    if let Keeps::All = keeps {
+                        FsdpModule::of(&model)?.set_reshard_after_backward(is_last);
                     }
-                    Ok(())
-                });
-                grads.unwrap_or_else(|error| panic!("{cell}: {error}"));
+                    waits.set(&model, is_last)
+                })?;
+                let calls = |op| world.ledger().calls(op);
+                let reduced = units + (BATCHES - 1) * waits.reducing_each();
+                assert_eq!(calls(Op::AllGather), keeps.gathers(), "{cell}");
+                assert_eq!(calls(Op::ReduceScatter), reduced, "{cell}");
+                let over_replicas = match (is_hsdp, waits) {
+                    (false, _) => 0,
+                    (true, Waits::Replicas) => units,
+                    (true, _) => reduced,
+                };
+                assert_eq!(calls(Op::AllReduce), over_replicas, "{cell}");
+                if let Keeps::HalfShards = keeps {
+                    let of_two = world.ledger().recent().into_iter();
+                    let of_two = of_two.filter(|entry| entry.group_size == 2);
+                    let phases: Vec<_> = of_two.map(|entry| (entry.op, entry.phase)).collect();
+                    let backward = (Op::AllGather, Phase::Backward);
+                    assert_eq!(phases, vec![backward; (units * BATCHES) as usize], "{cell}");
+                }
+                let is_offloaded = world.ledger().host_copies().len() as u64 == units;
+                assert_eq!(is_offloaded, offload == OffloadPolicy::Cpu, "{cell}");
+                let diff = max_diff(&gathered(&model, &mut grads)?, &expected);
+                assert!(diff < 1e-5, "{cell}: {diff}");
             }
+            Ok(())
+        });
+        grads.unwrap_or_else(|error| panic!("{cell}: {error}"));
+    }
+}
+
+#[test]
+fn accumulation_by_count_and_by_value() {
+    for (ranks, is_hsdp) in [(2, false), (3, false), (4, true)] {
+        for keeps in [Keeps::Nothing, Keeps::Forward, Keeps::All] {
+            accumulates(ranks, is_hsdp, keeps, OffloadPolicy::Never);
         }
     }
+}
+
+#[test]
+fn accumulation_with_shards_over_fewer_ranks_after_forward() {
+    for offload in [OffloadPolicy::Never, OffloadPolicy::Cpu] {
+        accumulates(4, false, Keeps::HalfShards, offload);
+    }
+}
+
+#[test]
+fn accumulation_with_shards_in_host_memory() {
+    for keeps in [Keeps::Nothing, Keeps::Forward, Keeps::All] {
+        accumulates(2, false, keeps, OffloadPolicy::Cpu);
+    }
+    accumulates(4, true, Keeps::Nothing, OffloadPolicy::Cpu);
 }
 
 /// Each rank's sum, and then the average: as data parallelism by hand, to the bit.

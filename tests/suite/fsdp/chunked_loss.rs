@@ -29,7 +29,8 @@ struct Lm {
     table: Embedding,
     blocks: Vec<Linear>,
     norm: LayerNorm,
-    head: Linear,
+    /// None if the table is the head, too.
+    head: Option<Linear>,
 }
 
 type Values = BTreeMap<String, Vec<f32>>;
@@ -42,10 +43,21 @@ impl Lm {
             table: EmbeddingConfig::new(WORDS, WIDTH).init(&device),
             blocks: vec![linear(WIDTH), linear(WIDTH)],
             norm: LayerNormConfig::new(WIDTH).init(&device),
-            head: linear(WORDS),
+            head: Some(linear(WORDS)),
         };
         let _ = values(&lm, None);
         lm
+    }
+
+    fn tied() -> Self {
+        Self {
+            head: None,
+            ..Self::init()
+        }
+    }
+
+    fn head(&self) -> &Linear {
+        self.head.as_ref().expect("it is not tied")
     }
 
     /// What the head reads, `[batch, seq, width]`.
@@ -61,7 +73,12 @@ impl Lm {
     /// The sum of the losses of some positions.
     fn loss(&self, hidden: Tensor<3>, next: Tensor<2, Int>) -> Tensor<1> {
         let x = unit(&self.norm, hidden, |norm, x| norm.forward(x));
-        let logits = unit(&self.head, x, |head, x| head.forward(x));
+        let logits = match &self.head {
+            Some(head) => unit(head, x, |head, x| head.forward(x)),
+            None => unit(&self.table, x, |table, x| {
+                x.matmul(table.weight.val().transpose().unsqueeze())
+            }),
+        };
         let [batch, seq, words] = logits.dims();
         let loss = CrossEntropyLossConfig::new().init(&logits.device());
         loss.forward(
@@ -77,13 +94,22 @@ impl Lm {
     }
 
     /// Chunk by chunk, each with a backward of its own, which leaves the head's gradients with its
-    /// units but for the last. Then the trunk's, by what the chunks have made of its output.
+    /// units except for the last. Then the trunk's, by what the chunks have made of its output; it
+    /// reduces the gradients of a table that is the head, too.
     fn chunked(&self, [words, next]: [Tensor<2, Int>; 2]) -> Result<GradientsParams> {
-        let tail = [FsdpModule::of(&self.norm)?, FsdpModule::of(&self.head)?];
-        for units in &tail {
+        let norm = FsdpModule::of(&self.norm)?;
+        let head = match &self.head {
+            Some(head) => FsdpModule::of(head)?,
+            None => FsdpModule::of(&self.table)?,
+        };
+        for units in [&norm, &head] {
             units.set_reshard_after_forward(ReshardAfterForward::Never)?;
             units.set_reshard_after_backward(false);
         }
+        let complete = |units: &FsdpModule, is_last: bool| {
+            units.set_requires_gradient_sync(is_last);
+            units.set_reshard_after_backward(is_last);
+        };
         let hidden = self.hidden(words);
         let (mut grads, mut of_hidden) = (GradientsParams::new(), Vec::new());
         for chunk in 0..CHUNKS {
@@ -93,10 +119,8 @@ impl Lm {
                 .detach()
                 .slice([0..BATCH, at.clone()])
                 .require_grad();
-            for units in &tail {
-                units.set_requires_gradient_sync(chunk + 1 == CHUNKS);
-                units.set_reshard_after_backward(chunk + 1 == CHUNKS);
-            }
+            complete(&norm, chunk + 1 == CHUNKS);
+            complete(&head, chunk + 1 == CHUNKS && self.head.is_some());
             let loss =
                 self.loss(part.clone(), next.clone().slice([0..BATCH, at])) / (BATCH * SEQ) as f64;
             let mut own = loss.backward();
@@ -109,6 +133,7 @@ impl Lm {
                 grads = GradientsParams::from_grads(own, self);
             }
         }
+        complete(&head, true);
         let trunk = (hidden * Tensor::cat(of_hidden, 1)).sum().backward();
         take(&mut grads, GradientsParams::from_grads(trunk, self), self);
         Ok(grads)
@@ -142,14 +167,14 @@ fn batch(rank: usize, step: usize, device: &Device) -> [Tensor<2, Int>; 2] {
     [words(0), words(1)]
 }
 
-fn config(group: bool) -> FullyShard {
-    let config = FullyShard::new().with_reshard_after_forward(ReshardAfterForward::Always);
-    if group {
-        config
-            .with_units(["table", "blocks.*"])
-            .with_group_unit(["norm", "head"])
-    } else {
-        config.with_units(["table", "blocks.*", "norm", "head"])
+fn config(lm: &Lm, group: bool) -> FullyShard {
+    let config = FullyShard::new()
+        .with_reshard_after_forward(ReshardAfterForward::Always)
+        .with_units(["table", "blocks.*"]);
+    match (group, &lm.head) {
+        (true, _) => config.with_group_unit(["norm", "head"]),
+        (false, Some(_)) => config.with_units(["norm", "head"]),
+        (false, None) => config.with_units(["norm"]),
     }
 }
 
@@ -167,7 +192,7 @@ fn trains_as_one_device(lm: &Lm, mesh: &DeviceMesh) -> Result<()> {
     let optim = || AdamWConfig::new().with_epsilon(1e-5).init();
     let (mut plain, mut alone) = (on_device(lm, &device), optim());
     let (mut sharded, mut own) = (
-        fully_shard(on_device(lm, &device), mesh, config(false))?,
+        fully_shard(on_device(lm, &device), mesh, config(lm, false))?,
         optim(),
     );
     for step in 0..10 {
@@ -177,9 +202,11 @@ fn trains_as_one_device(lm: &Lm, mesh: &DeviceMesh) -> Result<()> {
         sharded = own.step(1e-2, sharded, grads);
     }
     let (found, expected) = (values(&full_model(&sharded)?, None), values(&plain, None));
+    // The values of a table, and so the gradients of one that is the head, are larger.
+    let most = if lm.head.is_some() { 2e-5 } else { 1e-4 };
     for (path, expected) in expected {
         let off = furthest(&found[&path], &expected);
-        assert!(off < 2e-5, "`{path}` is off by {off} on {mesh}");
+        assert!(off < most, "`{path}` is off by {off} on {mesh}");
     }
     Ok(())
 }
@@ -188,6 +215,16 @@ fn trains_as_one_device(lm: &Lm, mesh: &DeviceMesh) -> Result<()> {
 fn a_chunked_loss_trains_as_the_unchunked_one() {
     let lm = Lm::init();
     for ranks in [1, 2, 3, 4, 8] {
+        MeshTest::new([ranks], ["shard"]).run(|mesh| trains_as_one_device(&lm, mesh));
+    }
+    MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| trains_as_one_device(&lm, mesh));
+}
+
+/// Each chunk adds to the gradients of the table, and so does the trunk.
+#[test]
+fn a_chunked_loss_with_a_tied_head_trains_as_the_unchunked_one() {
+    let lm = Lm::tied();
+    for ranks in [1, 2, 3] {
         MeshTest::new([ranks], ["shard"]).run(|mesh| trains_as_one_device(&lm, mesh));
     }
     MeshTest::new([2, 2], ["replicate", "shard"]).run(|mesh| trains_as_one_device(&lm, mesh));
@@ -225,29 +262,30 @@ impl burn::module::ModuleMapper for Same {
 
 #[test]
 fn chunks_gather_the_head_once_and_reduce_it_once() {
-    let lm = Lm::init();
-    MeshTest::new([2], ["shard"]).run(|mesh| {
-        let device = mesh.device().clone().autodiff();
-        let lm = fully_shard(on_device(&lm, &device), mesh, config(false))?;
-        // Once for what was asked of the units to hold.
-        drop(lm.chunked(batch(mesh.rank(), 0, &device))?);
-        let ledger = mesh.world().ledger();
-        ledger.reset();
-        drop(lm.chunked(batch(mesh.rank(), 1, &device))?);
-        for unit in ["norm", "head"] {
-            let calls = |op| {
-                ledger
-                    .total(|key| &*key.label == unit && key.op == op)
-                    .calls
-            };
-            assert_eq!(
-                (calls(Op::AllGather), calls(Op::ReduceScatter)),
-                (1, 1),
-                "{unit}"
-            );
-        }
-        Ok(())
-    });
+    for (lm, head) in [(Lm::init(), "head"), (Lm::tied(), "table")] {
+        MeshTest::new([2], ["shard"]).run(|mesh| {
+            let device = mesh.device().clone().autodiff();
+            let lm = fully_shard(on_device(&lm, &device), mesh, config(&lm, false))?;
+            // Once for what was asked of the units to hold.
+            drop(lm.chunked(batch(mesh.rank(), 0, &device))?);
+            let ledger = mesh.world().ledger();
+            ledger.reset();
+            drop(lm.chunked(batch(mesh.rank(), 1, &device))?);
+            for unit in ["norm", head] {
+                let calls = |op| {
+                    ledger
+                        .total(|key| &*key.label == unit && key.op == op)
+                        .calls
+                };
+                assert_eq!(
+                    (calls(Op::AllGather), calls(Op::ReduceScatter)),
+                    (1, 1),
+                    "{unit}"
+                );
+            }
+            Ok(())
+        });
+    }
 }
 
 /// The norm alone, of a unit that the head is of too; with one forward or two before the backward,
@@ -261,14 +299,14 @@ fn a_part_of_a_group_runs_alone() {
         })
     };
     let head = |lm: &Lm, x: &Tensor<3>| {
-        unit(&lm.head, x.clone(), |head, x| head.forward(x))
+        unit(lm.head(), x.clone(), |head, x| head.forward(x))
             .square()
             .sum()
     };
     MeshTest::new([3], ["shard"]).run(|mesh| {
         let device = mesh.device().clone().autodiff();
         let plain = on_device(&lm, &device);
-        let sharded = fully_shard(on_device(&lm, &device), mesh, config(true))?;
+        let sharded = fully_shard(on_device(&lm, &device), mesh, config(&lm, true))?;
         // All ranks have one batch: means are what each has.
         let x = tensor(4, [1, 2, WIDTH], &device);
         let ways: [&dyn Fn(&Lm) -> Tensor<1>; 4] = [
@@ -316,11 +354,11 @@ fn inputs_of_each_module_of_a_group_are_cast() {
         let lm = fully_shard(
             on_device(&lm, &device),
             mesh,
-            config(true).with_mixed_precision(policy),
+            config(&lm, true).with_mixed_precision(policy),
         )?;
         let x = tensor(4, [1, 2, WIDTH], &device);
         let y = unit(&lm, x, |lm, x| {
-            unit(&lm.head, x, |head, x| {
+            unit(lm.head(), x, |head, x| {
                 assert_eq!(x.dtype(), DType::BF16);
                 head.forward(x)
             })
@@ -338,7 +376,7 @@ fn the_unchunked_loss_has_the_gradients_of_one_device() {
         MeshTest::new([2], ["shard"]).run(|mesh| {
             let device = mesh.device().clone().autodiff();
             let plain = on_device(&lm, &device);
-            let sharded = fully_shard(on_device(&lm, &device), mesh, config(group))?;
+            let sharded = fully_shard(on_device(&lm, &device), mesh, config(&lm, group))?;
             let expected = values(&plain, Some(&mean(&plain, 2, 0, &device)));
             let mut grads = sharded.step(batch(mesh.rank(), 0, &device));
             let found = values(&full_model(&sharded.map(&mut Holder(&mut grads)))?, None);

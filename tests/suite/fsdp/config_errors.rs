@@ -76,11 +76,22 @@ fn layers_that_differ_on_several_ranks_cause_a_warning() {
         dropout.contains(paths) && dropout.contains("`burn_dtensor::nn::dropout`"),
         "{dropout}"
     );
+    assert!(dropout.contains("with_dropout_warning(false)"), "{dropout}");
     // A parallelized batch norm computes with DTensors. Two slices are one model.
     let told = warnings("Noisy", || {
         shard(&[2, 2], &["shard", "tp"], FullyShard::new)
     });
     assert!(told.len() == 3 && told[2].contains("`Dropout`"), "{told:?}");
+    // The dropout has a switch of its own.
+    let told = warnings("Noisy", || {
+        shard(&[2], &["shard"], || {
+            FullyShard::new().with_dropout_warning(false)
+        })
+    });
+    assert!(
+        told.len() == 4 && told[3].contains("in `noisy_norm`"),
+        "{told:?}"
+    );
 }
 
 #[test]

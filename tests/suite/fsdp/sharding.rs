@@ -1,11 +1,12 @@
 //! What `fully_shard` makes of a model: its units, and its parameters as DTensors.
 
 use burn::module::Module;
-use burn::nn::{Initializer, LinearConfig};
+use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Device;
 use burn_dtensor::comm::{Launch, Op, Phase, launch};
 use burn_dtensor::fsdp::{
-    FsdpError, FullyShard, ParamExt, ParamInfo, describe, full_model, fully_shard, named_parameters,
+    FsdpError, FullyShard, ParamExt, ParamInfo, describe, full_model, fully_shard,
+    named_parameters, unit,
 };
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::placement::Placement;
@@ -44,6 +45,29 @@ fn inner_calls_come_first_and_keep_their_units() {
             again,
             Err(Error::Fsdp(FsdpError::AlreadySharded { .. }))
         ));
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A list has no forward of its own, and needs none: it is run by what is given to `unit`.
+#[test]
+fn a_list_of_modules_is_a_unit() {
+    let model = net(&Device::flex());
+    launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let plain = on_device(&model, &device);
+        let config = FullyShard::new().with_units(["blocks"]);
+        let sharded = fully_shard(plain.clone(), &mesh(world)?, config)?;
+        let run = |blocks: &Vec<Linear>| {
+            let output = unit(blocks, tensor(1, [4, WIDTH], &device), |blocks, x| {
+                blocks.iter().fold(x, |x, block| block.forward(x).tanh())
+            });
+            output.into_data()
+        };
+        world.ledger().reset();
+        assert_eq!(run(&sharded.blocks), run(&plain.blocks));
+        assert_eq!(world.ledger().calls_in(Op::AllGather, Phase::Forward), 1);
         Ok(())
     })
     .unwrap();

@@ -1,15 +1,23 @@
 //! Tied weights: within a unit, across units, and clones of one parameter.
 
+use burn::module::{Module, Param};
+use burn::nn::Embedding;
 use burn::optim::GradientsParams;
-use burn::tensor::Device;
+use burn::tensor::{Device, Int, Tensor};
 use burn_dtensor::Error;
 use burn_dtensor::comm::{Launch, launch};
-use burn_dtensor::fsdp::{FullyShard, ParamError, ParamExt, fully_shard};
+use burn_dtensor::dtensor::DTensor;
+use burn_dtensor::dtensor::ops::module;
+use burn_dtensor::fsdp::{FullyShard, ParamError, ParamExt, fully_shard, unit};
+use burn_dtensor::mesh::DeviceMesh;
+use burn_dtensor::nn::DTensorForward;
 use burn_dtensor::parallel::{Plan, parallelize};
+use burn_dtensor::replicate::{DataParallel, replicate};
 
 use super::module_reuse::{Use, trains_as_on_one_device};
 use super::params_outside_unit::{Net, WIDTH, config, mesh, net};
-use super::support::{on_device, tensor};
+use super::support::{furthest, on_device, tensor};
+use crate::launched;
 
 #[test]
 fn clones_of_one_parameter_are_refused() {
@@ -69,4 +77,81 @@ fn clones_of_one_parameter_are_refused() {
 #[test]
 fn a_weight_tied_across_units_trains_as_on_one_device() {
     trains_as_on_one_device(Use::Tied);
+}
+
+/// Written once, for one device and for ranks.
+#[derive(Module, Debug)]
+struct Lm {
+    token: Embedding,
+}
+
+impl Lm {
+    fn forward(&self, tokens: DTensor<2, Int>) -> DTensor<3> {
+        unit(self, tokens, |lm, tokens| {
+            let x = lm.token.forward_dtensor(tokens);
+            let weight = lm.token.weight.dtensor();
+            let weight = weight.unwrap_or_else(|error| error.unwind());
+            module::linear(x, weight.transpose(), None)
+        })
+    }
+}
+
+fn vec<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().iter::<f32>().collect()
+}
+
+/// The truth is burn's own forward of the unsharded model, and the mean of the ranks' gradients.
+#[test]
+fn a_head_that_reads_the_embedding_as_a_dtensor_trains_data_parallel_alone() {
+    let device = Device::flex();
+    let start = Lm {
+        token: Embedding {
+            weight: Param::from_tensor(tensor(1, [10, 4], &device)),
+        },
+    };
+    let ranks = launch(Launch::threads(2), |world| {
+        let device = world.device().clone().autodiff();
+        let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+        let plain = on_device(&start, &device);
+        let first = 5 * world.rank() as i64;
+        let tokens = || Tensor::<2, Int>::from_data([[first, 3, 9], [1, first, first]], &device);
+        let table = plain.token.weight.val();
+        let logits = (plain.token.forward(tokens())).matmul(table.clone().transpose().unsqueeze());
+        let own = table.grad(&logits.clone().square().mean().backward());
+        let logits = vec(logits);
+        let models = [
+            fully_shard(plain.clone(), &mesh, FullyShard::new())?,
+            replicate(plain, &mesh, DataParallel::new())?,
+        ];
+        let mut full = Vec::new();
+        for model in models {
+            let found = model.forward(tokens().into());
+            let distance = furthest(&vec(found.local().clone()), &logits);
+            assert!(distance < 1e-5, "logits differ by {distance}");
+            let grads = found.square().mean().backward();
+            full.push(vec(model
+                .token
+                .weight
+                .full_grad(&grads)?
+                .expect("it is read")));
+            // Outside its unit, too.
+            let view = model.token.weight.dtensor()?;
+            assert_eq!(view.mesh(), &DeviceMesh::single_device(&device));
+            assert_eq!(vec(view.to_local()), vec(start.token.weight.val()));
+        }
+        Ok((vec(own.expect("it is read")), full))
+    });
+    let ranks = launched::values(ranks.unwrap());
+    let (first, second) = (&ranks[0].0, &ranks[1].0);
+    let mean: Vec<f32> = first
+        .iter()
+        .zip(second)
+        .map(|(a, b)| (a + b) / 2.0)
+        .collect();
+    for (_, full) in &ranks {
+        for found in full {
+            let distance = furthest(found, &mean);
+            assert!(distance < 1e-5, "gradients differ by {distance}");
+        }
+    }
 }

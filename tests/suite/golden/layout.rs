@@ -254,6 +254,7 @@ fn golden_shard_layout() {
         .count();
     let all: usize = cases.iter().map(|case| case.ranks.len()).sum();
     assert_eq!((plain + strided, ranks), (cases.len(), all - crashed));
+    assert!(plain > 0 && strided > 0);
 }
 
 /// Strided placements are read as an order of cuts exactly where they stand for one. The layout
@@ -311,6 +312,7 @@ fn golden_strided_shards_are_shard_orders() {
     println!(
         "{decoded} orders of cuts, {agreed} of them equal, {refused} strides that are no order"
     );
+    assert!(agreed > 0 && decoded > agreed && refused > 0);
 }
 
 /// What torch's ranks hold of every strided case, one that is no order of cuts too, read as one
@@ -342,6 +344,7 @@ fn golden_strided_shards_are_read_and_written() {
         gathered += counts[0];
     }
     println!("{read} strided cases read and written, {gathered} of them gathered");
+    assert!(gathered > 0 && read > gathered);
 }
 
 /// A mesh dimension of size 1 holds every element, whatever its split factor: nothing is sent.

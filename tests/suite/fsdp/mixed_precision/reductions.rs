@@ -146,6 +146,33 @@ fn the_stored_type_is_reduced_in_unless_a_policy_sets_another() {
     });
 }
 
+/// The unit knows no trained parameter in its first forward.
+#[test]
+fn a_unit_that_is_trained_after_a_frozen_forward_reduces_in_the_same_type() {
+    on_meshes(|shape, mesh, layer| {
+        for (set, reduce) in POLICIES {
+            let frozen = sharded(layer, mesh, set)?.no_grad();
+            let x = Tensor::<2>::ones([1, WIDTH], &mesh.device().clone().autodiff());
+            assert!(!frozen.weight.base().is_require_grad());
+            drop(unit(&frozen, x, |layer, x| layer.forward(x)));
+            let model = frozen.set_require_grad(true);
+            mesh.world().ledger().reset();
+            let grads = backward(&model, mesh, 0);
+            let elements = WIDTH * WIDTH + shape[shape.len() - 1];
+            let expected = by_hand(shape, 1, mesh.size() as f32, reduce);
+            assert_eq!(
+                (
+                    mesh.world().ledger().bytes(Op::ReduceScatter) as usize,
+                    full(&model, &grads)?
+                ),
+                (elements * reduce.size(), expected),
+                "{shape:?}, {set:?}"
+            );
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn a_factor_divides_gradients_in_mixed_precision() {
     on_meshes(|shape, mesh, layer| {
