@@ -226,6 +226,30 @@ fn a_model_that_is_not_distributed_is_refused() {
     );
 }
 
+/// Ranks along `dp` would train models of their own, on rows of their own.
+#[test]
+fn a_model_that_is_only_tensor_parallel_is_refused() {
+    let folder = Folder::new("tensor-parallel");
+    let trained = launch(Launch::threads(4), |world| {
+        let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
+        let own = || own(BATCH, 0);
+        let training = metrics(supervised(&mesh.slice("dp")?, &folder, own(), own())?);
+        let plan = Plan::new().with_style("up", Style::colwise());
+        let model = Net::new(&mesh.device().clone().autodiff());
+        training.launch(Learner::new(
+            parallelize(model, &mesh.slice("tp")?, plan)?,
+            SgdConfig::new().init(),
+            ConstantLr::new(0.1),
+        ));
+        Ok(())
+    });
+    let text = trained.unwrap_err().to_string();
+    assert!(
+        text.contains("no parameter of the model is distributed over DeviceMesh(dp=2; ranks ["),
+        "{text}"
+    );
+}
+
 #[test]
 fn a_model_without_autodiff_is_refused() {
     let folder = Folder::new("no-autodiff");

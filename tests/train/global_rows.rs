@@ -18,6 +18,7 @@ use burn_dtensor::data::DistributedLoader;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
 use burn_dtensor::train::{loaders, supervised};
+use itertools::Itertools;
 
 use super::support::{
     BATCH, Batch, Folder, LR, Net, Row, Rows, early_stopping, epochs, loader, logged, metrics,
@@ -86,6 +87,48 @@ fn every_metric_equals_that_of_one_device_on_all_rows() {
 fn every_metric_of_two_processes_equals_that_of_one_device_on_all_rows() {
     let test = burn_dtensor::testing::MeshTest::new([2], ["shard"]).with_processes(2);
     test.run(|mesh| trains_as_one_device(mesh, &Folder::new("metrics-processes")));
+}
+
+/// Ranks along `tp` have the same rows, which count once. With SGD, since the steps of AdamW hardly
+/// depend on a factor of all gradients.
+#[test]
+fn a_mesh_with_tensor_parallel_ranks_trains_as_one_device() {
+    // Of the last batch, the ranks along `dp` have 6 rows and 1.
+    let train = rows(100, 3 * BATCH + 7, 0.2);
+    let valid = rows(900, BATCH, 0.2);
+    let trained = |training: SupervisedTraining<Net>, model: Net| {
+        let learner = Learner::new(model, SgdConfig::new().init(), LR);
+        metrics(training).num_epochs(3).launch(learner).model
+    };
+    let folder = Folder::new("tp-alone");
+    let [all_train, all_valid] = [&train, &valid].map(|rows| loader(rows.clone(), BATCH));
+    let expected = weights(&trained(
+        SupervisedTraining::new(&folder, all_train, all_valid),
+        Net::new(&Device::flex().autodiff()),
+    ));
+
+    let folder = Folder::new("tp");
+    let of_ranks = launch(Launch::threads(4), |world| {
+        let mesh = DeviceMesh::new(world, [2, 2], ["dp", "tp"])?;
+        let dp = mesh.slice("dp")?;
+        let data_rank = mesh.data_shard("dp")?.index;
+        let own = |rows: &[Row]| loader(part(rows, data_rank, 2), BATCH / 2);
+        let plan = Plan::new()
+            .with_style("up", Style::colwise())
+            .with_style("down", Style::rowwise());
+        let model = Net::new(&mesh.device().clone().autodiff());
+        let model = parallelize(model, &mesh.slice("tp")?, plan)?;
+        let model = fully_shard(model, &dp, FullyShard::new())?;
+        let training = supervised(&dp, &folder, own(&train), own(&valid))?;
+        Ok(weights(&full_model(&trained(training, model))?))
+    });
+    for (rank, found) in of_ranks.unwrap() {
+        let differences = found.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        assert!(
+            differences.fold(0.0, f32::max) < 1e-5,
+            "rank {rank}: {found:?} vs {expected:?}"
+        );
+    }
 }
 
 /// Each row is a sequence of one token, for which the least likely class is predicted.
@@ -287,6 +330,12 @@ fn a_small_validation_set_has_rows_for_every_rank() {
     }
 }
 
+/// The first feature of each row, by batch, of one pass over a loader.
+fn first_features(loader: &dyn DataLoader<Batch>) -> Vec<Vec<f32>> {
+    let first = |batch: Batch| batch.features.narrow(1, 0, 1).into_data().iter().collect();
+    loader.iter().map(|batch| first(batch.unwrap())).collect()
+}
+
 /// The rows of each global batch, in order, and of the validation set.
 #[test]
 fn loaders_have_the_same_batches_on_any_number_of_ranks() {
@@ -296,12 +345,7 @@ fn loaders_have_the_same_batches_on_any_number_of_ranks() {
             let datasets = [&train, &valid].map(|rows| InMemDataset::new(rows.clone()));
             let [train, valid] = datasets;
             let (train, valid) = loaders(mesh, Rows, BATCH, 3, train, valid)?;
-            let read = |loader: &dyn DataLoader<Batch>| -> Vec<Vec<f32>> {
-                let first =
-                    |batch: Batch| batch.features.narrow(1, 0, 1).into_data().iter().collect();
-                loader.iter().map(|batch| first(batch.unwrap())).collect()
-            };
-            Ok([read(&*train), read(&*valid)])
+            Ok([first_features(&*train), first_features(&*valid)])
         });
         let of_ranks = of_ranks.unwrap();
         [0, 1].map(|split| {
@@ -329,6 +373,31 @@ fn loaders_have_the_same_batches_on_any_number_of_ranks() {
             "{ranks} ranks"
         );
     }
+}
+
+#[test]
+fn training_rows_come_in_another_order_for_each_epoch_and_seed() {
+    let rows = rows(100, 3 * BATCH, 0.2);
+    let two_epochs = |seed: u64| {
+        let of_ranks = on_ranks(1, |mesh| {
+            let [train, valid] = [0, 1].map(|_| InMemDataset::new(rows.clone()));
+            let (train, _) = loaders(mesh, Rows, BATCH, seed, train, valid)?;
+            Ok([0, 1].map(|_| first_features(&*train).concat()))
+        });
+        of_ranks.unwrap().remove(0)
+    };
+    assert_eq!(two_epochs(3), two_epochs(3), "a seed has one order");
+
+    let in_order: Vec<f32> = rows.iter().map(|row| row.features[0]).collect();
+    let mut orders = [two_epochs(3), two_epochs(4)].concat();
+    orders.push(in_order);
+    for (order, other) in orders.iter().tuple_combinations() {
+        assert_ne!(order, other);
+    }
+    for rows in &mut orders {
+        rows.sort_by(f32::total_cmp);
+    }
+    assert!(orders.iter().all_equal(), "each row once: {orders:?}");
 }
 
 /// Loaders that begin inside an epoch, also with its last batch, of which a rank has no row.

@@ -3,6 +3,7 @@
 use burn::grad_clipping::GradientClippingConfig;
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::module::ParamGroup;
+use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{AdamWConfig, ModuleOptimizer, MuonConfig};
 use burn::tensor::Device;
 use burn::train::{Learner, SupervisedTraining};
@@ -70,14 +71,24 @@ fn clipping_by_norm_in_a_learner_is_that_of_the_full_gradient() {
     assert!(apart < 1e-5, "{apart}");
 }
 
+/// Muon for matrices by burn alone and on three ranks; the largest difference of a weight.
+fn muon_apart(name: &str, muon: &MuonConfig) -> f32 {
+    let alone = clipped().init().with_group(matrices(), muon.build(), None);
+    apart(name, alone, || {
+        sharded(clipped()).with_muon(matrices(), muon.clone())
+    })
+}
+
 #[test]
 fn muon_in_a_learner_steps_full_matrices() {
-    let alone = clipped()
-        .init()
-        .with_group(matrices(), MuonConfig::new().build(), None);
-    let apart = apart("muon", alone, || {
-        sharded(clipped()).with_muon(matrices(), MuonConfig::new())
-    });
+    let apart = muon_apart("muon", &MuonConfig::new());
+    assert!(apart < 1e-4, "{apart}");
+}
+
+#[test]
+fn muon_in_a_learner_decays_weights() {
+    let muon = MuonConfig::new().with_weight_decay(Some(WeightDecayConfig::new(0.1)));
+    let apart = muon_apart("muon-decay", &muon);
     assert!(apart < 1e-4, "{apart}");
 }
 

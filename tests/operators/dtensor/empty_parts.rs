@@ -2,7 +2,7 @@
 //! it, are 2, 2, 0 and 1, 1, 1.
 
 use burn::tensor::ops::PadMode;
-use burn::tensor::{Device, Tensor, s};
+use burn::tensor::{DType, Device, Int, Tensor, s};
 use burn_dtensor::Result;
 use burn_dtensor::dtensor::DTensor;
 use burn_dtensor::dtensor::ops::activation;
@@ -138,4 +138,42 @@ fn an_operator_of_a_tensor_without_elements_is_in_its_graph() {
             });
         }
     }
+}
+
+/// burn chooses the type by operator and backend. The truth is its choice for a tensor with elements.
+#[test]
+fn indices_in_an_empty_tensor_of_integers_have_the_type_of_others() {
+    macro_rules! check {
+        ($mesh:ident $dtype:ident; $($name:literal: |$x:ident| $indices:expr;)*) => {$(
+            let zeros = |rows: usize| Tensor::<2, Int>::zeros([rows, 3], ($mesh.device(), $dtype));
+            let $x = zeros(2);
+            let expected = $indices.dtype();
+            for placement in [R, S(0), S(1)] {
+                let $x = DTensor::distribute_replicated(zeros(0), $mesh, &[placement])?;
+                let found = $indices;
+                let name = format!("{} of {:?} by {placement}", $name, $dtype);
+                assert_eq!(found.dtype(), expected, "{name}");
+                assert_eq!(found.local().dtype(), expected, "{name}");
+                assert_eq!(found.full_tensor()?.dtype(), expected, "{name}");
+            }
+        )*};
+    }
+    on_mesh(&[2], |_, mesh| {
+        for dtype in [DType::I64, DType::I32, DType::I8, DType::U8] {
+            check! {
+                mesh dtype;
+                "argmax": |x| x.argmax(1);
+                "argmin": |x| x.argmin(1);
+                "max_dim_with_indices": |x| x.max_dim_with_indices(1).1;
+                "min_dim_with_indices": |x| x.min_dim_with_indices(1).1;
+                "argsort": |x| x.argsort(1);
+                "argsort_descending": |x| x.argsort_descending(1);
+                "sort_with_indices": |x| x.sort_with_indices(1).1;
+                "sort_descending_with_indices": |x| x.sort_descending_with_indices(1).1;
+                "topk_with_indices": |x| x.topk_with_indices(2, 1).1;
+                "argtopk": |x| x.argtopk(2, 1);
+            }
+        }
+        Ok(())
+    });
 }

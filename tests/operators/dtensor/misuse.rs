@@ -50,7 +50,7 @@ fn every_misuse_is_a_typed_error_with_its_remedy() {
                     })
                 )
             },
-            &["S(2)", "mesh dim 1"],
+            &["S(2)", "mesh dimension 1"],
         );
         let full = DTensor::from_local(x(), mesh, &[R, R])?;
         for target in [AVG, MAX, PRODUCT] {

@@ -132,6 +132,20 @@ fn of_three_ranks_the_one_that_differs_is_named() {
     );
 }
 
+/// Of the ranks that survive a failure.
+#[test]
+fn values_are_compared_after_a_shrink() {
+    let ranks = launch(Launch::threads(3).with_replica_checks(), |world| {
+        if world.rank() == 1 {
+            return Ok(());
+        }
+        let mesh = DeviceMesh::new(&world.shrink()?, [2], ["dp"])?;
+        DTensor::from_local(rows(mesh.rank(), &mesh), &mesh, &[R]).map(drop)
+    });
+    let error = of_all(ranks.unwrap_err());
+    assert!(matches!(error, CommError::Diverged { .. }), "{error}");
+}
+
 /// Values of every kind are compared, only where they are replicated, and with one barrier for each
 /// dimension.
 #[test]

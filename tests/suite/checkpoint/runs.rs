@@ -24,6 +24,7 @@ use burn_dtensor::testing::MeshTest;
 use super::folder::Folder;
 use crate::effort::setting;
 use crate::launched;
+use crate::logged::warnings;
 
 /// A weight of equal elements.
 fn weight(value: f32, mesh: &DeviceMesh) -> Result<DTensor<2>> {
@@ -171,6 +172,30 @@ fn a_program_that_reads_while_old_checkpoints_are_removed_loads_each() {
             is_over.store(true, Ordering::Relaxed);
         });
     }
+}
+
+#[test]
+fn at_least_one_checkpoint_is_kept() {
+    let folder = Folder::new("keep-none");
+    for step in [10, 20] {
+        assert!(save(&folder, step, 0));
+        assert_eq!(names(&folder), [format!("step-{step}")]);
+        assert_eq!(latest(&folder), Some(step));
+    }
+}
+
+/// As after a typing error in the path of a run to continue.
+#[test]
+fn a_run_without_a_folder_warns_once() {
+    let folder = Folder::new("missing");
+    let run = folder.join("no-such-run");
+    let found = warnings("no-such-run", || {
+        for _ in 0..2 {
+            assert_eq!(latest(&run), None);
+        }
+    });
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].contains("begins from scratch"), "{found:?}");
 }
 
 #[test]

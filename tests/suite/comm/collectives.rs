@@ -1,7 +1,7 @@
 //! Every collective of thread ranks, against brute force; and that the seam is real: a backend that
 //! has nothing in common with theirs passes the same.
 
-use burn::tensor::{DType, Shape, Tensor};
+use burn::tensor::{DType, Int, Shape, Tensor};
 use burn_dtensor::comm::{Call, CollectivePlan, Launch, ReduceOp, TensorMeta};
 use burn_dtensor::placement::ShardSizes;
 use burn_dtensor::testing::Conformance;
@@ -132,6 +132,23 @@ fn gather_gives_the_root_every_tensor_and_the_others_nothing() {
 #[test]
 fn sparse_sums_have_the_union_of_the_indices() {
     threads("sparse");
+}
+
+/// In half precision, the larger number plus 1 is rounded to the larger number.
+#[test]
+fn sparse_sums_of_half_precision_are_rounded_once() {
+    for (dtype, larger) in [(DType::F16, 2048.0), (DType::BF16, 256.0)] {
+        run(3, |world| {
+            let own = if world.rank() == 0 { larger } else { 1.0 };
+            let index = Tensor::<1, Int>::from_data([4], world.device());
+            let row = Tensor::<2>::full([1, 2], own, (world.device(), dtype));
+            let (_, sums) = world.all().all_reduce_sparse("rows".into(), index, row)?;
+            assert_eq!(sums.dtype(), dtype);
+            let sums: Vec<f64> = sums.into_data().iter().collect();
+            assert_eq!(sums, [larger + 2.0; 2], "{dtype:?}");
+            Ok(())
+        });
+    }
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! `DistributedLoader` beside the sampler whose rows it loads.
 
+use std::collections::HashSet;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::thread::{self, ThreadId};
 
 use burn::data::dataloader::DataLoader;
 use burn::data::dataloader::batcher::Batcher;
@@ -107,14 +109,32 @@ fn an_iteration_that_is_given_up_is_an_epoch() {
     assert_eq!(batches(&loader), expected(2));
 }
 
+/// A batch is the device that the batcher gets.
+struct OnDevice;
+
+impl Batcher<usize, Device> for OnDevice {
+    fn batch(&self, _items: Vec<usize>, device: &Device) -> Device {
+        device.clone()
+    }
+}
+
+#[test]
+fn a_batcher_gets_the_device_of_the_loader() {
+    for num_workers in [0, 2] {
+        let loader = DistributedLoader::new(rows(17), sampler(), OnDevice)
+            .unwrap()
+            .with_device(&Device::flex().autodiff())
+            .with_num_workers(num_workers);
+        assert!(
+            batches(&loader)
+                .into_iter()
+                .all(|device| device.is_autodiff())
+        );
+    }
+}
+
 #[test]
 fn loaders_of_another_device_and_of_some_rows_continue() {
-    struct OnDevice;
-    impl Batcher<usize, Device> for OnDevice {
-        fn batch(&self, _items: Vec<usize>, device: &Device) -> Device {
-            device.clone()
-        }
-    }
     let moved = DistributedLoader::new(rows(17), sampler(), OnDevice)
         .unwrap()
         .to_device(&Device::flex().autodiff());
@@ -148,6 +168,27 @@ fn loaders_of_another_device_and_of_some_rows_continue() {
         );
         assert_eq!(batches(&*sliced), chunks(&of_epoch[1..6]));
         assert_eq!(batches(&*again), chunks(&of_epoch[2..5]));
+    }
+}
+
+/// burn's `SupervisedTraining` moves its loaders to the model's device.
+#[test]
+fn a_moved_loader_prefetches_on_as_many_threads() {
+    struct Threads;
+    impl Batcher<usize, ThreadId> for Threads {
+        fn batch(&self, _items: Vec<usize>, _device: &Device) -> ThreadId {
+            thread::current().id()
+        }
+    }
+    for num_workers in [1, 2, 3] {
+        let loader = DistributedLoader::new(rows(17), sampler(), Threads)
+            .unwrap()
+            .with_num_workers(num_workers);
+        for derived in [loader.to_device(&Device::flex()), loader.slice(0, 8)] {
+            let threads: HashSet<_> = batches(&*derived).into_iter().collect();
+            assert_eq!(threads.len(), num_workers);
+            assert!(!threads.contains(&thread::current().id()));
+        }
     }
 }
 

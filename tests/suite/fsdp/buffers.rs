@@ -5,7 +5,7 @@ use burn::nn::{BatchNorm, BatchNormConfig, Initializer, Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::prelude::*;
 use burn_dtensor::comm::{CommError, Op};
-use burn_dtensor::fsdp::ParamError;
+use burn_dtensor::fsdp::{ParamError, remesh};
 use burn_dtensor::prelude::*;
 use itertools::Itertools;
 
@@ -243,6 +243,22 @@ fn statistics_are_the_first_ranks_or_the_average() {
             );
         }
     }
+}
+
+/// As a model of ranks that survive a failure.
+#[test]
+fn statistics_are_averaged_on_another_mesh_too() {
+    let means = on_mesh(&[2], |mesh, device| {
+        let config = FullyShard::new().with_buffer_sync(BufferSync::Average);
+        let norm: BatchNorm = fully_shard(BatchNormConfig::new(2).init(device), mesh, config)?;
+        let norm = remesh(norm, &DeviceMesh::new(mesh.world(), [2], ["again"])?)?;
+        let x = Tensor::<2>::full([4, 2], 10.0 * (1 + mesh.rank()) as f32, device);
+        unit(&norm, x, |norm, x| norm.forward(x));
+        sync_buffers(&norm)?;
+        Ok(norm.running_mean.value_sync().into_data())
+    });
+    // Momentum 0.1, of 10 and 20.
+    assert_eq!(means, vec![TensorData::from([1.5_f32; 2]); 2]);
 }
 
 /// As a checkpoint that only one rank loads.

@@ -501,6 +501,35 @@ fn a_gradient_alone_that_differs_is_found() {
     });
 }
 
+/// Next to gradients of another unit that are larger by far.
+#[test]
+fn a_small_gradient_that_differs_is_found() {
+    two().run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let net = fully_shard(Net::right().on(&device), mesh, units())?;
+        let found = compare(&net, batch(mesh, ROWS, &device), |net, (words, _)| {
+            let is_sharded = words.dims()[0] == ROWS;
+            let scale = if is_sharded { 2e-9 } else { 1e-9 };
+            unit(net, (), |net, ()| {
+                let [large, small] = [0, 1].map(|at| {
+                    unit(&net.blocks[at], (), |block, ()| {
+                        block.linear.weight.val().square().mean()
+                    })
+                });
+                large + small * scale
+            })
+        })?;
+        let [Finding::Gradient { param, relative }] = found.findings() else {
+            panic!("{found}")
+        };
+        assert!(
+            param == "blocks.1.linear.weight" && *relative > 0.1,
+            "{found}"
+        );
+        Ok(())
+    });
+}
+
 /// The sharded model does not read a parameter that the full one reads.
 #[test]
 fn a_gradient_that_is_missing_is_found() {

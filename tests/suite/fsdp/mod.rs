@@ -47,7 +47,7 @@ mod params_outside_unit;
 mod prefetch;
 mod records;
 mod replaced;
-mod replica_check;
+pub mod replica_check;
 mod runtime_options;
 mod second_backward;
 mod several_models;

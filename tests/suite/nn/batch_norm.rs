@@ -304,8 +304,8 @@ fn burns_layer_normalizes_plain_rows_by_those_of_all_ranks() {
     synchronized_rows([2, 4], &[&[1, 1], &[1, 0, 1]]);
 }
 
-/// In half precision it has statistics of single precision, without training or if frozen it is
-/// burn's forward, and ranks of another group count for nothing.
+/// In half precision it has statistics of single precision, without training it is burn's forward,
+/// and ranks of another group count for nothing.
 #[test]
 fn sync_batch_norm_of_half_precision_in_evaluation_and_of_a_group() {
     let model = layer(3);
@@ -346,6 +346,23 @@ fn sync_batch_norm_of_half_precision_in_evaluation_and_of_a_group() {
         let x = rows(mesh.rank()).inner();
         let found = floats(sync_batch_norm(&valid.layer, x.clone(), &own)?);
         assert_eq!(found, floats(valid.layer.forward(x)));
+        Ok(())
+    });
+}
+
+/// As in a model of which other layers train: it is on the training device.
+#[test]
+fn sync_batch_norm_of_a_frozen_layer_is_burns_forward() {
+    let model = layer(3);
+    MeshTest::new([2], ["dp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let frozen = on_device(&model, &device).layer.freeze();
+        let x = batch(mesh.rank() as u64, [4, 3], &device);
+        let expected = floats(frozen.forward(x.clone()).inner());
+        let y = sync_batch_norm(&frozen, x, mesh)?;
+        assert_eq!(floats(y.inner()), expected);
+        // Those of a new layer.
+        assert_eq!(running(&frozen), [[0.0; 3], [1.0; 3]]);
         Ok(())
     });
 }

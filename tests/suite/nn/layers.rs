@@ -10,6 +10,7 @@ use burn::nn::{
     RotaryEncodingConfig,
 };
 use burn::optim::GradientsParams;
+use burn::tensor::activation::softmax;
 use burn::tensor::{Bool, Device, Int, Tensor};
 use burn_dtensor::dtensor::Kind;
 use burn_dtensor::dtensor::ops::{RedistributePolicy, random};
@@ -316,6 +317,32 @@ fn attention_equals_burns_with_and_without_masks() {
                     .context
             },
         );
+    }
+}
+
+/// Against the same attention written with burn only.
+#[test]
+fn grouped_attention_that_is_not_causal_sees_all_tokens() {
+    let layer = GroupedQueryAttentionConfig::new(16, 8, 4)
+        .with_causal(false)
+        .init(&Device::flex());
+    let expected = |layer: &GroupedQueryAttention, x: Tensor<3>| {
+        let heads = |x: Tensor<3>, heads: usize| x.reshape([2, 5, heads, 2]).swap_dims(1, 2);
+        let twice = |x: Tensor<4>| {
+            let both = x.unsqueeze_dim::<5>(2).repeat_dim(2, 2);
+            both.reshape([2, 8, 5, 2])
+        };
+        let query = heads(layer.query.forward(x.clone()), 8);
+        let key = twice(heads(layer.key.forward(x.clone()), 4));
+        let value = twice(heads(layer.value.forward(x), 4));
+        let weights = softmax(query.matmul(key.transpose()) / 2_f64.sqrt(), 3);
+        let context = weights.matmul(value).swap_dims(1, 2);
+        layer.output.forward(context.reshape([2, 5, 16]))
+    };
+    for plan in [Plan::new, split_heads] {
+        same(layer.clone(), &plan, [2, 5, 16], expected, |layer, x| {
+            layer.forward_dtensor(x)
+        });
     }
 }
 

@@ -266,6 +266,36 @@ fn groups_and_parameters_that_are_not_distributed_keep_their_own() {
     });
 }
 
+/// It steps as burn's optimizer without state does, not with the state that it had before.
+#[test]
+fn a_distributed_parameter_that_the_loaded_state_does_not_contain_has_none() {
+    let plain = layers(true);
+    let init = || AdamWConfig::new().init();
+    let mut optim = init();
+    let alone = on_device(&plain, &Device::flex().autodiff());
+    let alone = train(&mut optim, alone, 0..2);
+    let stepped = |mut optim| values(&train(&mut optim, alone.clone(), 2..4), None);
+    let (continued, mut expected) = (stepped(optim), stepped(init()));
+    expected.extend(
+        continued
+            .into_iter()
+            .filter(|(path, _)| path.starts_with("0.")),
+    );
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let mut optim = init();
+        let sharded = distribute(on_device(&plain, &mesh.device().clone().autodiff()), mesh)?;
+        let sharded = train(&mut optim, sharded, 0..2);
+        let mut state = optimizer_state(&optim, &sharded)?.full()?;
+        state.tensors.retain(|name, _| name.starts_with("0."));
+        state.scalars.retain(|name, _| name.starts_with("0."));
+        let state = state.distribute(parameter_specs(&sharded)?)?;
+        let mut optim = load_optimizer_state(optim, &sharded, state)?;
+        let trained = train(&mut optim, sharded, 2..4);
+        assert_eq!(values(&full_model(&trained)?, None), expected);
+        Ok(())
+    });
+}
+
 #[test]
 fn what_does_not_fit_is_a_typed_error() {
     let model = layers(true);

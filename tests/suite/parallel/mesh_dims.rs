@@ -252,6 +252,24 @@ fn terms_over_the_same_ranks_are_added_up_at_once() {
 }
 
 #[test]
+fn the_plan_of_each_dimension_adds_its_units() {
+    let plain = vec![block(), block()];
+    MeshTest::new([2, 2], ["cp", "tp"]).run(|mesh| {
+        let features = Plan::new()
+            .with_style("*.up", Style::colwise())
+            .with_units(["1"]);
+        let plan = Plan::new()
+            .with_mesh_dim_plan("cp", sequence().with_units(["0"]))
+            .with_mesh_dim_plan("tp", features);
+        let model = parallelize(plain.clone(), mesh, plan)?;
+        for param in named_parameters(&model)? {
+            assert_eq!(Some(&*param.unit), param.path.split('.').next(), "{param}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn heads_are_not_split_over_any_dimension_that_shards_them() {
     let plain = block();
     MeshTest::new([2, 2], ["a", "b"]).run(|mesh| {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use burn::module::Module;
 use burn::optim::{AdamWConfig, GradientsParams};
-use burn::tensor::Device;
+use burn::tensor::{DType, Device};
 use burn_dtensor::fsdp::{ParamInfo, ParamPlacement};
 use burn_dtensor::prelude::*;
 
@@ -141,6 +141,20 @@ fn a_frozen_layer_and_an_ignored_one() {
             .with_units(["blocks.*"])
             .with_ignored(["head.*", "blocks.0.up.weight"])
     });
+}
+
+#[test]
+fn mixed_precision() {
+    either_order(
+        |net| net,
+        || {
+            let bf16 = MixedPrecisionPolicy::new().with_param_dtype(DType::BF16);
+            FullyShard::new()
+                .with_units(["blocks.*"])
+                .with_mixed_precision(bf16.clone().with_output_dtype(DType::F32))
+                .with_mixed_precision_for(["blocks.*"], bf16)
+        },
+    );
 }
 
 /// Of [8, 13], of which tensor parallelism cuts the second dimension, and of [8], which it leaves

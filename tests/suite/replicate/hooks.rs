@@ -181,6 +181,28 @@ fn power_sgd_is_pytorchs() {
     assert_eq!(ranks[0].len(), 2);
 }
 
+#[test]
+fn power_sgd_compresses_only_after_its_plain_steps() {
+    // The mean is exact, and a matrix of rank 3.
+    let value = |at: usize, rank: usize| (at * at % 7 + 2 * rank) as f32;
+    let mean: Vec<f32> = (0..12)
+        .map(|at| (value(at, 0) + value(at, 1)) / 2.0)
+        .collect();
+    launch(Launch::threads(2), |world| {
+        let hook = PowerSgd::new(1)
+            .with_min_compression(0.0)
+            .with_plain_steps(2);
+        for step in 0..3 {
+            let own = (0..12).map(|at| value(at, world.rank())).collect();
+            let grads = vec![("weight", vec![3, 4], own)];
+            let found = reduced(world, &hook, grads, ReduceOp::Avg)?;
+            assert_eq!(found[0] == mean, step < 2, "step {step}: {found:?}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// A hook has the result that is asked for, whatever the divisor.
 #[test]
 fn hooks_follow_the_reduction_that_is_asked_for() {

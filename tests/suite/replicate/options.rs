@@ -7,8 +7,7 @@ use burn::module::Module;
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{DType, Device, Tensor};
-use burn_dtensor::Result;
-use burn_dtensor::comm::{Launch, Op, World, launch};
+use burn_dtensor::comm::{CommError, Launch, Op, ReplicatedValue, World, launch};
 use burn_dtensor::fsdp::{
     BufferSync, FsdpModule, FullyShard, GradScaler, MixedPrecisionPolicy, full_model, fully_shard,
     unit,
@@ -16,8 +15,10 @@ use burn_dtensor::fsdp::{
 use burn_dtensor::mesh::DeviceMesh;
 use burn_dtensor::parallel::{Plan, Style, parallelize};
 use burn_dtensor::replicate::{DataParallel, PlainAllReduce, replicate};
+use burn_dtensor::{Error, Result};
 
 use crate::fsdp::collective_counts::{Stack, WIDTH, stack};
+use crate::fsdp::replica_check::Flip;
 use crate::fsdp::support::{on_device, tensor, values};
 use crate::launched;
 
@@ -180,6 +181,39 @@ fn each_forward_makes_running_statistics_those_of_the_first_rank_or_their_averag
         };
         assert_eq!(second, expected, "{sync}, {policy:?}");
     }
+}
+
+/// An optimizer that computes other bits on one rank leaves such weights. Gradients do not show
+/// them, because they are averages.
+#[test]
+fn weights_that_differ_between_replicas_are_found() {
+    let start = stack(&Device::flex());
+    let ranks = launch(Launch::threads(3), |world| {
+        let device = world.device().clone().autodiff();
+        let mesh = DeviceMesh::new(world, [3], ["dp"])?;
+        let config = DataParallel::new()
+            .with_replica_check_every(1)
+            .with_weight_check(true);
+        let mut model = replicate(on_device(&start, &device), &mesh, config)?;
+        if world.rank() == 1 {
+            model = model.map(&mut Flip::new("blocks.1.weight", 3));
+        }
+        let x = tensor(world.rank() as u64, [3, WIDTH], &device);
+        let _ = model.forward(x).sum().backward();
+        Ok(())
+    });
+    let error = ranks.unwrap_err();
+    let Error::Comm(CommError::Diverged {
+        rank, param, of, ..
+    }) = &error.cause
+    else {
+        panic!("{error}")
+    };
+    assert_eq!(
+        (*rank, &**param, *of),
+        (1, "blocks.1.weight", ReplicatedValue::Weight),
+        "{error}"
+    );
 }
 
 /// The commonest slip: the mesh of all ranks, of which some share the rows.

@@ -7,7 +7,7 @@
 //! - [`lines`]: the sizes of folders, for the program of this package.
 //! - `names`: a type's name stands for one type, and names and words that were replaced do not come
 //!   back.
-//! - `pages`: every page of the book is in its summary, and links lead somewhere.
+//! - `pages`: every page of the book is in its summary, and links lead to files and headings.
 //! - `parity`: every row of `docs/parity.md` names tests that exist, and says which features they
 //!   need.
 //! - `planted`: every planted error names a test that exists.

@@ -1,4 +1,5 @@
-//! Pages: every page of the book is in its summary, and relative links lead to files that exist.
+//! Pages: every page of the book is in its summary, and relative links lead to files and headings that
+//! exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -63,12 +64,13 @@ fn every_page_with_rust_is_run() {
 #[test]
 fn relative_links_lead_somewhere() {
     let mut broken = Vec::new();
-    for page in all(&crate::root()) {
+    let root = crate::root();
+    let in_sources = root.join("src/param/backward.md");
+    for page in all(&root).into_iter().chain([in_sources]) {
         let text = fs::read_to_string(&page).expect("a page");
-        let folder = page.parent().expect("a file is in a folder");
-        let is_broken = |link: &String| {
-            !link.contains("://") && !link.starts_with('#') && !target(folder, link).exists()
-        };
+        // Pages of the web, and items that rustdoc finds.
+        let is_other = |link: &String| link.contains("://") || link.contains("::");
+        let is_broken = |link: &String| !is_other(link) && !leads_somewhere(&page, link);
         broken.extend(
             links(&text)
                 .into_iter()
@@ -85,9 +87,44 @@ fn links_are_found() {
     assert_eq!(links(page), ["b.md#c", "e.svg", "h.md"]);
 }
 
-/// Returns the file that a link names, without the part of it.
-fn target(folder: &Path, link: &str) -> PathBuf {
-    folder.join(link.split('#').next().unwrap_or(link))
+#[test]
+fn headings_are_found() {
+    let page = "# A page\n\n```sh\n# no heading\n```\n\n## Not `Shard(0)`: \"its\" 2 forms\n#no\n";
+    assert_eq!(headings(page), ["a-page", "not-shard0-its-2-forms"]);
+}
+
+/// Returns true if the file that a link of `page` names exists and has the heading that the link
+/// names.
+fn leads_somewhere(page: &Path, link: &str) -> bool {
+    let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+    let target = match file {
+        "" => page.to_path_buf(),
+        _ => page.parent().expect("a file is in a folder").join(file),
+    };
+    let has_heading = || {
+        let text = fs::read_to_string(&target).unwrap_or_default();
+        headings(&text).iter().any(|anchor| anchor == heading)
+    };
+    target.exists() && (heading.is_empty() || has_heading())
+}
+
+/// Returns the anchors of a page's headings, as GitHub and mdbook name them.
+fn headings(text: &str) -> Vec<String> {
+    let mut is_code = false;
+    let mut found = Vec::new();
+    for line in text.lines() {
+        if line.trim_start().starts_with("```") {
+            is_code = !is_code;
+        }
+        let title = line.trim_start_matches('#');
+        if is_code || title == line || !title.starts_with(' ') {
+            continue;
+        }
+        let is_kept = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
+        let kept: String = title.trim().chars().filter(is_kept).collect();
+        found.push(kept.to_lowercase().replace(' ', "-"));
+    }
+    found
 }
 
 /// Returns the targets of a page's links and pictures, outside code.

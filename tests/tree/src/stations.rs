@@ -76,10 +76,15 @@ fn pages_name_sources_that_exist() {
 
 #[test]
 fn sources_are_found() {
-    let page = "in `src/comm/a.rs` and `src/comm/host`, `tests/suite/b.rs`, not `src/{a,b}.rs`, `b.rs` or src/c.rs; `src/..`";
+    let page = "in `src/comm/a.rs` and `src/comm/host`, `tests/suite/b.rs`, `.ci/c`, not `src/{a,b}.rs`, `b.rs` or src/c.rs; `src/..`";
     assert_eq!(
         sources(page),
-        ["src/comm/a.rs", "src/comm/host", "tests/suite/b.rs"]
+        [
+            "src/comm/a.rs",
+            "src/comm/host",
+            "tests/suite/b.rs",
+            ".ci/c"
+        ]
     );
 }
 
@@ -105,16 +110,25 @@ fn a_name_that_its_file_does_not_define_is_found() {
     assert!(!defined.contains(&"c".to_string()) && !defined.contains(&"E".to_string()));
 }
 
-/// Returns the paths below `src`, `tests` and `crates` that a page names in backquotes.
+/// Folders of the repository whose files pages name.
+const FOLDERS: [&str; 7] = [
+    ".ci/",
+    "benches/",
+    "crates/",
+    "docs/",
+    "examples/",
+    "src/",
+    "tests/",
+];
+
+/// Returns the paths below [`FOLDERS`] that a page names in backquotes.
 fn sources(page: &str) -> Vec<String> {
     let mut sources = Vec::new();
     for (at, text) in page.split('`').enumerate() {
         let is_path = text
             .chars()
             .all(|letter| letter.is_alphanumeric() || "_-/.".contains(letter));
-        let is_below = ["src/", "tests/", "crates/"]
-            .iter()
-            .any(|folder| text.starts_with(folder));
+        let is_below = FOLDERS.iter().any(|folder| text.starts_with(folder));
         if at % 2 == 1 && is_path && is_below && !text.contains("..") {
             sources.push(text.to_owned());
         }

@@ -17,14 +17,14 @@ use super::net::{Net, WIDTH, config, net, with_units};
 use super::support::{on_device, tensor};
 
 /// One bit of a parameter's first element, as this rank stores it.
-struct Flip {
+pub struct Flip {
     param: &'static str,
     bit: u32,
     path: Vec<String>,
 }
 
 impl Flip {
-    fn new(param: &'static str, bit: u32) -> Self {
+    pub fn new(param: &'static str, bit: u32) -> Self {
         Self {
             param,
             bit,
