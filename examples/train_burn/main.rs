@@ -25,7 +25,7 @@ use burn_dtensor::fsdp::full_model_on;
 use burn_dtensor::optim::sharded;
 use burn_dtensor::prelude::*;
 use burn_dtensor::replicate::{DataParallel, replicate};
-use burn_dtensor::train::{last_checkpoint, loaders, rank_directory, supervised};
+use burn_dtensor::train::{EpochRenderer, last_checkpoint, loaders, rank_directory, supervised};
 use clap::Parser;
 
 use common::{MeshShape, positive, positive_float};
@@ -147,6 +147,7 @@ fn train(world: &World, Settings { cli, mesh }: &Settings) -> Result<()> {
     );
     let mut training = supervised(&mesh, &cli.dir, train, valid)?
         .metrics((AccuracyMetric::new(), LossMetric::new()))
+        .renderer(Box::new(EpochRenderer::new(&mesh)))
         .with_default_checkpointers()
         .early_stopping(early_stopping)
         .num_epochs(cli.epochs)

@@ -166,7 +166,8 @@ impl fmt::Debug for ConsolidateOptions {
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Needs no launch.
+/// Needs no launch. If a launcher has started several processes, call it in one of them:
+/// [`is_first_process`](crate::comm::is_first_process).
 ///
 /// # Errors
 /// [`CheckpointError::Occupied`] if `out` contains safetensors files; [`CheckpointError::NoValue`]

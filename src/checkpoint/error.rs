@@ -8,6 +8,10 @@ use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
 use super::os_path;
+use crate::pattern::PathPattern;
+
+/// Most keys that an error lists.
+const LISTED: usize = 16;
 
 /// Reason why a checkpoint was not saved or loaded. If one rank fails, every rank gets the error of
 /// the first rank that failed.
@@ -15,7 +19,10 @@ use super::os_path;
 #[non_exhaustive]
 pub enum CheckpointError {
     /// A file or folder could not be read or written.
-    #[error("rank {rank} could not {action} {}: {reason}", path.display())]
+    #[error(
+        "rank {rank} could not {action} {}: {reason}. Check the path, its permissions and the free space, on that rank's host",
+        path.display()
+    )]
     Io {
         /// Global rank that failed.
         rank: usize,
@@ -57,8 +64,11 @@ pub enum CheckpointError {
         /// Global rank that created or read it.
         of: usize,
     },
-    /// Another program removed the files of a save while they were written.
-    #[error("another program removed {} while this one wrote there. Let only one program save into a folder", path.display())]
+    /// Another program removed the files of a save while they were written. The save has failed.
+    #[error(
+        "the checkpoint was not saved: another program removed {} while this one wrote there. Let only one program save into a \
+         folder", path.display()
+    )]
     Replaced {
         /// Folder into which the checkpoint was written.
         #[serde(with = "os_path")]
@@ -133,12 +143,12 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// The manifest is damaged, or was not written by a save.
-    #[error("{} cannot be used: {reason}. Load another checkpoint", path.display())]
+    #[error("{} cannot be used: {reason}", path.display())]
     Manifest {
         /// The manifest.
         #[serde(with = "os_path")]
         path: PathBuf,
-        /// Description of the damage.
+        /// Description of the damage, and the remedy.
         reason: String,
     },
     /// The manifest would be too large to be read again.
@@ -183,7 +193,7 @@ pub enum CheckpointError {
         expected: u64,
     },
     /// A file is not in the format of safetensors, or its index does not fit it.
-    #[error("{} cannot be read as safetensors: {reason}", path.display())]
+    #[error("{} cannot be read as safetensors: {reason}. Load another file, or write it again", path.display())]
     Safetensors {
         /// The file, or the index.
         #[serde(with = "os_path")]
@@ -305,7 +315,10 @@ pub enum CheckpointError {
         key: String,
     },
     /// Ranks hold different tensors or values under one key.
-    #[error("`{key}` differs between ranks: rank {rank} has {found}, and rank {of} has {expected}")]
+    #[error(
+        "`{key}` differs between ranks: rank {rank} has {found}, and rank {of} has {expected}. Save the same on all ranks, or a \
+         value of each rank with `State::with_rank_value`"
+    )]
     Disagree {
         /// The key.
         key: String,
@@ -356,6 +369,20 @@ pub enum CheckpointError {
         /// Dtype of the parameter now.
         dtype: String,
     },
+    /// The checkpoint has nothing under the key of a model.
+    #[error(
+        "the checkpoint has no tensors under `{key}`{}. It has tensors under {present}. Pass the key with which the model was \
+         added to the state",
+        near(near_key.as_deref())
+    )]
+    NoTensors {
+        /// Key that was asked for.
+        key: String,
+        /// A key that differs by at most two letters.
+        near_key: Option<String>,
+        /// First components of the keys of all tensors.
+        present: String,
+    },
     /// The checkpoint does not contain a value.
     #[error("the checkpoint has no value `{key}`. It has: {present}")]
     NoValue {
@@ -365,7 +392,10 @@ pub enum CheckpointError {
         present: String,
     },
     /// A value could not be serialized, or is not of the type that was asked for.
-    #[error("value `{key}`: {reason}")]
+    #[error(
+        "the value `{key}` cannot be converted: {reason}. Save a value that serde can serialize, and read it as the type that \
+         was saved"
+    )]
     Value {
         /// Key of the value.
         key: String,
@@ -375,7 +405,8 @@ pub enum CheckpointError {
     /// Each rank has a value of its own, and there are more or fewer ranks than when they were
     /// saved.
     #[error(
-        "`{key}` is a value of each of {saved} ranks, which {ranks} ranks cannot have. Leave it out, or use {saved} ranks"
+        "`{key}` was saved with a value for each of {saved} ranks, and there are {ranks} ranks now. Leave it out, or use {saved} \
+         ranks"
     )]
     RankValues {
         /// Key of the values.
@@ -390,7 +421,7 @@ pub enum CheckpointError {
     NoStep,
     /// The rank whose values are to be loaded passed none.
     #[error(
-        "rank {rank} is the first rank of the mesh, whose values are loaded, but it passed `None`"
+        "rank {rank} is the first rank of the mesh, whose values are loaded, but it passed `None`. Pass `Some` on that rank"
     )]
     NoValues {
         /// Global rank.
@@ -428,6 +459,29 @@ impl CheckpointError {
         }
     }
 
+    /// Creates the error of a load of a model under `key` from a checkpoint with `tensors`, none of
+    /// which is below `key`.
+    pub(super) fn no_tensors<'a>(key: &str, tensors: impl Iterator<Item = &'a String>) -> Self {
+        let groups: Vec<String> = tensors
+            .map(|tensor| tensor.split('.').next().unwrap_or_default().to_owned())
+            .unique()
+            .collect();
+        let quoted = groups.iter().map(|group| format!("`{group}`"));
+        let listed = quoted.take(LISTED).join(", ");
+        let present = match groups.len() {
+            0 => "no key".into(),
+            len if len > LISTED => format!("{listed} and {} more", len - LISTED),
+            _ => listed,
+        };
+        let pattern = PathPattern::parse(key).ok();
+        let near_key = pattern.and_then(|pattern| pattern.nearest(&groups).cloned());
+        Self::NoTensors {
+            key: key.into(),
+            near_key,
+            present,
+        }
+    }
+
     /// Creates the error of global rank `rank`, which could not do `action` with the file or folder
     /// `path`.
     pub(super) fn io(rank: usize, action: &str, path: &Path, error: &io::Error) -> Self {
@@ -452,6 +506,10 @@ pub enum LoadKind {
     Tensor,
     /// Weights in files of another framework.
     Weights,
+}
+
+fn near(key: Option<&str>) -> String {
+    key.map_or_else(String::new, |key| format!(" (did you mean `{key}`?)"))
 }
 
 fn describe_newest(newest: Option<u64>) -> String {
@@ -510,4 +568,37 @@ fn describe_keys(
         .chain(parts)
         .chain(remedies.into_iter().map(str::to_owned))
         .join(". ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_under_which_nothing_was_saved_is_described_by_those_there_are() {
+        let of = |key: &str, tensors: &[&str]| {
+            let tensors: Vec<_> = tensors.iter().map(|tensor| (*tensor).to_owned()).collect();
+            CheckpointError::no_tensors(key, tensors.iter()).to_string()
+        };
+        let tensors = [
+            "model.head.bias",
+            "model.head.weight",
+            "optim.head.bias.exp_avg",
+            "rows",
+        ];
+        assert_eq!(
+            of("modle", &tensors),
+            "the checkpoint has no tensors under `modle` (did you mean `model`?). It has tensors under `model`, `optim`, \
+             `rows`. Pass the key with which the model was added to the state"
+        );
+        let other = of("teacher", &tensors);
+        assert!(
+            other.starts_with("the checkpoint has no tensors under `teacher`. It has"),
+            "{other}"
+        );
+        assert!(of("model", &[]).contains("It has tensors under no key."));
+        let many: Vec<_> = (0..20).map(|at| format!("m{at}.weight")).collect();
+        let many: Vec<_> = many.iter().map(String::as_str).collect();
+        assert!(of("model", &many).contains("`m15` and 4 more. Pass"));
+    }
 }

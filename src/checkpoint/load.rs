@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
 use super::fs::{self, FileSystem, Links, MANIFEST};
-use super::manifest::Manifest;
+use super::manifest::{Manifest, ManifestError};
 use super::optimizer::StoredOptimizer;
 use super::save_plan::LIMIT;
 use super::state::decode;
@@ -20,11 +20,11 @@ use super::weight_source::WeightSource;
 use super::{
     CheckpointError, KeyReport, LoadKind, LoadOptions, ReadOptions, ReadStats, StateDTypes,
 };
-use crate::Result;
 use crate::comm::{agree, agree_on_success};
 use crate::dtensor::{DTensor, DynDTensor, Kind};
 use crate::mesh::DeviceMesh;
 use crate::optim::{OptimizerState, parameter_specs};
+use crate::{Error, Result};
 
 /// A complete checkpoint, opened by the ranks of a mesh.
 ///
@@ -131,7 +131,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// On all ranks: [`CheckpointError::Keys`] with all missing, unexpected and misshapen keys, as
-    /// far as `options` do not allow them; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`].
+    /// far as `options` do not allow them, or [`CheckpointError::NoTensors`] if nothing was saved
+    /// under `key`; [`CheckpointError::Corrupt`]; [`CheckpointError::Io`].
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.
     pub fn load_model<M: Module>(
         &self,
@@ -139,11 +140,18 @@ impl Checkpoint {
         model: M,
         options: &LoadOptions,
     ) -> Result<(M, KeyReport)> {
-        self.files.load_model(
-            &format!("{key}."),
-            model,
-            &options.matching(LoadKind::Model),
-        )
+        let prefix = format!("{key}.");
+        let matching = options.matching(LoadKind::Model);
+        match self.files.load_model(&prefix, model, &matching) {
+            // All ranks have read the same manifest.
+            Err(Error::Checkpoint(CheckpointError::Keys { .. }))
+                if self.files.below(&prefix).next().is_none() =>
+            {
+                let tensors = self.files.manifest.tensors.keys();
+                Err(CheckpointError::no_tensors(key, tensors).into())
+            }
+            loaded => loaded,
+        }
     }
 
     /// Loads the state of an optimizer that was saved under `key`, for the parameters of `model`,
@@ -350,9 +358,19 @@ pub(super) fn read_manifest(
     let manifest = Manifest::parse(&bytes);
     let manifest = manifest.map_err(|error| CheckpointError::Manifest {
         path: file,
-        reason: error.to_string(),
+        reason: with_remedy(&error),
     })?;
     Ok((manifest, XxHash3_64::oneshot(&bytes)))
+}
+
+/// Returns the text of an error with its remedy, which is another version of the crate if the text
+/// names one, and else another checkpoint.
+fn with_remedy(error: &ManifestError) -> String {
+    match error {
+        ManifestError::Version { found, known } if found > known => error.to_string(),
+        ManifestError::Feature { .. } => error.to_string(),
+        _ => format!("{error}. Load another checkpoint"),
+    }
 }
 
 pub(super) fn no_value<'a>(

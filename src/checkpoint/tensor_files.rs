@@ -149,7 +149,7 @@ impl TensorFiles {
     }
 
     /// Returns the tensors whose keys begin with `prefix`, by the rest of their keys.
-    fn below(&self, prefix: &str) -> impl Iterator<Item = (&str, &TensorEntry)> {
+    pub fn below(&self, prefix: &str) -> impl Iterator<Item = (&str, &TensorEntry)> {
         let tensors = self.manifest.tensors.range(prefix.to_owned()..);
         tensors.map_while(move |(key, entry)| Some((key.strip_prefix(prefix)?, entry)))
     }

@@ -51,8 +51,8 @@ pub enum CommError {
     /// Two ranks made different calls of the same collective.
     #[error(
         "rank {rank} and rank {other} disagree in {during}: {differs} (rank {rank} vs rank {other}). Make the same \
-         calls, enter the same units, and read the same parameters outside units, in the same order on every rank of a \
-         group"
+         calls in the same order on every rank of a group. A unit that is entered, and a parameter that is read outside \
+         its unit, is such a call"
     )]
     Mismatch {
         /// Global rank that differs; with three or more ranks present, the one outside the

@@ -299,7 +299,8 @@ impl Launch {
 /// `r`. If the ranks are in several processes, each process returns only its own: index 0 is not
 /// rank 0, and rank 0 may be in another process. Look results up by rank, not by index. Communicate
 /// results that all ranks need inside the program, with a collective; to print on one rank only,
-/// use [`World::run_on`] there.
+/// use [`World::run_on`] there. What follows the launch runs in every process;
+/// [`is_first_process`](super::is_first_process) is true in one of them.
 ///
 /// Every rank has its own rayon pool with its share of the cores, at least one thread. Ranks
 /// therefore do not wait for each other's tensor operations, except for results that they compute

@@ -32,6 +32,32 @@ pub(super) fn process_index() -> usize {
     place().ok().flatten().map_or(0, |place| place.here)
 }
 
+/// Returns true in one of the processes that a launcher has started, the one with rank 0, and in a
+/// process that no launcher has started.
+///
+/// Before and after [`launch`](super::launch()), every process of `mpirun -n 4 program` runs the
+/// program. Use this function to print or to write a file once there. On a rank, use
+/// [`World::run_on`](super::World::run_on).
+///
+/// Local: it reads the environment, as [`Launch::from_env`](super::Launch::from_env) does, and
+/// connects nothing. It needs no feature. If the launcher's variables contradict each other, it
+/// returns true; `from_env` returns the error.
+///
+/// ```
+/// use burn_dtensor::comm::is_first_process;
+///
+/// if is_first_process() {
+///     println!("training on 4 ranks");
+/// }
+/// ```
+pub fn is_first_process() -> bool {
+    is_first(place())
+}
+
+fn is_first(place: Result<Option<ProcessRank>, StartError>) -> bool {
+    !matches!(place, Ok(Some(ProcessRank { here: 1.., .. })))
+}
+
 /// Reason why the processes started by a launcher could not be connected, or why a launch could not
 /// begin.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -99,8 +125,8 @@ pub enum StartError {
 
     /// The program initialized MPI itself, on another thread.
     #[error(
-        "MPI was already initialized, by a thread other than the progress thread of the ranks. Connect the ranks \
-         first, or do not initialize MPI in the program"
+        "MPI was already initialized, by a thread other than the progress thread of the ranks. Call `Launch::from_env` \
+         before the program initializes MPI, or do not initialize MPI in the program"
     )]
     Initialized,
 
@@ -127,7 +153,8 @@ pub enum StartError {
 
     /// The progress thread, which communicates with other processes, could not be started.
     #[error(
-        "the progress thread, which communicates with other processes, could not be started: {problem}"
+        "the progress thread, which communicates with other processes, could not be started: {problem}. Raise the limit on \
+         threads (`ulimit -u`) or on memory, or start fewer processes on this host"
     )]
     NoThread {
         /// Reason why it could not be started.
@@ -135,7 +162,10 @@ pub enum StartError {
     },
 
     /// An MPI function failed.
-    #[error("{call} failed: {text}")]
+    #[error(
+        "{call} failed: {text}. Run a program of MPI alone with the same launcher: if it fails too, repair the installation or \
+         the launcher's options"
+    )]
     Mpi {
         /// Name of the function.
         call: &'static str,
@@ -299,6 +329,17 @@ mod tests {
             among(&[("SLURM_NTASKS", "8"), ("SLURM_PROCID", "0")]),
             Ok(None)
         );
+    }
+
+    #[test]
+    fn one_process_of_a_job_is_the_first() {
+        for (size, rank) in LAUNCHERS {
+            let found = ["0", "1", "2"].map(|here| is_first(among(&[(size, "3"), (rank, here)])));
+            assert_eq!(found, [true, false, false], "{size}");
+        }
+        assert!(is_first(among(&[])), "no launcher");
+        let contradicting = [("PMI_SIZE", "2"), ("PMI_RANK", "2")];
+        assert!(is_first(among(&contradicting)), "its error is to be seen");
     }
 
     #[test]

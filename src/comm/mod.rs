@@ -104,7 +104,7 @@ pub use error::{CommError, ReplicatedValue};
 pub use group::Group;
 pub use host_backend::ProcessJob;
 pub use launch::{Launch, launch};
-pub use launcher::StartError;
+pub use launcher::{StartError, is_first_process};
 pub(crate) use observe::{CallEvent, CallInfo, CopyDirection, listen};
 pub use observe::{
     CallTotals, Histogram, Ledger, LedgerEntry, LedgerKey, OffloadTraffic, PackStats, QueueDepth,

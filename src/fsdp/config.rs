@@ -119,6 +119,7 @@ pub struct FullyShard {
     pub(super) replica_check_every: u64,
     pub(super) weight_check: bool,
     pub(super) layer_warnings: bool,
+    pub(super) dropout_warning: bool,
     pub(super) precision: MixedPrecisionPolicy,
     /// Policies of units by pattern.
     pub(super) precision_for: Vec<(Vec<String>, MixedPrecisionPolicy)>,
@@ -147,6 +148,7 @@ impl Default for FullyShard {
             replica_check_every: 10,
             weight_check: false,
             layer_warnings: true,
+            dropout_warning: true,
             precision: MixedPrecisionPolicy::default(),
             precision_for: Vec::new(),
             offload: OffloadPolicy::default(),
@@ -281,9 +283,17 @@ impl FullyShard {
     /// A warning is one line with the paths of the layers, logged with [`log::warn!`] by the first
     /// rank. Without a logger it is printed to the standard error. A layer that is frozen, a batch
     /// norm that [`parallelize`](crate::parallel::parallelize) has placed, and a model on a single
-    /// rank cause none. The probability of a `Dropout` is not known here; 0 is harmless.
+    /// rank cause none. [`with_dropout_warning`](Self::with_dropout_warning) is for the second row.
     pub fn with_layer_warnings(mut self, warnings: bool) -> Self {
         self.layer_warnings = warnings;
+        self
+    }
+
+    /// Sets whether [`fully_shard`](super::fully_shard) warns about burn's `Dropout`, if it [warns
+    /// about layers](Self::with_layer_warnings) at all. Default: true. Use `false` if the
+    /// probability is 0, which `fully_shard` cannot see: other layers still cause a warning.
+    pub fn with_dropout_warning(mut self, warning: bool) -> Self {
+        self.dropout_warning = warning;
         self
     }
 

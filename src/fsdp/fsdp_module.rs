@@ -55,6 +55,11 @@ pub struct FsdpModule {
 impl FsdpModule {
     /// Returns the units of `module` and of the modules inside it.
     ///
+    /// A program for one device, too, distributes the model over a mesh of one rank, where nothing
+    /// is sent. Without units there is no handle, because its options would change nothing: each
+    /// backward would return its gradients at once, without the weight, the factor and the hook,
+    /// and a loop that steps with the gradients of the last backward would lose the others.
+    ///
     /// # Errors
     /// [`ParamError::NotSharded`] if there is none, [`ParamError::Replaced`].
     pub fn of<M: Module>(module: &M) -> Result<Self> {

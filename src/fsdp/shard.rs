@@ -229,9 +229,7 @@ pub(crate) fn distribute<M: Module>(
     });
     let model = attach_drawn(model, attachments, mesh, lazy, name)?;
     let model = own_buffers(model, &units, &all, name)?;
-    if config.layer_warnings {
-        warn_about(&layers, origin, mesh, all.group().size());
-    }
+    warn_about(&layers, origin, mesh, all.group().size(), &config);
     let is_offloaded = units.iter().any(|unit| unit.spec().offloaded().is_some());
     Ok(if is_offloaded {
         move_other_params(model, mesh.device())

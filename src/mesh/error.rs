@@ -19,13 +19,15 @@ pub enum MeshError {
         shape: Vec<usize>,
     },
     /// A name is empty.
-    #[error("mesh dim {mesh_dim} has an empty name. Name every mesh dimension")]
+    #[error("mesh dimension {mesh_dim} has an empty name. Name every mesh dimension")]
     EmptyName {
         /// The mesh dimension.
         mesh_dim: usize,
     },
     /// Two dimensions have the same name.
-    #[error("mesh dim name `{name}` is given twice in {names:?}. Name each mesh dimension once")]
+    #[error(
+        "the mesh dimension name `{name}` is given twice in {names:?}. Name each mesh dimension once"
+    )]
     DuplicateName {
         /// The name.
         name: String,
@@ -80,7 +82,7 @@ pub enum MeshError {
         action: &'static str,
     },
     /// A mesh dimension index is past the end.
-    #[error("mesh dim {mesh_dim} does not exist in {mesh}. Use an index below {ndim}")]
+    #[error("mesh dimension {mesh_dim} does not exist in {mesh}. Use an index below {ndim}")]
     DimOutOfRange {
         /// The index.
         mesh_dim: usize,
@@ -111,7 +113,7 @@ pub enum MeshError {
         dim: String,
     },
     /// No dimension has this name.
-    #[error("no mesh dim is named `{name}` in {mesh}. Use one of {names:?}")]
+    #[error("no mesh dimension is named `{name}` in {mesh}. Use one of {names:?}")]
     UnknownName {
         /// The name.
         name: String,
@@ -121,13 +123,13 @@ pub enum MeshError {
         mesh: String,
     },
     /// No name was passed.
-    #[error("no mesh dim named for a slice of {mesh}. Give at least one name")]
+    #[error("no mesh dimension is named for a slice of {mesh}. Give at least one name")]
     NoNames {
         /// The mesh.
         mesh: String,
     },
     /// The names are not in the order of the mesh's dimensions.
-    #[error("mesh dims {given:?} are not in the order of {mesh}. List them as {expected:?}")]
+    #[error("mesh dimensions {given:?} are not in the order of {mesh}. List them as {expected:?}")]
     NameOrder {
         /// Names that were passed.
         given: Vec<String>,
@@ -138,7 +140,7 @@ pub enum MeshError {
     },
     /// Two of the named dimensions share a dimension of the root.
     #[error(
-        "mesh dims {given:?} of {mesh} overlap: `{name}` is in two of them. Name each dimension once, flattened or not"
+        "mesh dimensions {given:?} of {mesh} overlap: `{name}` is in two of them. Name each dimension once, flattened or not"
     )]
     Overlap {
         /// Names that were passed.
@@ -175,7 +177,7 @@ pub enum MeshError {
     },
     /// A communicator is not that of the caller's row along its dimension.
     #[error(
-        "the communicator of mesh dim `{name}` has ranks {found:?} and belongs to rank {of}, but rank {rank} needs \
+        "the communicator of mesh dimension `{name}` has ranks {found:?} and belongs to rank {of}, but rank {rank} needs \
          its own communicator of {row:?}, its row along `{name}`. Create it with `world.group(&{row:?})`, or list the \
          mesh's ranks in the order of the groups"
     )]
@@ -210,7 +212,7 @@ pub enum MeshError {
     NoCurrent,
     /// The sizes do not split the dimension.
     #[error(
-        "sizes {sizes:?} do not split mesh dim `{name}` of size {size}. Make their product {size}"
+        "sizes {sizes:?} do not split mesh dimension `{name}` of size {size}. Make their product {size}"
     )]
     Unflatten {
         /// The dimension's name.

@@ -6,7 +6,9 @@
 //! [`Style`](crate::parallel::Style) of the layer determines the layouts to which it redistributes
 //! its activations. A model is therefore written once, and the plan determines the communication.
 //! On [one device](crate::mesh::DeviceMesh::single_device) the model needs no plan: its layers read
-//! their ordinary parameters.
+//! their ordinary parameters. Nor does it if only [`fully_shard`](crate::fsdp::fully_shard) or
+//! [`replicate`](crate::replicate::replicate) distributes it: each rank passes its own rows as
+//! `DTensor::from(x)`.
 //!
 //! ```
 //! use burn::nn::{Linear, LinearConfig};

@@ -38,6 +38,11 @@ use crate::param::{Visited, check_not_replaced, stored_like, walk_with_paths};
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
+/// Clone and freeze the distributed model, as above. burn draws the parameters of most layers when
+/// they are first read, and all clones share what is drawn. `model.clone().freeze()` before that,
+/// on a model that is not distributed, therefore freezes `model` itself too.
+/// [`fully_shard`](crate::fsdp::fully_shard) draws them.
+///
 /// Local: no communication.
 ///
 /// # Errors

@@ -161,9 +161,9 @@ pub enum ParallelError {
     /// `fully_shard` has split a dimension into explicit shard sizes, and tensor parallelism would
     /// change the length that they split.
     #[error(
-        "dimension {dim} of parameter `{param}` is fully sharded with shard sizes for the full dimension, but mesh \
-         dimension `{mesh_dim}` would shard it first. Call parallelize first, then fully_shard with shard sizes for \
-         this rank's tensor-parallel shard"
+        "parameter `{param}` has explicit shard sizes along dimension {dim}, which add up to its full length, but \
+         tensor parallelism over mesh dimension `{mesh_dim}` would leave each rank a shorter dimension to split. Call \
+         parallelize first, then fully_shard with shard sizes for this rank's tensor-parallel shard"
     )]
     Lengths {
         /// Path of the parameter.

@@ -9,7 +9,10 @@ use crate::pattern::PatternError;
 #[non_exhaustive]
 pub enum ParamError {
     /// A path pattern cannot be parsed.
-    #[error("`{pattern}` is not a valid path pattern: {reason}")]
+    #[error(
+        "`{pattern}` is not a valid path pattern: {reason}. Write `*`, `?` or `[0-3]` within a component of the path, or `**` for \
+         any number of components"
+    )]
     Pattern {
         /// The pattern.
         pattern: String,
@@ -332,7 +335,7 @@ pub enum ParamError {
     /// The module is not an FSDP unit, or the model contains none.
     #[error(
         "this module is not an FSDP unit. Pass the model that `fully_shard` returned, or a module in it that a pattern \
-         of `FullyShard::with_units` matches"
+         of `FullyShard::with_units` matches. On one device, call `fully_shard` with a mesh of one rank"
     )]
     NotSharded,
     /// The full model was requested on a rank that is not in the model's mesh.

@@ -28,7 +28,7 @@ use crate::{Error, Result};
 /// | view | what it is | communicates over |
 /// |---|---|---|
 /// | [`val`](Param::val) | the full weight, for burn's own layers | data-parallel and tensor-parallel ranks |
-/// | [`dtensor`](Self::dtensor) | a DTensor on the tensor-parallel mesh, for layers on DTensor | data-parallel ranks |
+/// | [`dtensor`](Self::dtensor) | a DTensor on the tensor-parallel mesh, or on one device, for layers on DTensor | data-parallel ranks |
 /// | [`shard`](Self::shard) | this rank's shard, which the optimizer steps | nothing |
 ///
 /// burn keeps gradients for the tensor that a parameter stores, which is the shard:
@@ -50,17 +50,18 @@ pub trait ParamExt<const D: usize> {
     /// Partial gradients of a tensor made from it, such as a transpose, are summed in a separate
     /// all-reduce.
     ///
-    /// An ordinary parameter is on the [mesh of its
-    /// device](crate::mesh::DeviceMesh::single_device), also inside a launch, so that a model that
-    /// is not distributed computes there as it does outside. It does not combine with tensors on a
-    /// mesh of ranks ([`DTensorError::OneDevice`](crate::dtensor::DTensorError::OneDevice)).
+    /// A parameter that `parallelize` did not place is the full parameter on the [mesh of its
+    /// device](crate::mesh::DeviceMesh::single_device), also inside a launch: an ordinary one, and
+    /// one that `fully_shard` or `replicate` distributed. So one layer over DTensors computes on one
+    /// device, data parallel and tensor parallel; in the first two cases its input is
+    /// `DTensor::from(tensor)`. Such a parameter does not combine with tensors on a mesh of ranks
+    /// ([`DTensorError::OneDevice`](crate::dtensor::DTensorError::OneDevice)).
     ///
     /// # Collective
     /// Outside its unit's scope: an all-gather over the data-parallel ranks. Inside it: local.
     ///
     /// # Errors
-    /// [`ParamError::NotParallelized`] for a parameter that `fully_shard` distributed and
-    /// `parallelize` did not.
+    /// None at present: a collective that fails unwinds.
     ///
     /// # Panics
     /// Like [`unit`](fn@super::unit).
@@ -116,8 +117,9 @@ pub trait ParamExt<const D: usize> {
 impl<const D: usize> ParamExt<D> for Param<Tensor<D>> {
     fn dtensor(&self) -> Result<DTensor<D>> {
         match self.reparameterization::<DistributedParameter>() {
-            Some(_) => placed(self),
-            None => Ok(self.val().into()),
+            Some(distributed) if distributed.info().parallel.is_some() => placed(self),
+            // Without tensor parallelism, each rank computes with the full parameter.
+            _ => Ok(self.val().into()),
         }
     }
 

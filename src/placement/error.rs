@@ -21,7 +21,7 @@ pub enum PlacementError {
     },
     /// A mesh dimension has no ranks.
     #[error(
-        "mesh dim {mesh_dim} of {mesh_shape:?} has size 0. Give every mesh dimension at least one rank"
+        "mesh dimension {mesh_dim} of {mesh_shape:?} has size 0. Give every mesh dimension at least one rank"
     )]
     EmptyMesh {
         /// The mesh dimension.
@@ -31,7 +31,7 @@ pub enum PlacementError {
     },
     /// A placement shards a dimension that the tensor does not have.
     #[error(
-        "{} on mesh dim {mesh_dim} does not fit a tensor of {ndim} dimensions. Shard a dim below {ndim}",
+        "{} on mesh dimension {mesh_dim} does not fit a tensor of {ndim} dimensions. Shard a dimension below {ndim}",
         Placement::Shard(*dim)
     )]
     DimOutOfRange {
@@ -44,7 +44,7 @@ pub enum PlacementError {
     },
     /// A shard order does not list exactly the mesh dimensions that shard its tensor dimension.
     #[error(
-        "shard order {given:?} for tensor dim {dim} does not match the mesh dims {expected:?} that shard it. List \
+        "shard order {given:?} for tensor dimension {dim} does not match the mesh dimensions {expected:?} that shard it. List \
          each of them exactly once, outermost first"
     )]
     Order {
@@ -56,14 +56,16 @@ pub enum PlacementError {
         expected: Vec<usize>,
     },
     /// A shard order lists a tensor dimension twice.
-    #[error("the shard order lists tensor dim {dim} twice. Give one order per tensor dimension")]
+    #[error(
+        "the shard order lists tensor dimension {dim} twice. Give one order per tensor dimension"
+    )]
     OrderTwice {
         /// The tensor dimension.
         dim: usize,
     },
     /// Uneven shard sizes were passed for a mesh dimension that does not shard.
     #[error(
-        "shard sizes {lengths:?} were given for mesh dim {mesh_dim}, which has placement {placement}, but only a \
+        "shard sizes {lengths:?} were given for mesh dimension {mesh_dim}, which has placement {placement}, but only a \
          shard has sizes. Place `S(d)` there, or omit the sizes"
     )]
     MeshDimNotSharded {
@@ -76,7 +78,7 @@ pub enum PlacementError {
     },
     /// The number of uneven shard sizes is not the number of ranks.
     #[error(
-        "{} shard sizes {lengths:?} for the {ranks} ranks of mesh dim {mesh_dim}. Give one size per rank, and 0 for a \
+        "{} shard sizes {lengths:?} for the {ranks} ranks of mesh dimension {mesh_dim}. Give one size per rank, and 0 for a \
          rank without elements",
         lengths.len()
     )]
@@ -90,8 +92,8 @@ pub enum PlacementError {
     },
     /// Uneven shard sizes do not add up to the length that they split.
     #[error(
-        "the shard sizes {lengths:?} on mesh dim {mesh_dim} add up to {}, but they split a length of {len} of tensor \
-         dim {dim}. Give sizes that add up to this length on every rank, or none",
+        "the shard sizes {lengths:?} on mesh dimension {mesh_dim} add up to {}, but they split a length of {len} of tensor \
+         dimension {dim}. Give sizes that add up to this length on every rank, or none",
         lengths.iter().sum::<usize>()
     )]
     ShardSizeSum {
@@ -107,7 +109,7 @@ pub enum PlacementError {
     },
     /// Two mesh dimensions hold partial values whose reductions do not commute.
     #[error(
-        "P({op}) on mesh dim {mesh_dim} cannot be combined with P({other}) on mesh dim {other_mesh_dim}: the value \
+        "P({op}) on mesh dimension {mesh_dim} cannot be combined with P({other}) on mesh dimension {other_mesh_dim}: the value \
          would depend on which is reduced first. Redistribute one of them to Replicate before creating the other"
     )]
     MixedPartial {
@@ -122,7 +124,7 @@ pub enum PlacementError {
     },
     /// The target of a redistribution is a partial value that cannot be created.
     #[error(
-        "cannot redistribute {from} to P({op}) on mesh dim {mesh_dim}: only Replicate and Shard can become Partial, \
+        "cannot redistribute {from} to P({op}) on mesh dimension {mesh_dim}: only Replicate and Shard can become Partial, \
          and only P(sum). Keep {from}, or build the partial value from local tensors"
     )]
     PartialTarget {
@@ -146,8 +148,8 @@ pub enum PlacementError {
     },
     /// A strided shard does not correspond to any shard order.
     #[error(
-        "SS({dim},{split_factor}) on mesh dim {mesh_dim} does not correspond to a shard order: the mesh dims to its \
-         right that shard dim {dim} allow the split factors {allowed:?}. Use one of these, or convert the tensor with \
+        "SS({dim},{split_factor}) on mesh dimension {mesh_dim} does not correspond to a shard order: the mesh dimensions to its \
+         right that shard dimension {dim} allow the split factors {allowed:?}. Use one of these, or convert the tensor with \
          `DTensor::from_strided`"
     )]
     Strided {
@@ -162,7 +164,7 @@ pub enum PlacementError {
     },
     /// A strided shard has split factor 0.
     #[error(
-        "SS({dim},0) on mesh dim {mesh_dim} has split factor 0. Use a split factor of at least 1"
+        "SS({dim},0) on mesh dimension {mesh_dim} has split factor 0. Use a split factor of at least 1"
     )]
     SplitFactor {
         /// The mesh dimension.

@@ -139,7 +139,7 @@ impl Layout {
         mesh_dim: usize,
     ) -> ShardSizes {
         let Placement::Shard(dim) = self.placements()[mesh_dim] else {
-            panic!("mesh dim {mesh_dim} of {self} does not shard");
+            panic!("mesh dimension {mesh_dim} of {self} does not shard");
         };
         let outer = self
             .shard_order(dim)

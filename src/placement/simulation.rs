@@ -29,7 +29,7 @@ fn dealt(list: &[usize], layout: &Layout, mesh_dim: usize, part: usize) -> Vec<u
         .collect_vec();
     assert!(
         list.is_empty(),
-        "the sizes of mesh dim {mesh_dim} in {layout} do not cover {list:?}"
+        "the sizes of mesh dimension {mesh_dim} in {layout} do not cover {list:?}"
     );
     piles.swap_remove(part)
 }
@@ -187,7 +187,7 @@ fn check_distributed(
         assert_eq!(rebuilt.as_ref(), Ok(after), "{from} -> {to}");
         assert!(
             mesh[step.mesh_dim()] > 1,
-            "{from} -> {to}: {step:?} on a mesh dim of size 1"
+            "{from} -> {to}: {step:?} on a mesh dimension of size 1"
         );
         locals = execute(*step, after, &locals);
         for (local, coordinate) in locals.iter().zip(coordinates(mesh)) {
@@ -665,7 +665,7 @@ fn a_partial_target_names_its_remedy() {
     assert!(
         error
             .to_string()
-            .starts_with("cannot redistribute S(0) to P(max) on mesh dim 0"),
+            .starts_with("cannot redistribute S(0) to P(max) on mesh dimension 0"),
         "{error}"
     );
     assert!(error.to_string().contains("only P(sum)"), "{error}");

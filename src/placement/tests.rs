@@ -290,7 +290,7 @@ fn bad_layouts_are_refused_with_their_remedy() {
             given: vec![0],
             expected: vec![],
         },
-        "mesh dims []",
+        "mesh dimensions []",
     );
     refused(
         Layout::with_shard_order(&[2, 2], &two, &[(0, &[1, 0]), (0, &[0, 1])]),
@@ -327,7 +327,7 @@ fn bad_layouts_are_refused_with_their_remedy() {
             ranks: 2,
             lengths: vec![1, 2, 3],
         },
-        "3 shard sizes [1, 2, 3] for the 2 ranks of mesh dim 0. Give one size per rank",
+        "3 shard sizes [1, 2, 3] for the 2 ranks of mesh dimension 0. Give one size per rank",
     );
     let checked = |layout: Layout, shape: &[usize]| layout.check_shape(shape).map(|()| layout);
     refused(
@@ -338,7 +338,7 @@ fn bad_layouts_are_refused_with_their_remedy() {
             lengths: vec![1, 2],
             len: 4,
         },
-        "add up to 3, but they split a length of 4 of tensor dim 1",
+        "add up to 3, but they split a length of 4 of tensor dimension 1",
     );
     refused(
         checked(
@@ -371,7 +371,7 @@ fn bad_layouts_are_refused_with_their_remedy() {
     assert!(
         error
             .to_string()
-            .contains("S(2) on mesh dim 1 does not fit a tensor of 2 dimensions"),
+            .contains("S(2) on mesh dimension 1 does not fit a tensor of 2 dimensions"),
         "{error}"
     );
 }
@@ -396,7 +396,7 @@ fn a_tensor_without_the_sharded_dim_panics() {
 }
 
 #[test]
-#[should_panic(expected = "mesh dim 0 of [R] does not shard")]
+#[should_panic(expected = "mesh dimension 0 of [R] does not shard")]
 fn a_mesh_dim_that_shards_nothing_has_no_block() {
     Layout::new(&[2], &[Replicate])
         .unwrap()
@@ -533,7 +533,7 @@ fn a_stride_that_is_no_order_names_those_that_are() {
     );
     let error = Layout::from_strided(&[2, 3, 4], &placements("SS(1,4) S(1) S(1)")).unwrap_err();
     assert!(
-        error.to_string().contains("SS(1,4) on mesh dim 0"),
+        error.to_string().contains("SS(1,4) on mesh dimension 0"),
         "{error}"
     );
     assert!(

@@ -171,6 +171,13 @@ impl DataParallel {
         self.map(|config| config.with_layer_warnings(warnings))
     }
 
+    /// Sets whether [`replicate`](super::replicate) warns about burn's `Dropout`, as
+    /// [`FullyShard::with_dropout_warning`] does.
+    #[must_use]
+    pub fn with_dropout_warning(self, warning: bool) -> Self {
+        self.map(|config| config.with_dropout_warning(warning))
+    }
+
     /// Returns the configuration of the units on a mesh. `modules` returns the default units.
     pub(super) fn of(self, mesh: &DeviceMesh, modules: impl FnOnce() -> Vec<String>) -> FullyShard {
         let units = match self.has_units {

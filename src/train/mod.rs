@@ -95,18 +95,19 @@
 
 mod checkpoint;
 mod epoch_checkpoints;
+mod epoch_renderer;
 mod error;
 mod gather;
 mod global_shapes;
 mod loaders;
 mod mesh_checkpoints;
-mod silent;
 mod strategy;
 mod supervised;
 mod training_ranks;
 
 pub use checkpoint::last_checkpoint;
 pub use epoch_checkpoints::EpochCheckpoints;
+pub use epoch_renderer::EpochRenderer;
 pub use error::TrainError;
 pub use gather::{GatherOutput, GlobalBatch};
 pub use loaders::{Loaders, loaders};

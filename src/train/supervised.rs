@@ -7,8 +7,8 @@ use burn::data::dataloader::DataLoader;
 use burn::train::{InferenceStep, LearnerModel, SupervisedTraining, TrainStep, TrainingStrategy};
 
 use super::epoch_checkpoints::EpochCheckpoints;
+use super::epoch_renderer::EpochRenderer;
 use super::gather::GatherOutput;
-use super::silent::SilentRenderer;
 use super::strategy::OnMesh;
 use crate::Result;
 use crate::mesh::DeviceMesh;
@@ -24,6 +24,7 @@ use crate::mesh::DeviceMesh;
 /// `directory` is the same on all ranks. Each writes to its own folder inside it, see
 /// [`rank_directory`]. Only the first rank of the root draws, prints the summary and installs
 /// burn's application logger, unless the program sets another renderer or logger afterwards.
+/// [`EpochRenderer`] prints one line for each epoch.
 ///
 /// See the [module](super) for an example, and for what the ranks decide together.
 ///
@@ -54,8 +55,9 @@ where
         })));
     Ok(match mesh.root().ranks()[0] == mesh.rank() {
         true => training,
+        // It prints nothing on these ranks.
         false => training
-            .renderer(Box::new(SilentRenderer))
+            .renderer(Box::new(EpochRenderer::new(mesh)))
             .with_application_logger(None),
     })
 }

@@ -115,7 +115,7 @@ pub(crate) enum ManifestError {
     },
     /// The bytes of a chunk are not in a file (rule 6).
     #[error(
-        "the {bytes} bytes of the chunk {region} of `{key}` from byte {begin} on are not in file {file}"
+        "the chunk {region} of `{key}` has {bytes} bytes from byte {begin} on, which file {file} does not contain"
     )]
     Range {
         /// Key of the tensor.

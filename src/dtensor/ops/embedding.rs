@@ -14,7 +14,7 @@ const EMBEDDING: EinsumRule =
 /// [`embedding`](module::embedding): `[batch, seq, features]`.
 ///
 /// Weights sharded over the vocabulary are not moved: each rank looks up the rows it holds, and the
-/// result is a partial sum.
+/// result is a partial sum. Its product with an infinity may be [NaN](super#infinities-and-ties).
 ///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.

@@ -12,6 +12,9 @@ const LINEAR: EinsumRule = EinsumRule::new("linear", "..i, io + o* -> ..o").line
 /// Computes `x @ weight + bias`, as burn's [`linear`](burn::tensor::module::linear), for an input
 /// `[.., d_in]`, a weight `[d_in, d_out]` and a bias `[d_out]`.
 ///
+/// A partial sum is multiplied before it is reduced, so its product with an infinity may be
+/// [NaN](super#infinities-and-ties).
+///
 /// # Collective
 /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
 ///

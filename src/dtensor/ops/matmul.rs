@@ -12,6 +12,9 @@ const MATMUL: EinsumRule = EinsumRule::new("matmul", "..?mk, ..?kn -> ..mn").lin
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     /// Returns the matrix product over the last two dimensions, as burn's
     /// [`matmul`](burn::tensor::Tensor::matmul): `[.., m, k] @ [.., k, n] -> [.., m, n]`.
+    ///
+    /// A partial sum is multiplied before it is reduced, so its product with an infinity may be
+    /// [NaN](crate::dtensor::ops#infinities-and-ties).
     #[must_use]
     #[track_caller]
     pub fn matmul(self, other: Self) -> Self {

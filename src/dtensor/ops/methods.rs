@@ -39,11 +39,14 @@ macro_rules! along {
     )*};
 }
 
-/// Defines reductions: over all elements, along one dimension, and over several dimensions.
+/// Defines reductions: over all elements, along one dimension, and over several dimensions. The text
+/// after the rule is a paragraph of the documentation of all three.
 macro_rules! reductions {
     (@rule $name:ident $text:literal [$($rule:tt)+]) => { (&const { EinsumRule::new(stringify!($name), $text).$($rule)+ }) };
-    ($($full:ident $dim:ident $($dims:ident)? -> $K:ty: $rule:tt);* $(;)?) => {$(
+    ($($full:ident $dim:ident $($dims:ident)? -> $K:ty: $rule:tt $note:literal);* $(;)?) => {$(
         #[doc = concat!("Applies burn's [`", stringify!($full), "`](Tensor::", stringify!($full), ") to all elements. Shape: `[1]`.")]
+        #[doc = ""]
+        #[doc = $note]
         #[must_use]
         #[track_caller]
         pub fn $full(self) -> DTensor<1, $K> {
@@ -51,6 +54,8 @@ macro_rules! reductions {
         }
 
         #[doc = concat!("Applies burn's [`", stringify!($dim), "`](Tensor::", stringify!($dim), ") along `dim`, which then has length 1.")]
+        #[doc = ""]
+        #[doc = $note]
         #[must_use]
         #[track_caller]
         pub fn $dim<I: AsIndex>(self, dim: I) -> DTensor<D, $K> {
@@ -60,6 +65,8 @@ macro_rules! reductions {
 
         $(
             #[doc = concat!("Applies burn's [`", stringify!($dims), "`](Tensor::", stringify!($dims), ") over `dims`, which then have length 1.")]
+            #[doc = ""]
+            #[doc = $note]
             #[must_use]
             #[track_caller]
             pub fn $dims<I: AsIndex>(self, dims: &[I]) -> DTensor<D, $K> {

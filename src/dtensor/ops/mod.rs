@@ -85,6 +85,20 @@
 //! }
 //! ```
 //!
+//! # Infinities and ties
+//!
+//! Two results may differ from those of one device:
+//!
+//! - A partial sum passes through linear operators (`matmul`, `linear`, `einsum`, `*`, `/`,
+//!   convolutions, `cross`) before it is reduced. A rank whose partial value is 0, such as one that
+//!   does not hold the row that [`select`](crate::dtensor::DTensor::select) reads, multiplies the 0
+//!   by the other factor. If that is an infinity or NaN, the sum is NaN, where one device may have
+//!   an infinity. [Redistribute](crate::dtensor::DTensor::redistribute) the partial sum first.
+//! - If several ranks hold the result of [`max`](crate::dtensor::DTensor::max), `min`, `max_abs` or
+//!   their forms along dimensions, these ranks share its gradient evenly. On one device, the first
+//!   of the equal elements has all of it. Each is a subgradient. The forms with indices, `topk`,
+//!   sorting and `cummax` have the gradients of one device.
+//!
 //! # Finding a rule
 //!
 //! Each family has a file in this folder. Its rules are the [`EinsumRule`] constants at the top of

@@ -7,7 +7,7 @@
 
 use std::panic::Location;
 
-use burn::tensor::{AsIndex, Int, Tensor, kind};
+use burn::tensor::{AsIndex, DType, Int, Tensor, kind};
 
 use super::args::{dim_of, operand_error};
 use super::methods::along;
@@ -53,11 +53,13 @@ macro_rules! extrema {
         #[track_caller]
         pub fn $with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
             let (dim, at) = (dim_of(stringify!($with_indices), dim, D), Location::caller());
+            let dtype = self.dtype();
             let axes = &const { EinsumRule::new(stringify!($with_indices), "..d.. -> ..1.., ..1..") };
-            apply(&axes.at([dim]).with_slots(2), self, |x, op| match ShardSummaries::of(op, dim, at) {
+            let (values, indices) = apply(&axes.at([dim]).with_slots(2), self, |x, op| match ShardSummaries::of(op, dim, at) {
                 Some(parts) => parts.pick(x, 1, |x| x.$with_indices(dim)).or_unwind(),
                 None => x.$with_indices(dim),
-            })
+            });
+            (values, in_index_type(indices, dtype, |x: Tensor<D, K>| x.$indices(dim)))
         }
 
         #[doc = concat!("Applies burn's [`", stringify!($indices), "`](Tensor::", stringify!($indices), ") along `dim`.")]
@@ -68,13 +70,59 @@ macro_rules! extrema {
         #[track_caller]
         pub fn $indices(self, dim: impl AsIndex) -> DTensor<D, Int> {
             let (dim, at) = (dim_of(stringify!($indices), dim, D), Location::caller());
+            let dtype = self.dtype();
             let axes = &const { EinsumRule::new(stringify!($indices), "..d.. -> ..1..") };
-            apply(&axes.at([dim]).with_slots(2), self, |x, op| match ShardSummaries::of(op, dim, at) {
+            let indices = apply(&axes.at([dim]).with_slots(2), self, |x, op| match ShardSummaries::of(op, dim, at) {
                 Some(parts) => parts.pick(untracked(&x), 1, |x| x.$with_indices(dim)).or_unwind().1,
                 None => x.$indices(dim),
-            })
+            });
+            in_index_type(indices, dtype, |x: Tensor<D, K>| x.$indices(dim))
         }
     )*};
+}
+
+/// Defines sorting with indices, and the indices alone.
+macro_rules! sorts {
+    ($($with_indices:ident $indices:ident);* $(;)?) => {$(
+        #[doc = concat!("Applies burn's [`", stringify!($with_indices), "`](Tensor::", stringify!($with_indices), ") along `dim`. Sharding rule: `..D.. -> ..D.., ..D..`.")]
+        #[must_use]
+        #[track_caller]
+        pub fn $with_indices<I: AsIndex>(self, dim: I) -> (Self, DTensor<D, Int>) {
+            let dim = dim_of(stringify!($with_indices), dim, D);
+            let dtype = self.dtype();
+            let axes = &const { EinsumRule::new(stringify!($with_indices), "..D.. -> ..D.., ..D..") };
+            let (values, indices) = apply(&axes.at([dim]), self, |x, _| x.$with_indices(dim));
+            (values, in_index_type(indices, dtype, |x: Tensor<D, K>| x.$indices(dim)))
+        }
+
+        #[doc = concat!("Applies burn's [`", stringify!($indices), "`](Tensor::", stringify!($indices), ") along `dim`. Sharding rule: `..D.. -> ..D..`.")]
+        #[must_use]
+        #[track_caller]
+        pub fn $indices<I: AsIndex>(self, dim: I) -> DTensor<D, Int> {
+            let dim = dim_of(stringify!($indices), dim, D);
+            let dtype = self.dtype();
+            let axes = &const { EinsumRule::new(stringify!($indices), "..D.. -> ..D..") };
+            let indices = apply(&axes.at([dim]), self, |x, _| x.$indices(dim));
+            in_index_type(indices, dtype, |x: Tensor<D, K>| x.$indices(dim))
+        }
+    )*};
+}
+
+/// Returns `indices` of elements of type `dtype` in the integer type that burn's operator `find`
+/// returns. They are in another one only if they are empty: [`apply`] makes empty results itself,
+/// in the type of the input, but the type of indices depends on the operator and the backend.
+fn in_index_type<const D: usize, K: Kind + kind::Ordered>(
+    indices: DTensor<D, Int>,
+    dtype: DType,
+    find: impl FnOnce(Tensor<D, K>) -> Tensor<D, Int>,
+) -> DTensor<D, Int> {
+    if !matches!(K::KIND, kind::Kind::Int) || indices.spec.shape().num_elements() > 0 {
+        return indices;
+    }
+    let device = indices.device();
+    let dtype = find(Tensor::zeros([1; D], (&device, dtype))).dtype();
+    let empty = Tensor::zeros(indices.local.shape(), (&device, dtype));
+    DTensor::from_parts(empty, indices.spec.in_dtype(dtype))
 }
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
@@ -99,10 +147,11 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     along! {
         sort -> Self: "..D.. -> ..D..";
         sort_descending -> Self: "..D.. -> ..D..";
-        sort_with_indices -> (Self, DTensor<D, Int>): "..D.. -> ..D.., ..D..";
-        sort_descending_with_indices -> (Self, DTensor<D, Int>): "..D.. -> ..D.., ..D..";
-        argsort -> DTensor<D, Int>: "..D.. -> ..D..";
-        argsort_descending -> DTensor<D, Int>: "..D.. -> ..D..";
+    }
+
+    sorts! {
+        sort_with_indices argsort;
+        sort_descending_with_indices argsort_descending;
     }
 
     /// Returns the `k` largest elements along `dim`, the largest first, as burn's
@@ -144,8 +193,9 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     pub fn topk_with_indices<I: AsIndex>(self, k: usize, dim: I) -> (Self, DTensor<D, Int>) {
         let dim = self.top("topk_with_indices", k, dim);
         let at = Location::caller();
+        let dtype = self.dtype();
         let axes = &const { EinsumRule::new("topk_with_indices", "..d.. -> ..K.., ..K..") };
-        apply(
+        let (values, indices) = apply(
             &axes.at([dim]).lens([k]).with_slots(2 * k),
             self,
             |x, op| match ShardSummaries::of(op, dim, at) {
@@ -154,7 +204,11 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
                     .or_unwind(),
                 None => x.topk_with_indices(k, dim),
             },
-        )
+        );
+        let indices = in_index_type(indices, dtype, |x: Tensor<D, K>| {
+            x.topk_with_indices(1, dim).1
+        });
+        (values, indices)
     }
 
     /// Returns the indices of the `k` largest elements along `dim`, as burn's
@@ -167,6 +221,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     pub fn argtopk(self, k: usize, dim: impl AsIndex) -> DTensor<D, Int> {
         let dim = self.top("argtopk", k, dim);
         let at = Location::caller();
+        let dtype = self.dtype();
         // burn's own function panics if `k` is as large as the dimension.
         let local = |x: Tensor<D, K>| {
             if x.dims()[dim] > k {
@@ -176,7 +231,7 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
             }
         };
         let axes = &const { EinsumRule::new("argtopk", "..d.. -> ..K..") };
-        apply(
+        let indices = apply(
             &axes.at([dim]).lens([k]).with_slots(2 * k),
             self,
             |x, op| match ShardSummaries::of(op, dim, at) {
@@ -188,7 +243,8 @@ impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
                 }
                 None => local(x),
             },
-        )
+        );
+        in_index_type(indices, dtype, |x: Tensor<D, K>| x.argsort_descending(dim))
     }
 
     /// Returns `dim`, after checking that it has at least `k` elements.

@@ -17,8 +17,8 @@ use crate::placement::PartialOp;
 
 impl<const D: usize, K: Kind + kind::Numeric> DTensor<D, K> {
     reductions! {
-        sum sum_dim sum_dims -> K: [with_partial_rules(LINEAR)];
-        prod prod_dim prod_dims -> K: [reduced_by(PartialOp::Product).with_partial_rules(PartialRules::same_for_all(&[PRODUCT]))];
+        sum sum_dim sum_dims -> K: [with_partial_rules(LINEAR)] "";
+        prod prod_dim prod_dims -> K: [reduced_by(PartialOp::Product).with_partial_rules(PartialRules::same_for_all(&[PRODUCT]))] "";
     }
 
     /// Returns the sum over `dims`, which are removed, as burn's
@@ -109,9 +109,12 @@ fn share<const D: usize, const O: usize, K: Kind + kind::Numeric>(
 
 impl<const D: usize, K: Kind + kind::Ordered> DTensor<D, K> {
     reductions! {
-        max max_dim max_dims -> K: [reduced_by(PartialOp::Max).with_partial_rules(INCREASING_TO)];
-        min min_dim min_dims -> K: [reduced_by(PartialOp::Min).with_partial_rules(INCREASING_FROM)];
-        max_abs max_abs_dim max_abs_dims -> K: [reduced_by(PartialOp::Max)];
+        max max_dim max_dims -> K: [reduced_by(PartialOp::Max).with_partial_rules(INCREASING_TO)]
+            "If several ranks hold the maximum, they share its gradient evenly; on one device, the first of the equal elements has all of it. The result is NaN if an element is.";
+        min min_dim min_dims -> K: [reduced_by(PartialOp::Min).with_partial_rules(INCREASING_FROM)]
+            "If several ranks hold the minimum, they share its gradient evenly; on one device, the first of the equal elements has all of it. The result is NaN if an element is.";
+        max_abs max_abs_dim max_abs_dims -> K: [reduced_by(PartialOp::Max)]
+            "If several ranks hold the maximum, they share its gradient evenly; on one device, the first of the equal elements has all of it. The result is NaN if an element is.";
     }
 }
 
@@ -119,8 +122,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     // Partial inputs are accepted only if they are Bool: for numbers, a pending maximum is not the
     // maximum of truth values.
     reductions! {
-        any any_dim -> Bool: [reduced_by(PartialOp::Max).with_partial_rules(if is_bool::<K>() { INCREASING_TO } else { NO_PARTIAL })];
-        all all_dim -> Bool: [reduced_by(PartialOp::Min).with_partial_rules(if is_bool::<K>() { INCREASING_FROM } else { NO_PARTIAL })];
+        any any_dim -> Bool: [reduced_by(PartialOp::Max).with_partial_rules(if is_bool::<K>() { INCREASING_TO } else { NO_PARTIAL })] "";
+        all all_dim -> Bool: [reduced_by(PartialOp::Min).with_partial_rules(if is_bool::<K>() { INCREASING_FROM } else { NO_PARTIAL })] "";
     }
 }
 

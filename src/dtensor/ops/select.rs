@@ -21,7 +21,8 @@ const SELECT_ASSIGN: EinsumRule = EinsumRule::new("select_assign", "..v.., I, ..
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Returns the slices of `dim` at `indices`, as burn's [`select`](Tensor::select).
     ///
-    /// A tensor sharded along `dim` is not moved: the result is a partial sum.
+    /// A tensor sharded along `dim` is not moved: the result is a partial sum. Its product with an
+    /// infinity may be [NaN](crate::dtensor::ops#infinities-and-ties).
     #[must_use]
     #[track_caller]
     pub fn select(self, dim: impl AsIndex, indices: DTensor<1, Int>) -> Self {
