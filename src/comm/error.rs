@@ -51,8 +51,8 @@ pub enum CommError {
     /// Two ranks made different calls of the same collective.
     #[error(
         "rank {rank} and rank {other} disagree in {during}: {differs} (rank {rank} vs rank {other}). Make the same \
-         calls in the same order on every rank of a group. A unit that is entered, and a parameter that is read outside \
-         its unit, is such a call"
+         calls in the same order on every rank of a group. Entering a unit, and reading a parameter outside its \
+         unit, also count as calls"
     )]
     Mismatch {
         /// Global rank that differs; with three or more ranks present, the one outside the

@@ -163,7 +163,7 @@ pub enum StartError {
 
     /// An MPI function failed.
     #[error(
-        "{call} failed: {text}. Run a program of MPI alone with the same launcher: if it fails too, repair the installation or \
+        "{call} failed: {text}. Run a minimal MPI program with the same launcher: if it also fails, repair the installation or \
          the launcher's options"
     )]
     Mpi {

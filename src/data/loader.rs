@@ -147,12 +147,12 @@ impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
         })
     }
 
-    /// Creates a loader that leaves padding out, for an evaluation in which each row counts once:
-    /// the last batch is shorter on some shards, and missing on others.
+    /// Creates a loader that leaves padding out, so that each row counts once: the last batch is
+    /// shorter on some shards, and missing on others.
     ///
-    /// All ranks must still compute it together. burn's `SupervisedTraining` does so for validation
-    /// if `train::supervised` of the feature `train` prepared it. A loop of your own takes
-    /// [`with_padding`](Self::with_padding).
+    /// All ranks must still compute it together. burn's `SupervisedTraining` does so, in training and
+    /// validation, if `train::supervised` of the feature `train` prepared it. A loop of your own
+    /// takes [`with_padding`](Self::with_padding).
     ///
     /// # Errors
     /// As [`with_padding`](Self::with_padding).

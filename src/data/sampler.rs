@@ -40,7 +40,8 @@ pub enum LastBatch {
     /// evaluation, where each row counts once.
     Pad,
     /// Divides them evenly among the shards, each of which then pads its part like `Pad`: 7 rows on 3
-    /// shards are 3, 2 and 2 rows. The choice for evaluation if every shard needs a row.
+    /// shards are 3, 2 and 2 rows. The choice for `train::supervised`, and for evaluation where as many
+    /// shards as possible need a row.
     Even,
 }
 

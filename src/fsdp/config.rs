@@ -283,7 +283,8 @@ impl FullyShard {
     /// A warning is one line with the paths of the layers, logged with [`log::warn!`] by the first
     /// rank. Without a logger it is printed to the standard error. A layer that is frozen, a batch
     /// norm that [`parallelize`](crate::parallel::parallelize) has placed, and a model on a single
-    /// rank cause none. [`with_dropout_warning`](Self::with_dropout_warning) is for the second row.
+    /// rank cause none. [`with_dropout_warning`](Self::with_dropout_warning) turns off
+    /// the warning about `Dropout` only.
     pub fn with_layer_warnings(mut self, warnings: bool) -> Self {
         self.layer_warnings = warnings;
         self

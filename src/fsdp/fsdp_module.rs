@@ -251,7 +251,13 @@ impl FsdpModule {
     /// If ranks have different numbers of rows, and each computes the mean loss of its own, the
     /// average of their gradients is that of the mean over all rows with the weight
     /// `rows of this rank * ranks / rows of all ranks`. `train::supervised` of the feature `train`
-    /// sets it for each batch. With 0, the rank contributes zeros.
+    /// sets it for each batch. With 0, the rank contributes zeros. The product is rounded to the dtype
+    /// in which gradients are summed.
+    ///
+    /// The weight is that of all gradients that this rank's backward computes. If they contain other
+    /// ranks' losses, because ranks exchange activations in forward (experts of
+    /// [expert parallelism](crate::parallel), [`sync_batch_norm`](crate::nn::sync_batch_norm)),
+    /// multiply each rank's loss by its weight instead.
     ///
     /// # Errors
     /// [`ParamError::GradientWeight`] unless the weight is finite and not negative.
@@ -261,6 +267,17 @@ impl FsdpModule {
         }
         self.set(|control| control.weight = weight);
         Ok(())
+    }
+
+    /// Returns true if gradients of a unit contain losses of ranks that do not reduce it, as those of
+    /// experts do.
+    #[cfg(feature = "train")]
+    pub(crate) fn has_experts(&self) -> bool {
+        let spec = |unit: &Arc<Unit>| {
+            let data = unit.spec().data.as_ref()?;
+            Some(data.ranks() < data.all.group().size())
+        };
+        self.units.iter().any(|unit| spec(unit) == Some(true))
     }
 
     /// Sets whether reductions compute only sums, which are divided afterwards, for a backend
@@ -336,15 +353,23 @@ impl FsdpModule {
     /// backward. It takes the place of [`UnitCollectives::all_gather`]. Every rank of the units' mesh
     /// must set an equal one. Parameters that are read as they are stored, as by
     /// [`full_model`](crate::fsdp::full_model) and by checkpoints, are not encoded; nor are the parts
-    /// that [`ReshardAfterForward::Ranks`] gathers in backward, which are already decoded.
+    /// that [`ReshardAfterForward::Ranks`] gathers in backward, which are already decoded. A forward
+    /// that has begun keeps its codec in backward.
     pub fn set_shard_codec(&self, codec: impl ShardCodec + 'static) {
         let codec: Arc<dyn ShardCodec> = Arc::new(codec);
-        self.set(|control| control.codec = Some(codec.clone()));
+        self.change_codec(|control| control.codec = Some(codec.clone()));
     }
 
     /// Makes the all-gathers of these units send the shards as they are.
     pub fn remove_shard_codec(&self) {
-        self.set(|control| control.codec = None);
+        self.change_codec(|control| control.codec = None);
+    }
+
+    fn change_codec(&self, set: impl Fn(&mut RuntimeOptions)) {
+        self.set(set);
+        self.units
+            .iter()
+            .for_each(|unit| unit.copies.change_encoding());
     }
 
     fn change_averaging(&self, set: impl Fn(&mut RuntimeOptions)) {

@@ -6,6 +6,8 @@ use burn::optim::{
     LionConfig, Optimizer, RmsProp, RmsPropConfig, Sgd, SgdConfig,
 };
 
+use super::fused::{FusedAdam, FusedAdamW, FusedLion};
+
 /// An optimizer, or the configuration of one, that works element by element. Its step of a shard is
 /// bitwise equal to the shard of a step of the full parameter, and needs no communication.
 /// [`sharded`](super::sharded) accepts these optimizers.
@@ -76,7 +78,7 @@ pub trait ExactOnShards {
 }
 
 macro_rules! exact {
-    ($($config:ty => $optimizer:ty),* $(,)?) => {$(
+    ($($config:ty => $optimizer:ty, $built:ty = $make:expr;)*) => {$(
         impl ExactOnShards for $optimizer {
             type Optimizer = Self;
 
@@ -86,22 +88,22 @@ macro_rules! exact {
         }
 
         impl ExactOnShards for $config {
-            type Optimizer = $optimizer;
+            type Optimizer = $built;
 
-            fn build(self) -> ($optimizer, Option<GradientClipping>) {
+            fn build(self) -> ($built, Option<GradientClipping>) {
                 // The clipping field of the configuration is private.
-                (<$config>::build(&self), self.init().grad_clipping().cloned())
+                ($make(&self), self.init().grad_clipping().cloned())
             }
         }
     )*};
 }
 
 exact! {
-    SgdConfig => Sgd,
-    AdamConfig => Adam,
-    AdamWConfig => AdamW,
-    AdaGradConfig => AdaGrad,
-    RmsPropConfig => RmsProp,
-    AdanConfig => Adan,
-    LionConfig => Lion,
+    SgdConfig => Sgd, Sgd = SgdConfig::build;
+    AdamConfig => Adam, FusedAdam = FusedAdam::from;
+    AdamWConfig => AdamW, FusedAdamW = FusedAdamW::from;
+    AdaGradConfig => AdaGrad, AdaGrad = AdaGradConfig::build;
+    RmsPropConfig => RmsProp, RmsProp = RmsPropConfig::build;
+    AdanConfig => Adan, Adan = AdanConfig::build;
+    LionConfig => Lion, FusedLion = FusedLion::from;
 }

@@ -69,6 +69,7 @@ mod ema;
 mod error;
 mod exact;
 mod full;
+mod fused;
 mod models;
 mod muon;
 mod per_param;
@@ -84,6 +85,7 @@ pub use ema::ema;
 pub use error::OptimError;
 pub use exact::ExactOnShards;
 pub use full::FullOptimizerState;
+pub use fused::{FusedAdam, FusedAdamW, FusedLion};
 #[cfg(feature = "train")]
 pub(crate) use models::recorded_state;
 pub use models::{load_optimizer_state, optimizer_state, parameter_specs};

@@ -154,6 +154,7 @@ pub(super) fn begin_pass(
         members: members.as_slice().into(),
         shards: shards.plain().into(),
         stored: access.is_stored(),
+        codec: unit.comm.codec().filter(|_| !access.is_stored()),
         call,
         checked,
     };

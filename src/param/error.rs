@@ -245,6 +245,17 @@ pub enum ParamError {
         /// Description of the wrong result.
         reason: String,
     },
+    /// A shard codec did not decode a shard to its length and dtype.
+    #[error(
+        "the shard codec of unit `{unit}` must decode to at least as many elements as the shard has, in the dtype that \
+         `decode` gets: {reason}"
+    )]
+    CodecResult {
+        /// The unit.
+        unit: String,
+        /// Description of the wrong result.
+        reason: String,
+    },
     /// The optimizer stepped other parameters before accumulated gradients were reduced.
     #[error(
         "gradients of unit `{unit}` have not been reduced, and the optimizer has stepped without them. They were \

@@ -20,6 +20,9 @@ use crate::{Error, Result};
 /// computes with the decoded parameters, forward and backward; the optimizer steps the shards as
 /// they are. [`Quantized`](crate::replicate::Quantized) is one.
 ///
+/// Encoding takes memory: all-gathers are posted before they are needed, those of backward when
+/// forward ends, and each holds what it sends. Without a codec they send the shards themselves.
+///
 /// ```
 /// use burn::nn::LinearConfig;
 /// use burn::tensor::{DType, Tensor};
@@ -57,6 +60,7 @@ pub trait ShardCodec: Send + Sync {
     /// tensors must follow from the shard's length and dtype, so that they are the same on all
     /// ranks.
     ///
+    /// It is called once for forward and once for backward, and must return the same both times.
     /// Local; it must not communicate.
     ///
     /// # Errors
@@ -70,7 +74,7 @@ pub trait ShardCodec: Send + Sync {
     ///
     /// # Errors
     /// An error unwinds the rank. A result of another dtype, or with fewer elements, is
-    /// [`ParamError::HookResult`].
+    /// [`ParamError::CodecResult`].
     fn decode(&self, encoded: EncodedShard, dtype: DType) -> Result<Tensor<1>>;
 }
 
@@ -109,7 +113,7 @@ struct EncodedParam {
 ///
 /// # Panics
 /// Unwinds with the error of the codec. The result's wait unwinds with it, and with
-/// [`ParamError::HookResult`].
+/// [`ParamError::CodecResult`].
 pub(super) fn all_gather(
     codec: Arc<dyn ShardCodec>,
     group: &Communicator,
@@ -153,7 +157,7 @@ pub(super) fn all_gather(
         let mut gathered = gathered.into_iter();
         let params = params.into_iter();
         let full = params.map(|param| param.decoded(&*codec, &mut gathered));
-        let wrong = |reason| ParamError::HookResult {
+        let wrong = |reason| ParamError::CodecResult {
             unit: label.to_string(),
             reason,
         };
@@ -194,7 +198,7 @@ impl EncodedParam {
             let (len, found, wanted) = (decoded.dims()[0], decoded.dtype(), shape.num_elements());
             if len < wanted || found != dtype {
                 return Err(format!(
-                    "decoding returned {len} elements of {found:?} for a shard of {wanted} of {dtype:?}"
+                    "it returned {len} elements of {found:?} for a shard of {wanted} of {dtype:?}"
                 ));
             }
             let decoded = decoded.narrow(0, 0, wanted).into_dispatch();

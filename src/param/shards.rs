@@ -57,12 +57,14 @@ impl LocalShards {
     }
 }
 
-/// Identity of [`LocalShards`]: two are equal if they are of the same shards of the same
-/// parameters. It does not keep their graph alive.
+/// Identity of [`LocalShards`] in one encoding: two are equal if they are of the same shards of the
+/// same parameters, and all-gathers send them in the same encoding. It does not keep their graph
+/// alive.
 #[derive(Debug, PartialEq)]
 pub(crate) struct LocalShardsId {
     members: Vec<usize>,
     values: Vec<ShardKey>,
+    encoding: u64,
 }
 
 /// Identity of one stored shard: its node in the graph, or its memory if it has none.
@@ -83,7 +85,8 @@ impl PartialEq for ShardKey {
 }
 
 impl LocalShardsId {
-    /// Returns true if `other` has another shard of a parameter that is among these.
+    /// Returns true if `other` has another shard of a parameter that is among these, or the same in
+    /// another encoding.
     pub(crate) fn replaces(&self, other: &Self) -> bool {
         self.members
             .iter()
@@ -92,11 +95,11 @@ impl LocalShardsId {
                 other
                     .members
                     .binary_search(member)
-                    .is_ok_and(|at| *value != other.values[at])
+                    .is_ok_and(|at| *value != other.values[at] || self.encoding != other.encoding)
             })
     }
 
-    pub(crate) fn of(shards: &LocalShards) -> Self {
+    pub(crate) fn of(shards: &LocalShards, encoding: u64) -> Self {
         let key = |base: &DispatchTensor| match copied_leaves::node_id(base) {
             Some(node) => ShardKey::Node(node),
             None => ShardKey::Plain(Box::new(base.clone())),
@@ -104,6 +107,7 @@ impl LocalShardsId {
         Self {
             members: shards.members.clone(),
             values: shards.bases.iter().map(key).collect(),
+            encoding,
         }
     }
 }

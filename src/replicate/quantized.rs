@@ -30,12 +30,13 @@ const LEVELS: f64 = 255.0;
 const EPSILON: f64 = f32::EPSILON as f64;
 
 impl Quantized {
-    /// Creates a hook with one scale for each gradient.
+    /// Creates a hook or codec with one scale for each gradient or shard.
     pub fn per_tensor() -> Self {
         Self { group: None }
     }
 
-    /// Creates a hook with one scale for each group of this many consecutive elements of a gradient.
+    /// Creates a hook or codec with one scale for each group of this many consecutive elements of a
+    /// gradient or shard, whose length is padded to a multiple of it.
     pub fn per_group(elements: usize) -> Self {
         let group = Some(elements.max(1));
         Self { group }

@@ -7,10 +7,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// Some ranks have a further batch of the training set, and others, with as many rows, do not.
+    /// Some ranks have a further batch of the training set, and others do not, although all have the
+    /// same number of rows.
     #[error(
         "in epoch {epoch}, the training loaders of ranks {ended:?} ended after {batches} batches, those of ranks \
-         {further:?} did not. Give every rank the same number of batches: their loaders have the same number of rows, and other batch sizes"
+         {further:?} did not. Give every rank the same number of batches. The loaders report the same number of rows, so their batch sizes \
+         probably differ"
     )]
     UnevenBatches {
         /// The epoch, counted from 1.
@@ -22,6 +24,14 @@ pub enum TrainError {
         /// Global ranks that have one.
         further: Vec<usize>,
     },
+    /// Ranks have different numbers of rows to train on, and the model has experts on a mesh of their
+    /// own.
+    #[error(
+        "the training loaders of the ranks have different numbers of rows, and the model has experts of expert parallelism, \
+         whose gradients contain the losses of several ranks and cannot be weighted. Give every rank as many rows: a \
+         `DistributedLoader` with `LastBatch::Drop`"
+    )]
+    UnevenExperts,
     /// The loader of some ranks is empty, while that of others is not.
     #[error(
         "the loaders of ranks {empty:?} have no rows of the {split} split, those of other ranks do. \

@@ -83,7 +83,7 @@
 //! | early stopping | the first rank, from these metrics |
 //! | stop by an `Interrupter`, of any rank | all ranks, after the step in which they learn of it |
 //! | failure of a rank's data, metrics or checkpoint | all ranks, with [`TrainError::Failed`] |
-//! | end of an epoch | all ranks: training needs the same number of batches on each, validation does not |
+//! | end of an epoch | all ranks: one whose batches have ended computes on its first row, which does not count |
 //!
 //! # Invariants
 //! 1. A metric of an epoch has the same value on all ranks, and the value that one device computes

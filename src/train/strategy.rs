@@ -175,15 +175,19 @@ where
         let valid = valid.to_device(&device.inner());
         let train_items = self.ranks.items("train", train.num_items())?;
         let valid_items = self.ranks.items("valid", valid.num_items())?;
-        // Once in each run: burn's loaders draw a random number for each slice.
-        let first_train_row = (!train_items.is_even).then(|| train.slice(0, 1));
-        let first_valid_row = (valid_items.total > 0).then(|| valid.slice(0, 1));
         let units = match FsdpModule::of(&model) {
             Ok(units) => Some(units),
             // One rank trains a model that is not distributed.
             Err(Error::Param(ParamError::NotSharded)) => None,
             Err(error) => return Err(error),
         };
+        let has_experts = units.as_ref().is_some_and(FsdpModule::has_experts);
+        if has_experts && !train_items.is_even {
+            return Err(TrainError::UnevenExperts.into());
+        }
+        // Once in each run: burn's loaders draw a random number for each slice.
+        let first_train_row = (!train_items.is_even).then(|| train.slice(0, 1));
+        let first_valid_row = (valid_items.total > 0).then(|| valid.slice(0, 1));
         // A loader draws each epoch's order when it begins it: a training that resumes draws those
         // it has seen.
         for _ in 1..starting_epoch {
@@ -347,7 +351,7 @@ where
         }
     }
 
-    /// Returns a rank's batch, of which there may be none only if its loader has no first row.
+    /// Returns the rank's batch, or an error if it has none and its loader had no row to repeat.
     fn or_no_rows<I>(&self, split: &str, batch: Option<SplitBatch<I>>) -> Result<SplitBatch<I>> {
         let no_rows = || TrainError::NoRows {
             split: split.into(),

@@ -136,7 +136,8 @@ impl TrainingRanks {
     }
 
     /// Exchanges what each rank does next. An interrupter that was asked to stop, or failed, comes
-    /// first. `items` are those of this rank's next batch, with which it has `processed` so many.
+    /// first. `items` is the number of items in this rank's next batch, and `processed` the number up
+    /// to and including it.
     fn round(&self, next: Status, items: usize, processed: usize) -> Result<Round> {
         let status = match (self.interrupter.error(), self.interrupter.should_stop()) {
             (Some(_), _) => Status::Failed,
@@ -160,18 +161,29 @@ impl TrainingRanks {
                 .map(|(rank, status)| (rank, status == Status::Batch))
                 .collect(),
             processed: self.sum(all.iter().map(|[.., processed]| *processed)),
-            weight: self.weight(items, all.iter().map(|[_, items, _]| *items)),
+            weight: self.weight(&all),
             stopped: all
                 .iter()
                 .any(|&[number, ..]| status(number) == Status::Stop),
         })
     }
 
-    /// Returns the weight of the gradients of a batch of which this rank has `own` items, and the ranks
-    /// have these. It is 1 for a loader that does not count.
-    fn weight(&self, own: usize, items: impl Iterator<Item = usize>) -> f64 {
+    /// Returns the weight of this rank's gradients of a batch, of which each rank has some items or
+    /// none. `all` are statuses and numbers of items. Ranks with a batch have equal weights if a
+    /// loader does not count the items of one.
+    fn weight(&self, all: &[[usize; 3]]) -> f64 {
+        let has_batch = |number: usize| Status::ALL[number] == Status::Batch;
+        let counts = all
+            .iter()
+            .all(|&[number, items, _]| !has_batch(number) || items > 0);
+        let share = |&[number, items, _]: &[usize; 3]| match (has_batch(number), counts) {
+            (false, _) => 0,
+            (true, true) => items,
+            (true, false) => 1,
+        };
+        let own = share(&all[self.comm.group().rank()]);
         let ranks = self.sum(self.ranks.iter().map(|_| 1));
-        match self.sum(items) {
+        match self.sum(all.iter().map(share)) {
             0 => 1.0,
             all => (own * ranks) as f64 / all as f64,
         }

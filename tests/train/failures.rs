@@ -60,7 +60,7 @@ fn other_numbers_of_training_batches_are_an_error_of_every_rank() {
     assert_eq!(
         text,
         "in epoch 1, the training loaders of ranks [1] ended after 1 batches, those of ranks [0] did not. Give every \
-         rank the same number of batches: their loaders have the same number of rows, and other batch sizes"
+         rank the same number of batches. The loaders report the same number of rows, so their batch sizes probably differ"
     );
 }
 

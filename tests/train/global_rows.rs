@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::data::dataloader::DataLoader;
-use burn::data::dataset::InMemDataset;
+use burn::data::dataloader::{DataLoader, DataLoaderIterator, Progress};
+use burn::data::dataset::{DatasetError, InMemDataset};
 use burn::module::Module;
 use burn::optim::{AdamWConfig, SgdConfig};
 use burn::tensor::Device;
@@ -430,5 +430,63 @@ fn a_training_that_begins_inside_an_epoch_takes_the_rows_after_it() {
                 "{ranks} ranks, without {skipped} batches: {far}"
             );
         }
+    }
+}
+
+/// A loader that counts no items.
+struct Uncounted(Arc<dyn DataLoader<Batch>>);
+
+struct UncountedBatches<'a>(Box<dyn DataLoaderIterator<Batch> + 'a>);
+
+impl DataLoader<Batch> for Uncounted {
+    fn iter<'a>(&'a self) -> Box<dyn DataLoaderIterator<Batch> + 'a> {
+        Box::new(UncountedBatches(self.0.iter()))
+    }
+
+    fn num_items(&self) -> usize {
+        self.0.num_items()
+    }
+
+    fn to_device(&self, device: &Device) -> Arc<dyn DataLoader<Batch>> {
+        Arc::new(Self(self.0.to_device(device)))
+    }
+
+    fn slice(&self, start: usize, end: usize) -> Arc<dyn DataLoader<Batch>> {
+        Arc::new(Self(self.0.slice(start, end)))
+    }
+}
+
+impl Iterator for UncountedBatches<'_> {
+    type Item = std::result::Result<Batch, DatasetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next()
+    }
+}
+
+impl DataLoaderIterator<Batch> for UncountedBatches<'_> {
+    fn progress(&self) -> Progress {
+        Progress::new(0, 0, None)
+    }
+}
+
+/// The second rank has one batch, the first two.
+#[test]
+fn ranks_with_a_batch_have_equal_weights_if_items_are_not_counted() {
+    let train = rows(100, BATCH + BATCH / 2, 0.2);
+    let valid = rows(900, BATCH, 0.2);
+    let set = |training: SupervisedTraining<Net>| training.num_epochs(2);
+    let alone = Folder::new("uncounted-alone");
+    let expected = weights(&train_alone(&alone, train.clone(), valid.clone(), set).model);
+    let folder = Folder::new("uncounted");
+    let trained = on_ranks(2, |mesh| {
+        let own = |rows: &[Row]| loader(part(rows, mesh.rank(), 2), BATCH / 2);
+        let uncounted = Arc::new(Uncounted(own(&train)));
+        let result = train_on(mesh, &folder, uncounted, own(&valid), set)?;
+        Ok(weights(&full_model(&result.model)?))
+    });
+    for trained in trained.unwrap() {
+        let far = trained.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        assert!(far.fold(0.0, f32::max) < 1e-5, "{trained:?} {expected:?}");
     }
 }

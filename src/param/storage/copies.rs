@@ -13,6 +13,7 @@
 //! | calls `unshard`, or prefetches | makes the all-gather the only *next* one |
 //! | leaves the outermost unit | forgets what was prefetched |
 //! | calls `reshard` | empties both tables, except for entries of a running forward, and posts one all-gather for each entry of the kept passes |
+//! | sets or removes the unit's codec | finds none of the copies that were gathered before |
 //! | calls `reset_iter_state` | the same, and posts nothing |
 //!
 //! A pass that burn drops changes neither. If its rank posts an all-gather for it, it drops the
@@ -20,6 +21,7 @@
 
 use std::fmt;
 use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use burn::backend::DispatchTensor;
@@ -156,7 +158,11 @@ impl Refill for UnshardedCopy {
 /// The unsharded copies of a unit's parameters: those that the next forward will use, and those
 /// that passes keep for their backward.
 #[derive(Debug, Default)]
-pub(crate) struct UnshardedCopies(Mutex<CopyTables>);
+pub(crate) struct UnshardedCopies {
+    tables: Mutex<CopyTables>,
+    /// Number of times that the program has changed the codec of the unit's shards.
+    encoding: AtomicU64,
+}
 
 #[derive(Debug, Default)]
 struct CopyTables {
@@ -235,6 +241,16 @@ impl KeptPasses {
 }
 
 impl UnshardedCopies {
+    fn id(&self, shards: &LocalShards) -> LocalShardsId {
+        LocalShardsId::of(shards, self.encoding.load(Relaxed))
+    }
+
+    /// Records that all-gathers send the shards in another encoding. No pass finds copies that were
+    /// gathered in an earlier one.
+    pub(crate) fn change_encoding(&self) {
+        self.encoding.fetch_add(1, Relaxed);
+    }
+
     /// Returns the copy for a pass that begins, and counts the pass. It is the copy that was
     /// gathered or kept for these shards, if there is one. Otherwise it is a new one.
     ///
@@ -246,8 +262,8 @@ impl UnshardedCopies {
         joins: bool,
         gatherer: &Arc<ShardGatherer>,
     ) -> (Arc<UnshardedCopy>, Option<Vec<DispatchTensor>>) {
-        let shards = LocalShardsId::of(shards);
-        let mut tables = self.0.lock();
+        let shards = self.id(shards);
+        let mut tables = self.tables.lock();
         tables.replace(&shards);
         let mut found = None;
         let mut weights = None;
@@ -278,7 +294,10 @@ impl UnshardedCopies {
         shards: &LocalShards,
         gatherer: &Arc<ShardGatherer>,
     ) -> Arc<UnshardedCopy> {
-        let copy = UnshardedCopy::new(LocalShardsId::of(shards).into(), UnshardState::new());
+        let copy = UnshardedCopy::new(
+            LocalShardsId::of(shards, u64::MAX).into(),
+            UnshardState::new(),
+        );
         copy.begin_pass(gatherer);
         copy
     }
@@ -286,7 +305,7 @@ impl UnshardedCopies {
     /// Records that forward has left a pass that keeps the weights in `copy` for its backward, and
     /// that `gatherer` gathers a second time. Returns the entry in which it is counted.
     pub(crate) fn keep(&self, copy: &Arc<UnshardedCopy>, gatherer: &Arc<ShardGatherer>) -> KeptId {
-        let mut tables = self.0.lock();
+        let mut tables = self.tables.lock();
         let mut kept = match tables
             .kept
             .iter()
@@ -324,7 +343,7 @@ impl UnshardedCopies {
     /// Records that the backward of a pass has ended, which was counted as `kept`. If the weights
     /// do not `stay`, no other pass joins those that share `copy`.
     pub(crate) fn end_backward(&self, kept: Option<KeptId>, copy: &Arc<UnshardedCopy>, stay: bool) {
-        let mut tables = self.0.lock();
+        let mut tables = self.tables.lock();
         tables.kept.retain(|entry| {
             entry.recent = 0;
             if Some(entry.id) == kept {
@@ -349,7 +368,7 @@ impl UnshardedCopies {
     /// Makes weights that a pass has retained those of the next forward over the same shards, which
     /// must not [join](Self::next_joins) other passes.
     pub(crate) fn retain(&self, copy: &Arc<UnshardedCopy>) {
-        let mut tables = self.0.lock();
+        let mut tables = self.tables.lock();
         debug_assert!(
             tables.open(&copy.shards).is_none(),
             "the next forward uses the weights that passes share"
@@ -362,14 +381,14 @@ impl UnshardedCopies {
 
     /// Returns true if the next forward over these shards joins other passes.
     pub(crate) fn next_joins(&self, copy: &UnshardedCopy) -> bool {
-        self.0.lock().open(&copy.shards).is_some()
+        self.tables.lock().open(&copy.shards).is_some()
     }
 
     /// Returns true if the next forward over these shards finds parameters that passes kept or
     /// retained.
     pub(crate) fn has_retained(&self, shards: &LocalShards) -> bool {
-        let shards = LocalShardsId::of(shards);
-        let tables = self.0.lock();
+        let shards = self.id(shards);
+        let tables = self.tables.lock();
         tables.open(&shards).is_some()
             || tables
                 .next(&shards)
@@ -379,8 +398,8 @@ impl UnshardedCopies {
     /// Returns true if the next forward over these shards finds an all-gather or parameters.
     /// Without `posted`, an all-gather that was only posted does not count.
     pub(crate) fn has(&self, shards: &LocalShards, posted: bool) -> bool {
-        let shards = LocalShardsId::of(shards);
-        let tables = self.0.lock();
+        let shards = self.id(shards);
+        let tables = self.tables.lock();
         tables.open(&shards).is_some()
             || tables
                 .next(&shards)
@@ -390,8 +409,8 @@ impl UnshardedCopies {
     /// Changes the origin of an all-gather that was posted for these shards. Returns true if it is
     /// in flight, and `None` if none was posted.
     pub(crate) fn promote(&self, shards: &LocalShards, origin: GatherOrigin) -> Option<bool> {
-        let shards = LocalShardsId::of(shards);
-        let tables = self.0.lock();
+        let shards = self.id(shards);
+        let tables = self.tables.lock();
         let posted = tables.next(&shards).filter(|copy| copy.is_posted())?;
         posted.state.gathering(|gathering, before| {
             *before = origin;
@@ -407,8 +426,8 @@ impl UnshardedCopies {
         gathering: PendingAllGather,
         origin: GatherOrigin,
     ) {
-        let shards = LocalShardsId::of(shards);
-        let mut tables = self.0.lock();
+        let shards = self.id(shards);
+        let mut tables = self.tables.lock();
         tables.replace(&shards);
         remove(&mut tables.next, |_| true);
         tables.next.push(UnshardedCopy::new(
@@ -419,7 +438,7 @@ impl UnshardedCopies {
 
     /// Drops what the running forward has prefetched and not used.
     pub(crate) fn forget_prefetched(&self) {
-        remove(&mut self.0.lock().next, |copy| {
+        remove(&mut self.tables.lock().next, |copy| {
             matches!(
                 copy.origin(),
                 Some(GatherOrigin::Prefetch | GatherOrigin::Posted)
@@ -435,25 +454,24 @@ impl UnshardedCopies {
                 *origin != GatherOrigin::Posted && gathering.is_complete()
             }) == Some(true)
         };
-        let tables = self.0.lock();
+        let tables = self.tables.lock();
         tables.kept.iter().any(|kept| kept.open.is_some()) || tables.next.iter().any(is_ready)
     }
 
     /// Waits for the all-gathers that `unshard` or a prefetch started. One that fails is dropped.
     pub(crate) fn wait(&self) -> Result<(), CommError> {
-        let copies = self.0.lock().next.clone();
-        let result = copies
+        // Taken out, so that one whose codec unwinds is dropped, too.
+        let copies = mem::take(&mut self.tables.lock().next);
+        copies
             .iter()
             .filter(|copy| !copy.is_posted())
             .try_for_each(|copy| {
                 copy.state
                     .gathering(|gathering, _| gathering.complete())
                     .unwrap_or(Ok(()))
-            });
-        if result.is_err() {
-            remove(&mut self.0.lock().next, |_| true);
-        }
-        result
+            })?;
+        self.tables.lock().next = copies;
+        Ok(())
     }
 
     /// Drops what the next forward would use, and frees what passes keep for backward. Posts one
@@ -492,7 +510,7 @@ impl UnshardedCopies {
     /// Empties both tables, except for passes that share weights with a running forward. Returns
     /// the kept passes.
     fn take_kept(&self) -> SmallVec<[KeptPasses; 1]> {
-        let mut tables = self.0.lock();
+        let mut tables = self.tables.lock();
         remove(&mut tables.next, |_| true);
         let (running, mut kept): (SmallVec<_>, SmallVec<[_; 1]>) =
             mem::take(&mut tables.kept).into_iter().partition(|kept| {
@@ -507,8 +525,8 @@ impl UnshardedCopies {
 
     /// Describes what decides the next all-gather over these shards, to compare ranks.
     pub(crate) fn describe(&self, shards: &LocalShards) -> String {
-        let shards = LocalShardsId::of(shards);
-        let tables = self.0.lock();
+        let shards = self.id(shards);
+        let tables = self.tables.lock();
         let next = match tables.next(&shards).and_then(|copy| copy.origin()) {
             Some(GatherOrigin::Retained) => "retained weights",
             // Who has posted it depends on the backend.
@@ -533,7 +551,7 @@ impl UnshardedCopies {
 /// A copy's storage refers to the copy, which refers to its storage.
 impl Drop for UnshardedCopies {
     fn drop(&mut self) {
-        let CopyTables { next, kept, .. } = self.0.get_mut();
+        let CopyTables { next, kept, .. } = self.tables.get_mut();
         next.iter().for_each(|copy| copy.close());
         kept.iter_mut().for_each(KeptPasses::close);
     }

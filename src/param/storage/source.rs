@@ -30,6 +30,8 @@ pub(crate) struct ShardGatherer {
     /// True if the weights have the element types in which they are stored, instead of those used
     /// for computation.
     pub(crate) stored: bool,
+    /// The codec of the pass's all-gathers.
+    pub(crate) codec: Option<Arc<dyn ShardCodec>>,
     /// Signature of the pass's collectives, without the phase.
     pub(crate) call: Call,
     /// The pass that the replica check compares, if it is due in this pass.
@@ -163,13 +165,8 @@ impl ShardGatherer {
             &self.members,
             self.sent(true),
             self.offloaded(),
-            self.codec(),
+            self.codec.clone(),
         )
-    }
-
-    /// Returns the codec of the weights, if they are read for computation.
-    fn codec(&self) -> Option<Arc<dyn ShardCodec>> {
-        self.comm.codec().filter(|_| !self.stored)
     }
 
     /// Waits for `gathering`, and assembles every weight of the pass from its result and the

@@ -8,7 +8,7 @@ use burn::nn::{Linear, LinearConfig};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_dtensor::comm::{Op, Phase};
-use burn_dtensor::fsdp::{EncodedShard, FsdpModule, ParamError, ShardCodec};
+use burn_dtensor::fsdp::{EncodedShard, FsdpModule, ParamError, ShardCodec, unshard};
 use burn_dtensor::prelude::*;
 use burn_dtensor::replicate::Quantized;
 
@@ -127,6 +127,14 @@ fn parameters_in_eight_bits_train_as_the_decoded_ones_do_on_one_device() {
             let valid = sharded.valid();
             valid.forward(tensor(1, [2, WIDTH], world.device()));
             assert_eq!(values(&full_model(&valid)?, None), stored);
+            // Without the codec no pass uses what was decoded before.
+            valid.forward(tensor(1, [2, WIDTH], world.device()));
+            FsdpModule::of(&sharded)?.remove_shard_codec();
+            assert_eq!(values(&full_model(&valid)?, None), stored);
+            let x = || tensor(1, [2, WIDTH], world.device());
+            let plain = on_device(&model, world.device()).forward(x());
+            let again = valid.forward(x());
+            assert!((again - plain).abs().max().into_scalar::<f32>() < 1e-5);
             let device = world.device().clone().autodiff();
             let alone = on_device(&decoded, &device);
             let x = tensor(world.rank() as u64 + 1, [2, WIDTH], &device);
@@ -171,7 +179,7 @@ fn a_shard_that_is_decoded_to_another_length_is_an_error_of_every_rank() {
         });
         let error = error.unwrap_err();
         assert!(
-            matches!(error, Error::Param(ParamError::HookResult { .. })),
+            matches!(error, Error::Param(ParamError::CodecResult { .. })),
             "{error}"
         );
         assert!(
@@ -180,8 +188,22 @@ fn a_shard_that_is_decoded_to_another_length_is_an_error_of_every_rank() {
                 .contains("1 elements of F32 for a shard of 4"),
             "{error}"
         );
-        // The ranks can continue.
+        // So does one that is waited for before it is used, and the ranks can continue.
+        let waited = Error::catch(|| Ok(unshard(&linear)?.wait()?));
+        assert!(
+            waited
+                .unwrap_err()
+                .to_string()
+                .contains("1 elements of F32")
+        );
+        let x = Tensor::<2>::ones([1, 4], &device);
+        let error = Error::catch(|| {
+            unit(&linear, x.clone(), |linear, x| linear.forward(x));
+            Ok(())
+        });
+        assert!(error.unwrap_err().to_string().contains("1 elements of F32"));
         FsdpModule::of(&linear)?.remove_shard_codec();
+        unit(&linear, x, |linear, x| linear.forward(x));
         world.barrier("after")?;
         Ok(())
     });

@@ -4,6 +4,7 @@ mod alone;
 mod average;
 mod empty_shards;
 mod errors;
+mod fused;
 mod lists;
 mod models;
 mod muon;
