@@ -15,6 +15,7 @@ use burn::optim::{
     LearningRate, Lion, LionConfig, LionState, Optimizer,
 };
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
+use burn_dtensor_optim::{self as fused, AdamRule, AdamStep, LionStep};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use serde::Deserialize;
@@ -31,86 +32,10 @@ fn fields<C: serde::Serialize, F: DeserializeOwned>(config: &C) -> F {
     fields.expect("the fields of burn's configurations are those of `fused`")
 }
 
-/// Element type whose operations are rounded as burn's CPU backend does.
-trait Real: Element + Send + Sync {
-    /// Rounds a scalar operand.
-    fn scalar(value: f64) -> Self;
-    fn plus(self, other: Self) -> Self;
-    fn minus(self, other: Self) -> Self;
-    fn times(self, other: Self) -> Self;
-    fn over(self, other: Self) -> Self;
-    fn root(self) -> Self;
-    /// Returns -1, 0 or 1; 0 for NaN.
-    fn signum_or_zero(self) -> Self;
-}
-
-macro_rules! real {
-    ($($real:ty: |$value:ident| $wide:expr, |$result:ident| $narrow:expr, |$scalar:ident| $round:expr;)*) => {$(
-        impl Real for $real {
-            #[inline(always)]
-            fn scalar($scalar: f64) -> Self {
-                $round
-            }
-
-            #[inline(always)]
-            fn plus(self, other: Self) -> Self {
-                let $result = { let $value = self; $wide } + { let $value = other; $wide };
-                $narrow
-            }
-
-            #[inline(always)]
-            fn minus(self, other: Self) -> Self {
-                let $result = { let $value = self; $wide } - { let $value = other; $wide };
-                $narrow
-            }
-
-            #[inline(always)]
-            fn times(self, other: Self) -> Self {
-                let $result = { let $value = self; $wide } * { let $value = other; $wide };
-                $narrow
-            }
-
-            #[inline(always)]
-            fn over(self, other: Self) -> Self {
-                let $result = { let $value = self; $wide } / { let $value = other; $wide };
-                $narrow
-            }
-
-            #[inline(always)]
-            fn root(self) -> Self {
-                let $value = self;
-                let $result = $wide.sqrt();
-                $narrow
-            }
-
-            #[inline(always)]
-            fn signum_or_zero(self) -> Self {
-                let $value = self;
-                let wide = $wide;
-                let $result = if wide > 0.0 {
-                    1.0
-                } else if wide < 0.0 {
-                    -1.0
-                } else {
-                    0.0
-                };
-                $narrow
-            }
-        }
-    )*};
-}
-
-real! {
-    f32: |x| x, |x| x, |x| x as f32;
-    f64: |x| x, |x| x, |x| x;
-    f16: |x| x.to_f32(), |x| f16::from_f32(x), |x| f16::from_f32(x as f32);
-    bf16: |x| x.to_f32(), |x| bf16::from_f32(x), |x| bf16::from_f32(x as f32);
-}
-
 /// A pass over the elements of a parameter, its gradient, and `N` tensors of its state.
 trait Pass<const N: usize>: Sync {
     /// Steps a chunk of them.
-    fn chunk<E: Real>(&self, param: &mut [E], grad: &[E], state: [&mut [E]; N]);
+    fn chunk<E: fused::Element>(&self, param: &mut [E], grad: &[E], state: [&mut [E]; N]);
 }
 
 /// Steps `param` and `state` in their memory. Returns the tensors, stepped if `Ok`, and unchanged if
@@ -162,7 +87,7 @@ struct Tensors<const N: usize> {
 
 impl<const N: usize> Tensors<N> {
     /// Steps all elements. Returns false if memory is not aligned to the element type.
-    fn run<E: Real>(&mut self, pass: &impl Pass<N>) -> bool {
+    fn run<E: Element + fused::Element>(&mut self, pass: &impl Pass<N>) -> bool {
         let Self { param, grad, state } = self;
         let (Ok(param), Ok(grad)) = (param.as_mut_slice::<E>(), grad.as_slice::<E>()) else {
             return false;
@@ -192,7 +117,19 @@ impl<const N: usize> Tensors<N> {
     }
 }
 
-/// Adaptive moments of Adam and AdamW at one step.
+impl Pass<2> for AdamStep {
+    fn chunk<E: fused::Element>(&self, param: &mut [E], grad: &[E], moments: [&mut [E]; 2]) {
+        E::adam(self, param, grad, moments);
+    }
+}
+
+impl Pass<1> for LionStep {
+    fn chunk<E: fused::Element>(&self, param: &mut [E], grad: &[E], [momentum]: [&mut [E]; 1]) {
+        E::lion(self, param, grad, momentum);
+    }
+}
+
+/// Fields of Adam and AdamW.
 #[derive(Debug, Clone, Copy, Deserialize)]
 struct Moments {
     beta_1: f32,
@@ -202,91 +139,20 @@ struct Moments {
 }
 
 impl Moments {
-    /// Steps the moments, and the weight with them. `decayed` returns the weight and the gradient
-    /// after weight decay, and `delta` the update of moments, without the learning rate.
-    #[inline(always)]
-    fn step<E: Real>(
-        &self,
-        lr: f64,
-        decayed: impl Fn(E, E) -> (E, E),
-        delta: impl Fn(E, E) -> E,
-        (param, grad): (&mut [E], &[E]),
-        [moment_1, moment_2]: [&mut [E]; 2],
-    ) {
-        let [beta_1, beta_2] = [self.beta_1, self.beta_2].map(scalar::<E>);
-        let [new_1, new_2] = [1.0 - self.beta_1, 1.0 - self.beta_2].map(scalar::<E>);
-        let lr = E::scalar(lr);
-        let moments = moment_1.iter_mut().zip(moment_2);
-        for ((param, grad), (moment_1, moment_2)) in param.iter_mut().zip(grad).zip(moments) {
-            let (weight, grad) = decayed(*param, *grad);
-            *moment_1 = moment_1.times(beta_1).plus(grad.times(new_1));
-            *moment_2 = moment_2.times(beta_2).plus(grad.times(grad).times(new_2));
-            *param = weight.minus(delta(*moment_1, *moment_2).times(lr));
-        }
-    }
-}
-
-/// Rounds a number of burn's configurations.
-fn scalar<E: Real>(value: f32) -> E {
-    E::scalar(f64::from(value))
-}
-
-/// A step by adaptive moments.
-#[derive(Clone, Copy)]
-struct AdamPass {
-    moments: Moments,
-    lr: f64,
-    /// Number of this step.
-    time: i32,
-    rule: AdamRule,
-}
-
-#[derive(Clone, Copy)]
-enum AdamRule {
-    /// Adam, with this factor of the weight in the gradient.
-    Adam { penalty: Option<f32> },
-    /// AdamW, with this factor of the weight.
-    AdamW { decay: f64 },
-}
-
-impl Pass<2> for AdamPass {
-    fn chunk<E: Real>(&self, param: &mut [E], grad: &[E], state: [&mut [E]; 2]) {
+    fn step(&self, lr: f64, time: i32, rule: AdamRule) -> AdamStep {
         let Self {
-            moments, lr, time, ..
+            beta_1,
+            beta_2,
+            epsilon,
+            ..
         } = *self;
-        let tensors = (param, grad);
-        let corrections = [moments.beta_1, moments.beta_2].map(|beta| 1.0 - beta.powi(time));
-        match self.rule {
-            AdamRule::Adam { penalty } => {
-                let root = corrections[1].sqrt();
-                let factor = scalar::<E>(root / corrections[0]);
-                let epsilon = scalar::<E>(moments.epsilon * root);
-                let delta =
-                    |first: E, second: E| first.times(factor).over(second.root().plus(epsilon));
-                match penalty.map(scalar::<E>) {
-                    None => moments.step(lr, |weight, grad| (weight, grad), delta, tensors, state),
-                    Some(penalty) => {
-                        let decayed = |weight: E, grad| (weight, weight.times(penalty).plus(grad));
-                        moments.step(lr, decayed, delta, tensors, state);
-                    }
-                }
-            }
-            AdamRule::AdamW { decay } => {
-                let corrections = corrections.map(scalar::<E>);
-                let epsilon = scalar::<E>(moments.epsilon);
-                let delta = |first: E, second: E| {
-                    let second = second.over(corrections[1]);
-                    first.over(corrections[0]).over(second.root().plus(epsilon))
-                };
-                match decay == 1.0 {
-                    true => moments.step(lr, |weight, grad| (weight, grad), delta, tensors, state),
-                    false => {
-                        let decay = E::scalar(decay);
-                        let decayed = |weight: E, grad| (weight.times(decay), grad);
-                        moments.step(lr, decayed, delta, tensors, state);
-                    }
-                }
-            }
+        AdamStep {
+            beta_1,
+            beta_2,
+            epsilon,
+            lr,
+            time,
+            rule,
         }
     }
 }
@@ -294,17 +160,18 @@ impl Pass<2> for AdamPass {
 /// Steps by adaptive moments, or returns the tensors as they are.
 #[allow(clippy::type_complexity)]
 fn step_moments<const D: usize>(
-    mut pass: AdamPass,
+    moments: &Moments,
+    (lr, rule): (f64, AdamRule),
     param: Tensor<D>,
     grad: Tensor<D>,
     state: AdaptiveMomentumState<D>,
 ) -> Result<(Tensor<D>, AdaptiveMomentumState<D>), (Tensor<D>, Tensor<D>, AdaptiveMomentumState<D>)>
 {
-    if pass.moments.amsgrad || state.max_moment_2.is_some() {
+    if moments.amsgrad || state.max_moment_2.is_some() {
         return Err((param, grad, state));
     }
     let time = state.time + 1;
-    pass.time = time as i32;
+    let pass = moments.step(lr, time as i32, rule);
     let with =
         |time, [moment_1, moment_2]: [_; 2]| AdaptiveMomentumState::new(time, moment_1, moment_2);
     match step_in_place(&pass, param, grad, [state.moment_1, state.moment_2]) {
@@ -357,17 +224,12 @@ impl Optimizer for FusedAdamW {
             return self.burn.step(lr, param, grad, None);
         };
         let decay_rate = lr * f64::from(self.weight_decay);
-        let pass = AdamPass {
-            moments: self.moments,
-            lr,
-            time: 0,
-            rule: AdamRule::AdamW {
-                decay: 1.0 - decay_rate,
-            },
+        let rule = AdamRule::AdamW {
+            decay: 1.0 - decay_rate,
         };
         let stepped = match self.cautious_weight_decay && decay_rate != 0.0 {
             true => Err((param, grad, momentum)),
-            false => step_moments(pass, param, grad, momentum),
+            false => step_moments(&self.moments, (lr, rule), param, grad, momentum),
         };
         match stepped {
             Ok((param, momentum)) => (param, Some(AdamWState { momentum })),
@@ -424,15 +286,10 @@ impl Optimizer for FusedAdam {
         let Some(AdamState { momentum }) = state else {
             return self.burn.step(lr, param, grad, None);
         };
-        let pass = AdamPass {
-            moments: self.moments,
-            lr,
-            time: 0,
-            rule: AdamRule::Adam {
-                penalty: self.penalty,
-            },
+        let rule = AdamRule::Adam {
+            penalty: self.penalty,
         };
-        match step_moments(pass, param, grad, momentum) {
+        match step_moments(&self.moments, (lr, rule), param, grad, momentum) {
             Ok((param, momentum)) => (param, Some(AdamState { momentum })),
             Err((param, grad, momentum)) => {
                 self.burn
@@ -470,35 +327,6 @@ impl From<&LionConfig> for FusedLion {
     }
 }
 
-/// A step of [`FusedLion`].
-struct LionPass {
-    fields: LionFields,
-    lr: f64,
-}
-
-impl Pass<1> for LionPass {
-    fn chunk<E: Real>(&self, param: &mut [E], grad: &[E], [momentum]: [&mut [E]; 1]) {
-        let LionFields {
-            beta_1,
-            beta_2,
-            weight_decay,
-        } = self.fields;
-        let [of_old, of_new] = [beta_1, 1.0 - beta_1].map(scalar::<E>);
-        let [kept, added] = [beta_2, 1.0 - beta_2].map(scalar::<E>);
-        let decay = 1.0 - self.lr * f64::from(weight_decay);
-        let (decays, decay, lr) = (decay != 1.0, E::scalar(decay), E::scalar(self.lr));
-        for ((param, grad), momentum) in param.iter_mut().zip(grad).zip(momentum) {
-            let update = momentum
-                .times(of_old)
-                .plus(grad.times(of_new))
-                .signum_or_zero();
-            *momentum = momentum.times(kept).plus(grad.times(added));
-            let weight = if decays { param.times(decay) } else { *param };
-            *param = weight.minus(update.times(lr));
-        }
-    }
-}
-
 impl Optimizer for FusedLion {
     type State<const D: usize> = LionState<D>;
 
@@ -512,8 +340,18 @@ impl Optimizer for FusedLion {
         let Some(LionState { momentum }) = state else {
             return self.burn.step(lr, param, grad, None);
         };
-        let fields = self.fields;
-        match step_in_place(&LionPass { fields, lr }, param, grad, [momentum]) {
+        let LionFields {
+            beta_1,
+            beta_2,
+            weight_decay,
+        } = self.fields;
+        let pass = LionStep {
+            beta_1,
+            beta_2,
+            lr,
+            decay: 1.0 - lr * f64::from(weight_decay),
+        };
+        match step_in_place(&pass, param, grad, [momentum]) {
             Ok((param, [momentum])) => (param, Some(LionState { momentum })),
             Err((param, grad, [momentum])) => {
                 self.burn
