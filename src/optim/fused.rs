@@ -33,7 +33,7 @@ fn fields<C: serde::Serialize, F: DeserializeOwned>(config: &C) -> F {
 }
 
 /// A pass over the elements of a parameter, its gradient, and `N` tensors of its state.
-trait Pass<const N: usize>: Sync {
+trait FusedPass<const N: usize>: Sync {
     /// Steps a chunk of them.
     fn chunk<E: fused::Element>(&self, param: &mut [E], grad: &[E], state: [&mut [E]; N]);
 }
@@ -42,7 +42,7 @@ trait Pass<const N: usize>: Sync {
 /// the pass does not take them: see the third invariant.
 #[allow(clippy::type_complexity)]
 fn step_in_place<const D: usize, const N: usize>(
-    pass: &impl Pass<N>,
+    pass: &impl FusedPass<N>,
     param: Tensor<D>,
     grad: Tensor<D>,
     state: [Tensor<D>; N],
@@ -59,7 +59,7 @@ fn step_in_place<const D: usize, const N: usize>(
     if !is_taken {
         return Err((param, grad, state));
     }
-    let mut tensors = Tensors {
+    let mut tensors = SteppedMemory {
         param: param.into_data(),
         grad: grad.into_data(),
         state: state.map(Tensor::into_data),
@@ -79,15 +79,15 @@ fn step_in_place<const D: usize, const N: usize>(
 }
 
 /// The memory of the tensors of a step.
-struct Tensors<const N: usize> {
+struct SteppedMemory<const N: usize> {
     param: TensorData,
     grad: TensorData,
     state: [TensorData; N],
 }
 
-impl<const N: usize> Tensors<N> {
+impl<const N: usize> SteppedMemory<N> {
     /// Steps all elements. Returns false if memory is not aligned to the element type.
-    fn run<E: Element + fused::Element>(&mut self, pass: &impl Pass<N>) -> bool {
+    fn run<E: Element + fused::Element>(&mut self, pass: &impl FusedPass<N>) -> bool {
         let Self { param, grad, state } = self;
         let (Ok(param), Ok(grad)) = (param.as_mut_slice::<E>(), grad.as_slice::<E>()) else {
             return false;
@@ -117,13 +117,13 @@ impl<const N: usize> Tensors<N> {
     }
 }
 
-impl Pass<2> for AdamStep {
+impl FusedPass<2> for AdamStep {
     fn chunk<E: fused::Element>(&self, param: &mut [E], grad: &[E], moments: [&mut [E]; 2]) {
         E::adam(self, param, grad, moments);
     }
 }
 
-impl Pass<1> for LionStep {
+impl FusedPass<1> for LionStep {
     fn chunk<E: fused::Element>(&self, param: &mut [E], grad: &[E], [momentum]: [&mut [E]; 1]) {
         E::lion(self, param, grad, momentum);
     }
@@ -193,11 +193,11 @@ pub struct FusedAdamW {
 impl From<&AdamWConfig> for FusedAdamW {
     fn from(config: &AdamWConfig) -> Self {
         #[derive(Deserialize)]
-        struct Decay {
+        struct AdamWDecay {
             weight_decay: f32,
             cautious_weight_decay: bool,
         }
-        let Decay {
+        let AdamWDecay {
             weight_decay,
             cautious_weight_decay,
         } = fields(config);
@@ -261,10 +261,10 @@ impl From<&AdamConfig> for FusedAdam {
             penalty: f32,
         }
         #[derive(Deserialize)]
-        struct Decay {
+        struct AdamDecay {
             weight_decay: Option<Penalty>,
         }
-        let Decay { weight_decay } = fields(config);
+        let AdamDecay { weight_decay } = fields(config);
         Self {
             burn: config.build(),
             moments: fields(config),

@@ -10,7 +10,9 @@
 //! [`sharded`] builds the optimizer of a model that was sharded or parallelized. It accepts only
 //! optimizers that are correct on shards (others do not compile), clips by norm over all shards,
 //! and adds Muon on full matrices. burn's own [`ModuleOptimizer`](burn::optim::ModuleOptimizer)
-//! steps such a model too, without these checks, and [`optimizer_state`] returns its state. A
+//! steps such a model too, without these checks, and [`optimizer_state`] returns its state. Built of
+//! their configurations, AdamW, Adam and Lion step a parameter on the CPU in one pass over memory,
+//! with burn's bits ([`FusedAdamW`], [`FusedAdam`], [`FusedLion`]); all else is burn's step. A
 //! [`DTensorOptimizer`] steps parameters that are [`DTensor`](crate::dtensor::DTensor)s without a
 //! module. The state of each is an [`OptimizerState`]: DTensors laid out like their parameters,
 //! named by the parameters' paths and burn's field names. [`OptimizerState::redistribute`] moves it
