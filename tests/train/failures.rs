@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use burn::data::dataloader::{DataLoader, DataLoaderBuilder};
 use burn::data::dataset::{Dataset, DatasetError};
 use burn::lr_scheduler::constant::ConstantLr;
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::optim::SgdConfig;
 use burn::tensor::Tensor;
 use burn::train::metric::LossMetric;
@@ -14,7 +14,7 @@ use burn::train::{
     ClassificationOutput, InferenceStep, Interrupter, Learner, TrainOutput, TrainStep,
 };
 use burn_dtensor::prelude::*;
-use burn_dtensor::train::supervised;
+use burn_dtensor::train::{TrainError, supervised};
 
 use super::support::{
     BATCH, Batch, Folder, Net, Row, Rows, loader, metrics, on_ranks, part, rows, train_on,
@@ -333,4 +333,71 @@ fn an_output_whose_tensors_have_other_lengths_is_refused() {
     let expected =
         "a tensor of the step's output has length 6 along dimension 0, but the batch has 12 rows";
     assert!(text.contains(expected), "{text}");
+}
+
+#[derive(Module, Debug)]
+struct Experts {
+    up: Param<Tensor<3>>,
+}
+
+/// A classifier with experts, of which each rank along `ep` has some.
+#[derive(Module, Debug)]
+struct Mixture {
+    net: Net,
+    experts: Experts,
+}
+
+impl TrainStep for Mixture {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
+        TrainStep::step(&self.net, batch)
+    }
+}
+
+impl InferenceStep for Mixture {
+    type Input = Batch;
+    type Output = ClassificationOutput;
+
+    fn step(&self, batch: Batch) -> ClassificationOutput {
+        InferenceStep::step(&self.net, batch)
+    }
+}
+
+/// Gradients of experts contain the losses of other ranks, so a rank's weight is not theirs.
+#[test]
+fn experts_with_other_numbers_of_rows_are_an_error_of_every_rank() {
+    let folder = Folder::new("experts");
+    launch(Launch::threads(4), |world| {
+        let device = world.device().clone().autodiff();
+        let mesh = DeviceMesh::new(world, [2, 2], ["efsdp", "ep"])?;
+        let by_expert = Plan::new().with_style("*", Style::placed(Placement::Shard(0)));
+        let experts = Experts {
+            up: Param::from_tensor(Tensor::ones([4, 2, 2], &device)),
+        };
+        let model = Mixture {
+            net: Net::new(&device),
+            experts: parallelize(experts, &mesh.slice("ep")?, by_expert)?,
+        };
+        let config = FullyShard::new().with_shard_dims(["efsdp", "ep"]);
+        let model = fully_shard(model, &mesh, config)?;
+        let own = |count| loader(rows(100, count, 0.2), BATCH);
+        let train = own(BATCH + world.rank());
+        let error = Error::catch(|| {
+            let optim = SgdConfig::new().init();
+            supervised(&mesh, &folder, train, own(BATCH))?
+                .with_application_logger(None)
+                .launch(Learner::new(model, optim, ConstantLr::new(0.1)));
+            Ok(())
+        });
+        let error = error.unwrap_err();
+        assert!(
+            matches!(error, Error::Train(TrainError::UnevenExperts)),
+            "{error}"
+        );
+        world.barrier("after")?;
+        Ok(())
+    })
+    .unwrap();
 }

@@ -77,6 +77,8 @@ fn a_process_that_ends_is_a_failure_of_the_other() {
             })
             .unwrap();
             let error = failed(&job, |world| {
+                // The other process has left the first launch.
+                world.barrier("begin")?;
                 if world.rank() == 1 {
                     std::process::exit(0);
                 }
