@@ -38,15 +38,22 @@ trait FusedPass<const N: usize>: Sync {
     fn chunk<E: fused::Element>(&self, param: &mut [E], grad: &[E], state: [&mut [E]; N]);
 }
 
-/// Steps `param` and `state` in their memory. Returns the tensors, stepped if `Ok`, and unchanged if
-/// the pass does not take them: see the third invariant.
-#[allow(clippy::type_complexity)]
+/// A parameter after a pass, with its state.
+struct AfterPass<const D: usize, S> {
+    param: Tensor<D>,
+    state: S,
+    /// The gradient, if the pass does not take the tensors: see the third invariant. They are
+    /// unchanged then.
+    left: Option<Tensor<D>>,
+}
+
+/// Steps `param` and `state` in their memory.
 fn step_in_place<const D: usize, const N: usize>(
     pass: &impl FusedPass<N>,
     param: Tensor<D>,
     grad: Tensor<D>,
     state: [Tensor<D>; N],
-) -> Result<(Tensor<D>, [Tensor<D>; N]), (Tensor<D>, Tensor<D>, [Tensor<D>; N])> {
+) -> AfterPass<D, [Tensor<D>; N]> {
     let (device, dtype, shape) = (param.device(), param.dtype(), param.shape());
     let fits = |tensor: &Tensor<D>| {
         tensor.dtype() == dtype && tensor.shape() == shape && tensor.device() == device
@@ -57,7 +64,11 @@ fn step_in_place<const D: usize, const N: usize>(
         && fits(&grad)
         && state.iter().all(fits);
     if !is_taken {
-        return Err((param, grad, state));
+        return AfterPass {
+            param,
+            state,
+            left: Some(grad),
+        };
     }
     let mut tensors = SteppedMemory {
         param: param.into_data(),
@@ -71,10 +82,10 @@ fn step_in_place<const D: usize, const N: usize>(
         _ => tensors.run::<bf16>(pass),
     };
     let tensor = |data| Tensor::from_data(data, (&device, dtype));
-    let (param, state) = (tensor(tensors.param), tensors.state.map(tensor));
-    match is_stepped {
-        true => Ok((param, state)),
-        false => Err((param, tensor(tensors.grad), state)),
+    AfterPass {
+        param: tensor(tensors.param),
+        left: (!is_stepped).then(|| tensor(tensors.grad)),
+        state: tensors.state.map(tensor),
     }
 }
 
@@ -157,27 +168,29 @@ impl Moments {
     }
 }
 
-/// Steps by adaptive moments, or returns the tensors as they are.
-#[allow(clippy::type_complexity)]
+/// Steps by adaptive moments.
 fn step_moments<const D: usize>(
     moments: &Moments,
     (lr, rule): (f64, AdamRule),
     param: Tensor<D>,
     grad: Tensor<D>,
     state: AdaptiveMomentumState<D>,
-) -> Result<(Tensor<D>, AdaptiveMomentumState<D>), (Tensor<D>, Tensor<D>, AdaptiveMomentumState<D>)>
-{
+) -> AfterPass<D, AdaptiveMomentumState<D>> {
     if moments.amsgrad || state.max_moment_2.is_some() {
-        return Err((param, grad, state));
+        return AfterPass {
+            param,
+            state,
+            left: Some(grad),
+        };
     }
     let time = state.time + 1;
     let pass = moments.step(lr, time as i32, rule);
-    let with =
-        |time, [moment_1, moment_2]: [_; 2]| AdaptiveMomentumState::new(time, moment_1, moment_2);
-    match step_in_place(&pass, param, grad, [state.moment_1, state.moment_2]) {
-        Ok((param, moments)) => Ok((param, with(time, moments))),
-        Err((param, grad, moments)) => Err((param, grad, with(time - 1, moments))),
-    }
+    let AfterPass { param, state, left } =
+        step_in_place(&pass, param, grad, [state.moment_1, state.moment_2]);
+    let [moment_1, moment_2] = state;
+    let time = if left.is_none() { time } else { time - 1 };
+    let state = AdaptiveMomentumState::new(time, moment_1, moment_2);
+    AfterPass { param, state, left }
 }
 
 /// burn's [`AdamW`], in one pass over memory where it can: [`ExactOnShards`](super::ExactOnShards)
@@ -228,15 +241,22 @@ impl Optimizer for FusedAdamW {
             decay: 1.0 - decay_rate,
         };
         let stepped = match self.cautious_weight_decay && decay_rate != 0.0 {
-            true => Err((param, grad, momentum)),
+            true => AfterPass {
+                param,
+                state: momentum,
+                left: Some(grad),
+            },
             false => step_moments(&self.moments, (lr, rule), param, grad, momentum),
         };
-        match stepped {
-            Ok((param, momentum)) => (param, Some(AdamWState { momentum })),
-            Err((param, grad, momentum)) => {
-                self.burn
-                    .step(lr, param, grad, Some(AdamWState { momentum }))
-            }
+        let AfterPass {
+            param,
+            state: momentum,
+            left,
+        } = stepped;
+        let state = AdamWState { momentum };
+        match left {
+            None => (param, Some(state)),
+            Some(grad) => self.burn.step(lr, param, grad, Some(state)),
         }
     }
 
@@ -289,12 +309,15 @@ impl Optimizer for FusedAdam {
         let rule = AdamRule::Adam {
             penalty: self.penalty,
         };
-        match step_moments(&self.moments, (lr, rule), param, grad, momentum) {
-            Ok((param, momentum)) => (param, Some(AdamState { momentum })),
-            Err((param, grad, momentum)) => {
-                self.burn
-                    .step(lr, param, grad, Some(AdamState { momentum }))
-            }
+        let AfterPass {
+            param,
+            state: momentum,
+            left,
+        } = step_moments(&self.moments, (lr, rule), param, grad, momentum);
+        let state = AdamState { momentum };
+        match left {
+            None => (param, Some(state)),
+            Some(grad) => self.burn.step(lr, param, grad, Some(state)),
         }
     }
 
@@ -351,12 +374,15 @@ impl Optimizer for FusedLion {
             lr,
             decay: 1.0 - lr * f64::from(weight_decay),
         };
-        match step_in_place(&pass, param, grad, [momentum]) {
-            Ok((param, [momentum])) => (param, Some(LionState { momentum })),
-            Err((param, grad, [momentum])) => {
-                self.burn
-                    .step(lr, param, grad, Some(LionState { momentum }))
-            }
+        let AfterPass {
+            param,
+            state: [momentum],
+            left,
+        } = step_in_place(&pass, param, grad, [momentum]);
+        let state = LionState { momentum };
+        match left {
+            None => (param, Some(state)),
+            Some(grad) => self.burn.step(lr, param, grad, Some(state)),
         }
     }
 

@@ -189,7 +189,7 @@ fn a_shard_that_is_decoded_to_another_length_is_an_error_of_every_rank() {
             "{error}"
         );
         // So does one that is waited for before it is used, and the ranks can continue.
-        let waited = Error::catch(|| Ok(unshard(&linear)?.wait()?));
+        let waited = Error::catch(|| unshard(&linear)?.wait());
         assert!(
             waited
                 .unwrap_err()
