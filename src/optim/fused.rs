@@ -47,6 +47,30 @@ struct AfterPass<const D: usize, S> {
     left: Option<Tensor<D>>,
 }
 
+impl<const D: usize, S> AfterPass<D, S> {
+    fn left(param: Tensor<D>, grad: Tensor<D>, state: S) -> Self {
+        Self {
+            param,
+            state,
+            left: Some(grad),
+        }
+    }
+
+    /// Returns the result of the step, which is that of `burn` if the pass has left the tensors.
+    fn or_burn<O: Optimizer>(
+        self,
+        burn: &O,
+        lr: f64,
+        state: impl FnOnce(S) -> O::State<D>,
+    ) -> (Tensor<D>, Option<O::State<D>>) {
+        let state = Some(state(self.state));
+        match self.left {
+            None => (self.param, state),
+            Some(grad) => burn.step(lr, self.param, grad, state),
+        }
+    }
+}
+
 /// Steps `param` and `state` in their memory.
 fn step_in_place<const D: usize, const N: usize>(
     pass: &impl FusedPass<N>,
@@ -64,11 +88,7 @@ fn step_in_place<const D: usize, const N: usize>(
         && fits(&grad)
         && state.iter().all(fits);
     if !is_taken {
-        return AfterPass {
-            param,
-            state,
-            left: Some(grad),
-        };
+        return AfterPass::left(param, grad, state);
     }
     let mut tensors = SteppedMemory {
         param: param.into_data(),
@@ -177,11 +197,7 @@ fn step_moments<const D: usize>(
     state: AdaptiveMomentumState<D>,
 ) -> AfterPass<D, AdaptiveMomentumState<D>> {
     if moments.amsgrad || state.max_moment_2.is_some() {
-        return AfterPass {
-            param,
-            state,
-            left: Some(grad),
-        };
+        return AfterPass::left(param, grad, state);
     }
     let time = state.time + 1;
     let pass = moments.step(lr, time as i32, rule);
@@ -241,23 +257,10 @@ impl Optimizer for FusedAdamW {
             decay: 1.0 - decay_rate,
         };
         let stepped = match self.cautious_weight_decay && decay_rate != 0.0 {
-            true => AfterPass {
-                param,
-                state: momentum,
-                left: Some(grad),
-            },
+            true => AfterPass::left(param, grad, momentum),
             false => step_moments(&self.moments, (lr, rule), param, grad, momentum),
         };
-        let AfterPass {
-            param,
-            state: momentum,
-            left,
-        } = stepped;
-        let state = AdamWState { momentum };
-        match left {
-            None => (param, Some(state)),
-            Some(grad) => self.burn.step(lr, param, grad, Some(state)),
-        }
+        stepped.or_burn(&self.burn, lr, |momentum| AdamWState { momentum })
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
@@ -309,16 +312,11 @@ impl Optimizer for FusedAdam {
         let rule = AdamRule::Adam {
             penalty: self.penalty,
         };
-        let AfterPass {
-            param,
-            state: momentum,
-            left,
-        } = step_moments(&self.moments, (lr, rule), param, grad, momentum);
-        let state = AdamState { momentum };
-        match left {
-            None => (param, Some(state)),
-            Some(grad) => self.burn.step(lr, param, grad, Some(state)),
-        }
+        step_moments(&self.moments, (lr, rule), param, grad, momentum).or_burn(
+            &self.burn,
+            lr,
+            |momentum| AdamState { momentum },
+        )
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
@@ -374,16 +372,8 @@ impl Optimizer for FusedLion {
             lr,
             decay: 1.0 - lr * f64::from(weight_decay),
         };
-        let AfterPass {
-            param,
-            state: [momentum],
-            left,
-        } = step_in_place(&pass, param, grad, [momentum]);
-        let state = LionState { momentum };
-        match left {
-            None => (param, Some(state)),
-            Some(grad) => self.burn.step(lr, param, grad, Some(state)),
-        }
+        step_in_place(&pass, param, grad, [momentum])
+            .or_burn(&self.burn, lr, |[momentum]| LionState { momentum })
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {

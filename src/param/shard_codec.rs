@@ -174,9 +174,10 @@ impl EncodedParam {
         codec: &dyn ShardCodec,
         gathered: &mut impl Iterator<Item = DispatchTensor>,
     ) -> Result<DispatchTensor, String> {
-        // No rank has an element of it.
-        if self.floats + self.ints == 0 {
-            return Ok(self.own);
+        if self.shards.iter().all(|shard| shard.num_elements() == 0) {
+            let mut full = self.shards[0].clone();
+            full[self.dim] = self.shards.iter().map(|shard| shard[self.dim]).sum();
+            return Ok(Dispatch::float_reshape(self.own, full));
         }
         let dtype = self.own.dtype();
         let floats: Vec<_> = gathered.take(self.floats).collect();

@@ -90,8 +90,7 @@ impl GradientHook for Quantized {
                     }
                     let q = Tensor::<3, Int>::from_dispatch(next());
                     let scales = Tensor::<3>::from_dispatch(next());
-                    let (scale, zero) = (scales.clone().narrow(2, 0, 1), scales.narrow(2, 1, 1));
-                    let x = (q.float().cast(DType::F32) - zero) * scale;
+                    let x = dequantized(q, scales);
                     let [_, rows, columns] = x.dims();
                     let mean = x.mean_dim(0).reshape([rows * columns]).narrow(0, 0, len);
                     averaged.push(mean.mul_scalar(times_average).cast(dtype));
@@ -118,10 +117,18 @@ impl ShardCodec for Quantized {
             .next()
             .expect("one of each");
         let rows = scales.dims()[0] / 2;
-        let scales = scales.reshape([rows, 2]);
-        let (scale, zero) = (scales.clone().narrow(1, 0, 1), scales.narrow(1, 1, 1));
         let columns = q.dims()[0] / rows;
-        let q = q.reshape([rows, columns]).float().cast(DType::F32);
-        Ok(((q - zero) * scale).flatten(0, 1).cast(dtype))
+        let x = dequantized(q.reshape([rows, columns]), scales.reshape([rows, 2]));
+        Ok(x.flatten(0, 1).cast(dtype))
     }
+}
+
+/// Returns the numbers that integers in rows stand for. `scales` has the scale and the zero point of
+/// each row in its last dimension.
+fn dequantized<const D: usize>(q: Tensor<D, Int>, scales: Tensor<D>) -> Tensor<D> {
+    let (scale, zero) = (
+        scales.clone().narrow(D - 1, 0, 1),
+        scales.narrow(D - 1, 1, 1),
+    );
+    (q.float().cast(DType::F32) - zero) * scale
 }

@@ -88,6 +88,7 @@ where
             rows,
             components,
             learner,
+            units: None,
         }
         .run(train, valid, starting_epoch)
         .or_unwind()
@@ -137,6 +138,8 @@ struct Fit<'a, M: LearnerModel> {
     rows: Communicator,
     components: TrainingComponents<M>,
     learner: Learner<M>,
+    /// The model's units; `None` for a model that is not distributed.
+    units: Option<FsdpModule>,
 }
 
 impl<M: LearnerModel> Fit<'_, M>
@@ -175,13 +178,13 @@ where
         let valid = valid.to_device(&device.inner());
         let train_items = self.ranks.items("train", train.num_items())?;
         let valid_items = self.ranks.items("valid", valid.num_items())?;
-        let units = match FsdpModule::of(&model) {
+        self.units = match FsdpModule::of(&model) {
             Ok(units) => Some(units),
             // One rank trains a model that is not distributed.
             Err(Error::Param(ParamError::NotSharded)) => None,
             Err(error) => return Err(error),
         };
-        let has_experts = units.as_ref().is_some_and(FsdpModule::has_experts);
+        let has_experts = self.units.as_ref().is_some_and(FsdpModule::has_experts);
         if has_experts && !train_items.is_even {
             return Err(TrainError::UnevenExperts.into());
         }
@@ -194,18 +197,12 @@ where
             drop((train.iter(), valid.iter()));
         }
         for epoch in starting_epoch..=self.components.num_epochs {
-            let weigh = |weight| match &units {
-                Some(units) => units.set_gradient_weight(weight),
-                None => Ok(()),
-            };
             self.train_epoch(
                 &*train,
                 first_train_row.as_deref(),
                 epoch,
                 train_items.total,
-                &weigh,
             )?;
-            weigh(1.0)?;
             if self.ranks.is_stopped()? {
                 break;
             }
@@ -231,8 +228,7 @@ where
         Ok((model, self.components.event_processor))
     }
 
-    /// Trains an epoch, on the batches of all ranks together. `weigh` sets the weight of this rank's
-    /// gradients. A rank whose batches have ended computes on its `first_row` with weight 0, as long
+    /// Trains an epoch, on the batches of all ranks together. A rank whose batches have ended computes on its `first_row` with weight 0, as long
     /// as other ranks have batches.
     fn train_epoch(
         &mut self,
@@ -240,7 +236,6 @@ where
         first_row: Option<&dyn DataLoader<<M as TrainStep>::Input>>,
         epoch: usize,
         total_items: usize,
-        weigh: &dyn Fn(f64) -> Result<()>,
     ) -> Result<()> {
         self.send_train(LearnerEvent::StartSplit {
             epoch_number: epoch,
@@ -259,7 +254,7 @@ where
             let SplitBatch { batch, is_counted } = self.or_no_rows("train", batches.take())?;
             if weight != round.weight {
                 weight = round.weight;
-                weigh(weight)?;
+                self.weigh(weight)?;
             }
             let next = batches.fetch(&self.ranks)?;
             iteration += 1;
@@ -291,8 +286,18 @@ where
             self.send_train(LearnerEvent::ProcessedItem(item));
             round = next;
         }
+        if weight != 1.0 {
+            self.weigh(1.0)?;
+        }
         self.send_train(LearnerEvent::EndSplit(epoch));
         Ok(())
+    }
+
+    /// Sets the weight of this rank's gradients.
+    fn weigh(&self, weight: f64) -> Result<()> {
+        self.units
+            .as_ref()
+            .map_or(Ok(()), |units| units.set_gradient_weight(weight))
     }
 
     /// Validates an epoch. A rank whose batches have ended computes on its `first_row`, which is

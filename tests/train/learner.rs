@@ -92,7 +92,7 @@ fn muon_in_a_learner_decays_weights() {
     assert!(apart < 1e-4, "{apart}");
 }
 
-/// Of seven batches, the optimizer steps after the third, the sixth and the last.
+/// The optimizer steps after the third, the sixth and the last of seven batches.
 #[test]
 fn accumulated_gradients_in_a_learner_make_the_steps_of_one_device() {
     let train = rows(100, 7 * BATCH, 0.2);

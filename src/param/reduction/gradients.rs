@@ -70,8 +70,10 @@ impl Trained {
         grads: Vec<Option<DispatchTensor>>,
         weight: f64,
     ) -> Vec<Option<DispatchTensor>> {
+        if weight == 1.0 {
+            return grads;
+        }
         let weigh = |(at, grad): (usize, Option<DispatchTensor>)| match weight {
-            1.0 => grad,
             // The gradient of rows that do not count may be infinite.
             0.0 => grad.map(|_| self.zeros(at)),
             _ => grad.map(|grad| Dispatch::float_mul_scalar(grad, Scalar::from(weight))),

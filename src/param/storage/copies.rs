@@ -13,8 +13,8 @@
 //! | calls `unshard`, or prefetches | makes the all-gather the only *next* one |
 //! | leaves the outermost unit | forgets what was prefetched |
 //! | calls `reshard` | empties both tables, except for entries of a running forward, and posts one all-gather for each entry of the kept passes |
-//! | sets or removes the unit's codec | finds none of the copies that were gathered before |
 //! | calls `reset_iter_state` | the same, and posts nothing |
+//! | sets or removes the unit's codec | lets no pass find copies that were gathered before |
 //!
 //! A pass that burn drops changes neither. If its rank posts an all-gather for it, it drops the
 //! result; another rank may need the rank's shards.
@@ -460,9 +460,9 @@ impl UnshardedCopies {
 
     /// Waits for the all-gathers that `unshard` or a prefetch started. One that fails is dropped.
     pub(crate) fn wait(&self) -> Result<(), CommError> {
-        // Taken out, so that one whose codec unwinds is dropped, too.
-        let copies = mem::take(&mut self.tables.lock().next);
-        copies
+        let mut taken = TakenCopies(mem::take(&mut self.tables.lock().next));
+        taken
+            .0
             .iter()
             .filter(|copy| !copy.is_posted())
             .try_for_each(|copy| {
@@ -470,7 +470,7 @@ impl UnshardedCopies {
                     .gathering(|gathering, _| gathering.complete())
                     .unwrap_or(Ok(()))
             })?;
-        self.tables.lock().next = copies;
+        self.tables.lock().next = mem::take(&mut taken.0);
         Ok(())
     }
 
@@ -554,6 +554,16 @@ impl Drop for UnshardedCopies {
         let CopyTables { next, kept, .. } = self.tables.get_mut();
         next.iter().for_each(|copy| copy.close());
         kept.iter_mut().for_each(KeptPasses::close);
+    }
+}
+
+/// Copies that no pass uses, while they are waited for. They are removed if one fails, also by
+/// unwinding with the error of its codec.
+struct TakenCopies(SmallVec<[Arc<UnshardedCopy>; 1]>);
+
+impl Drop for TakenCopies {
+    fn drop(&mut self) {
+        remove(&mut self.0, |_| true);
     }
 }
 

@@ -132,7 +132,7 @@ fn of_three_ranks_the_one_that_differs_is_named() {
     );
 }
 
-/// Of the ranks that survive a failure.
+/// Compares the ranks that survive a failure.
 #[test]
 fn values_are_compared_after_a_shrink() {
     let ranks = launch(Launch::threads(3).with_replica_checks(), |world| {

@@ -16,7 +16,7 @@ fn element(call: usize, rank: usize, at: usize) -> f32 {
     (100 * call + 10 * rank + at) as f32
 }
 
-/// What this rank contributes: an element for each rank of `comm`.
+/// Returns this rank's contribution: an element for each rank of `comm`.
 fn own(world: &World, comm: &Communicator, call: usize) -> Tensor<1> {
     let elements = (0..comm.group().size()).map(|at| element(call, comm.group().rank(), at));
     Tensor::from_data(&elements.collect::<Vec<_>>()[..], world.device())
@@ -92,7 +92,7 @@ fn works_may_be_waited_for_in_any_order_or_not_at_all() {
     });
 }
 
-/// What a collective must give on this rank, if anything, and the collective.
+/// A collective, after the result that it must have on this rank, if any.
 type Rooted = (Option<Vec<f32>>, Work<Option<Vec<f32>>>);
 
 /// Posts a broadcast, a scatter, a reduction and a gather of group rank `root`.

@@ -26,7 +26,7 @@ const RANKS: usize = 2;
 const STEPS: u64 = 4;
 const RATE: f64 = 0.05;
 
-/// How many blocks the two batches of a step run. The second one runs without the last block, which
+/// Numbers of blocks that the two batches of a step run. The second one runs without the last block, which
 /// is then prefetched in vain, yet the step changes its weights.
 const BATCHES: [usize; 2] = [BLOCKS, BLOCKS - 1];
 

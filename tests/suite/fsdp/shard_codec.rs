@@ -71,7 +71,7 @@ fn shards_that_are_sent_as_they_are_train_to_the_bit_as_without_a_codec() {
     }
 }
 
-/// What 8 bits with one scale leave of a shard.
+/// Returns a shard after 8 bits with one scale.
 fn in_eight_bits(shard: &[f32]) -> Vec<f32> {
     let least = shard.iter().copied().fold(0.0_f32, f32::min);
     let greatest = shard.iter().copied().fold(0.0_f32, f32::max);
