@@ -161,6 +161,7 @@ mod book {
     struct Concepts;
     #[doc = include_str!("../docs/guides/data-parallel.md")]
     struct DataParallelGuide;
+    #[doc = include_str!("../docs/guides/optimizers.md")]
     #[doc = include_str!("../docs/guides/fsdp.md")]
     struct Fsdp;
     #[cfg(feature = "dataset")]

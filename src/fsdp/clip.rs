@@ -15,6 +15,7 @@ use super::powers::PowerSum;
 use crate::Result;
 use crate::burn_compat::{ModulePath, TensorVisitor, visit_tensors};
 use crate::comm::{Call, Communicator, ReduceOp};
+use crate::optim::GradFactor;
 use crate::param::{Unit, UnitShard, check_not_replaced, check_reduced, walk, warn};
 
 /// Norm that [`clip_grad_norm`] computes.
@@ -133,12 +134,32 @@ impl ClipGradNorm {
     /// # Errors
     /// Those of [`clip_grad_norm`], and [`FsdpError::NonFiniteNorm`].
     pub fn clip<M: Module>(&self, model: &M, grads: &mut GradientsParams) -> Result<f64> {
+        let (total, factor) = self.factor(model, grads, GradFactor::one())?;
+        factor.scale_all(model, grads);
+        Ok(total)
+    }
+
+    /// Returns the norm of the gradients of `model`, multiplied by `before`, and the factor for a
+    /// [step](crate::optim::ShardedOptimizer::step_scaled) that multiplies them by `before` and
+    /// clips them. The gradients stay as they are.
+    ///
+    /// # Collective
+    /// Like [`clip_grad_norm`].
+    ///
+    /// # Errors
+    /// Those of [`clip`](Self::clip).
+    pub fn factor<M: Module>(
+        &self,
+        model: &M,
+        grads: &GradientsParams,
+        before: GradFactor,
+    ) -> Result<(f64, GradFactor)> {
         let Self {
             max_norm,
             norm_type,
             error_if_nonfinite,
         } = *self;
-        let total = total_norm(model, grads, norm_type)?;
+        let total = total_norm(model, grads, norm_type, before)?;
         if !total.is_finite() {
             if error_if_nonfinite {
                 let mut search = NonFiniteGrad { grads, first: None };
@@ -159,14 +180,8 @@ impl ClipGradNorm {
             }
         }
         let scale = max_norm / (total + 1e-6);
-        if scale < 1.0 || scale.is_nan() {
-            model.visit(&mut ScaleVisitor {
-                grads,
-                factor: scale,
-                seen: HashSet::new(),
-            });
-        }
-        Ok(total)
+        let clips = scale < 1.0 || scale.is_nan();
+        Ok((total, if clips { before.then(scale) } else { before }))
     }
 }
 
@@ -190,8 +205,13 @@ impl TensorVisitor for NonFiniteGrad<'_> {
     }
 }
 
-/// Returns the joint norm of the gradients of a model.
-fn total_norm<M: Module>(model: &M, grads: &GradientsParams, norm: NormType) -> Result<f64> {
+/// Returns the joint norm of the gradients of a model, multiplied by `factor`.
+fn total_norm<M: Module>(
+    model: &M,
+    grads: &GradientsParams,
+    norm: NormType,
+    factor: GradFactor,
+) -> Result<f64> {
     let walk = walk(model);
     check_not_replaced(model, &walk)?;
     check_reduced(model, &walk, grads)?;
@@ -209,6 +229,7 @@ fn total_norm<M: Module>(model: &M, grads: &GradientsParams, norm: NormType) -> 
     let mut measure = NormVisitor {
         norm,
         grads,
+        factor,
         holders,
         seen: HashSet::new(),
         parts: Vec::new(),
@@ -379,6 +400,7 @@ impl LocalNorm {
 struct NormVisitor<'a> {
     norm: NormType,
     grads: &'a GradientsParams,
+    factor: GradFactor,
     /// Parameters that were visited: a clone in the model has the ids of the original.
     seen: HashSet<ParamId>,
     holders: HashMap<ParamId, NormGroups>,
@@ -434,7 +456,7 @@ impl ModuleVisitor for NormVisitor<'_> {
             part,
             param,
             elements,
-            sum: self.norm.of(grad),
+            sum: self.norm.of(self.factor.scale(grad)),
         });
     }
 }
@@ -446,6 +468,7 @@ impl NormVisitor<'_> {
         let Self {
             norm,
             grads,
+            factor,
             mut parts,
             sums,
             ..
@@ -476,6 +499,7 @@ impl NormVisitor<'_> {
         let mut rescale = RescaleVisitor {
             norm,
             grads,
+            factor,
             sums: sums_of,
             scaled: HashMap::new(),
         };
@@ -498,6 +522,7 @@ impl NormVisitor<'_> {
 struct RescaleVisitor<'a> {
     norm: NormType,
     grads: &'a GradientsParams,
+    factor: GradFactor,
     sums: HashMap<ParamId, f64>,
     scaled: HashMap<ParamId, PowerSum>,
 }
@@ -508,25 +533,7 @@ impl ModuleVisitor for RescaleVisitor<'_> {
             && let Some(grad) = self.grads.get::<D>(param.id)
         {
             self.scaled
-                .insert(param.id, scaled(magnitude(grad), p, sum));
-        }
-    }
-}
-
-/// Multiplies gradients, in place, by a factor.
-pub(super) struct ScaleVisitor<'a> {
-    pub(super) grads: &'a mut GradientsParams,
-    pub(super) factor: f64,
-    /// Parameters that were visited: a clone in the model has the ids of the original.
-    pub(super) seen: HashSet<ParamId>,
-}
-
-impl ModuleVisitor for ScaleVisitor<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.seen.insert(param.id)
-            && let Some(grad) = self.grads.remove::<D>(param.id)
-        {
-            self.grads.register(param.id, grad * self.factor);
+                .insert(param.id, scaled(magnitude(self.factor.scale(grad)), p, sum));
         }
     }
 }

@@ -1,7 +1,5 @@
 //! [`GradScaler`]: loss scaling for models that compute in `f16`.
 
-use std::collections::HashSet;
-
 use burn::module::{Module, ModuleVisitor, Param, ParamId, list_param_ids};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
@@ -9,9 +7,9 @@ use itertools::Itertools;
 use serde::{Deserialize, Serialize};
 
 use super::FsdpError;
-use super::clip::ScaleVisitor;
 use crate::Result;
 use crate::comm::ReduceOp;
+use crate::optim::{GradFactor, note_scaled};
 use crate::param::{check_not_replaced, walk};
 
 /// Scales the loss of a model that computes in `f16`, so that small gradients do not vanish, and
@@ -124,7 +122,9 @@ impl GradScaler {
     /// ([`output_dtype`](super::MixedPrecisionPolicy::with_output_dtype)): in `f16`, the initial
     /// scale is infinite.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
-        loss * self.scale
+        let scaled = loss * self.scale;
+        note_scaled(&scaled);
+        scaled
     }
 
     /// Divides `grads`, in place, by the scale, and returns true if all their elements are finite
@@ -144,6 +144,45 @@ impl GradScaler {
     /// parameter was replaced after it was distributed; [`Error::Comm`](crate::Error::Comm) if
     /// another rank fails.
     pub fn unscale<M: Module>(&mut self, model: &M, grads: &mut GradientsParams) -> Result<bool> {
+        let factor = self.factor(model, grads)?;
+        factor.scale_all(model, grads);
+        let unscaled = self.unscaled.last().expect("`factor` adds it");
+        Ok(unscaled.is_finite)
+    }
+
+    /// Checks the gradients like [`unscale`](Self::unscale), and returns the factor for a
+    /// [step](crate::optim::ShardedOptimizer::step_scaled) that unscales them, in place of
+    /// `unscale`. The gradients stay as they are. If they are not finite, the factor is 1, and
+    /// [`step`](Self::step) skips the step.
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::optim::{AdamWConfig, GradientsParams};
+    /// # use burn::tensor::Tensor;
+    /// # use burn_dtensor::{fsdp::ClipGradNorm, optim::sharded, prelude::*};
+    /// # launch(Launch::threads(2), |world| {
+    /// # let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+    /// # let device = world.device().clone().autodiff();
+    /// # let mut model = fully_shard(LinearConfig::new(4, 1).init(&device), &mesh, FullyShard::new())?;
+    /// # let (mut optim, mut scaler) = (sharded(AdamWConfig::new()), GradScaler::new());
+    /// # let loss = model.forward(Tensor::<2>::ones([8, 4], &device)).square().mean();
+    /// let grads = GradientsParams::from_grads(scaler.scale(loss).backward(), &model);
+    /// let unscale = scaler.factor(&model, &grads)?;
+    /// let (norm, factor) = ClipGradNorm::new(1.0).factor(&model, &grads, unscale)?;
+    /// model = scaler.step(model, grads, |model, grads| optim.step_scaled(1e-2, model, grads, factor))?;
+    /// scaler.update()?;
+    /// # let _ = (model, norm);
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// # Collective
+    /// Like [`unscale`](Self::unscale).
+    ///
+    /// # Errors
+    /// Those of [`unscale`](Self::unscale).
+    pub fn factor<M: Module>(&mut self, model: &M, grads: &GradientsParams) -> Result<GradFactor> {
         let walk = walk(model);
         check_not_replaced(model, &walk)?;
         let model_id = first_param(model);
@@ -166,19 +205,15 @@ impl GradScaler {
             bad = mesh.all_reduce(bad, ReduceOp::Max)?;
         }
         let is_finite = bad == 0.0;
-        if is_finite {
-            model.visit(&mut ScaleVisitor {
-                grads,
-                factor: f64::from(self.scale).recip(),
-                seen: HashSet::new(),
-            });
-        }
         self.unscaled.push(Unscaled {
             model: model_id,
             is_finite,
             is_stepped: false,
         });
-        Ok(is_finite)
+        Ok(match is_finite {
+            true => GradFactor::one().then(f64::from(self.scale).recip()),
+            false => GradFactor::one(),
+        })
     }
 
     /// Returns the result of `step(model, grads)`, or `model` if gradients had overflowed on any

@@ -60,6 +60,14 @@ pub enum OptimError {
         /// Shape of this rank's shard of the parameter.
         expected: Vec<usize>,
     },
+    /// Parameters cannot be stepped in backward, one by one.
+    #[error(
+        "the parameters cannot be stepped in backward: {problem}. Call `loss.backward()`, and then `step`"
+    )]
+    InBackward {
+        /// What a step needs that is not there in backward.
+        problem: String,
+    },
     /// The optimizer of a model that is not distributed has a state.
     #[error(
         "the optimizer has a state, but no parameter of the model is distributed, so the state has no layout. Call \

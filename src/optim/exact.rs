@@ -6,7 +6,7 @@ use burn::optim::{
     LionConfig, Optimizer, RmsProp, RmsPropConfig, Sgd, SgdConfig,
 };
 
-use super::fused::{FusedAdam, FusedAdamW, FusedLion};
+use super::fused::{FusedAdam, FusedAdamW, FusedLion, FusedSgd};
 
 /// An optimizer, or the configuration of one, that works element by element. Its step of a shard is
 /// bitwise equal to the shard of a step of the full parameter, and needs no communication.
@@ -99,7 +99,7 @@ macro_rules! exact {
 }
 
 exact! {
-    SgdConfig => Sgd, Sgd = SgdConfig::build;
+    SgdConfig => Sgd, FusedSgd = FusedSgd::from;
     AdamConfig => Adam, FusedAdam = FusedAdam::from;
     AdamWConfig => AdamW, FusedAdamW = FusedAdamW::from;
     AdaGradConfig => AdaGrad, AdaGrad = AdaGradConfig::build;

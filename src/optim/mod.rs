@@ -11,8 +11,10 @@
 //! optimizers that are correct on shards (others do not compile), clips by norm over all shards,
 //! and adds Muon on full matrices. burn's own [`ModuleOptimizer`](burn::optim::ModuleOptimizer)
 //! steps such a model too, without these checks, and [`optimizer_state`] returns its state. Built of
-//! their configurations, AdamW, Adam and Lion step a parameter on the CPU in one pass over memory,
-//! with burn's bits ([`FusedAdamW`], [`FusedAdam`], [`FusedLion`]); all else is burn's step. A
+//! their configurations, AdamW, Adam, Lion and Sgd step a parameter on the CPU in one pass over
+//! memory, with burn's bits, and lists of parameters in one kernel on GPUs ([`FusedAdamW`],
+//! [`FusedAdam`], [`FusedLion`], [`FusedSgd`]); all else is burn's step.
+//! [`ShardedOptimizer::backward`] steps parameters in backward. A
 //! [`DTensorOptimizer`] steps parameters that are [`DTensor`](crate::dtensor::DTensor)s without a
 //! module. The state of each is an [`OptimizerState`]: DTensors laid out like their parameters,
 //! named by the parameters' paths and burn's field names. [`OptimizerState::redistribute`] moves it
@@ -66,14 +68,18 @@
 //!    silently.
 
 mod clip;
+mod description;
 mod dtensors;
 mod ema;
 mod error;
 mod exact;
+mod factor;
 mod full;
 mod fused;
+mod in_backward;
 mod models;
 mod muon;
+mod optimizer_kind;
 mod per_param;
 mod realigned;
 mod route;
@@ -82,12 +88,15 @@ mod state;
 mod state_exchange;
 
 pub use burn_pack::Scalar;
+pub use description::OptimizerDescription;
 pub use dtensors::DTensorOptimizer;
 pub use ema::ema;
 pub use error::OptimError;
 pub use exact::ExactOnShards;
+pub use factor::GradFactor;
+pub(crate) use factor::note_scaled;
 pub use full::FullOptimizerState;
-pub use fused::{FusedAdam, FusedAdamW, FusedLion};
+pub use fused::{FusedAdam, FusedAdamW, FusedLion, FusedSgd, FusedSgdState};
 #[cfg(feature = "train")]
 pub(crate) use models::recorded_state;
 pub use models::{load_optimizer_state, optimizer_state, parameter_specs};

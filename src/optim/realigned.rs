@@ -3,6 +3,8 @@
 use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{DType, Device, Tensor};
 
+use super::factor::{self, GradFactor};
+use super::fused::{at_once, is_fused};
 use super::state_exchange::{self, aligned, flattened, float_dtype};
 
 /// A burn optimizer whose state may have been loaded.
@@ -13,6 +15,9 @@ use super::state_exchange::{self, aligned, flattened, float_dtype};
 ///
 /// burn loads state in the device's default float dtype. If the optimizer would have made it in
 /// another, that of its parameter, it steps in the dtype of the state.
+///
+/// Optimizers that do not apply the [`GradFactor`] of a step as they read a gradient get the
+/// product.
 #[derive(Clone)]
 pub(super) struct Realigned<O>(pub(super) O);
 
@@ -49,11 +54,17 @@ impl<O: Optimizer> Optimizer for Realigned<O> {
             }),
             None => None,
         };
+        let factor = factor::current();
+        let (grad, factor) = match other.is_none() && is_fused::<O>() {
+            true => (grad, factor),
+            false => (factor.scale(grad), GradFactor::one()),
+        };
+        let step = |param, grad| factor::scaled_by(factor, || self.0.step(lr, param, grad, state));
         let (param, state) = match other {
-            None => self.0.step(lr, param, grad, state),
+            None => step(param, grad),
             Some(other) => {
                 let cast = param.clone().cast(other);
-                let (stepped, state) = self.0.step(lr, cast.clone(), grad.cast(other), state);
+                let (stepped, state) = at_once(|| step(cast.clone(), grad.cast(other)));
                 // A parameter of more digits keeps them.
                 let param = match other.size() < dtype.size() {
                     true => param + (stepped - cast).cast(dtype),

@@ -13,8 +13,11 @@ use itertools::Itertools;
 
 use super::clip::clip_each;
 use super::exact::ExactOnShards;
+use super::factor::{GradFactor, scaled_by};
+use super::fused::in_lists;
 use super::models::check_fields;
 use super::muon::{MuonMatrix, Stages, orthogonalized};
+use super::optimizer_kind::OptimizerKind;
 use super::per_param::{ClippedGroup, MuonOnShards};
 use super::realigned::Realigned;
 use super::{OptimError, OptimizerState, load_optimizer_state, optimizer_state};
@@ -59,6 +62,7 @@ use crate::param::{Unit, check_not_replaced, check_reduced, walk};
 /// ```
 pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
     let (optimizer, clipping) = optimizer.build();
+    let kind = OptimizerKind::of(&optimizer);
     let optimizer = Realigned(optimizer);
     let optim = ModuleOptimizer::from(optimizer.clone());
     let (optim, clip) = match clipping {
@@ -70,6 +74,7 @@ pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
     };
     let groups = vec![OptimizerGroup {
         params: ParamGroup::all(),
+        kind,
         clip,
         muon: None,
     }];
@@ -77,6 +82,7 @@ pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
         optim,
         groups,
         allows_empty_steps: false,
+        has_checked: false,
     }
 }
 
@@ -86,19 +92,32 @@ pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
 #[derive(Clone)]
 pub struct ShardedOptimizer {
     /// burn's optimizer. For a parameter of a Muon group it steps and stores only the momentum.
-    optim: ModuleOptimizer,
+    pub(super) optim: ModuleOptimizer,
     /// Groups of `optim`, with the settings that burn does not handle.
-    groups: Vec<OptimizerGroup>,
+    pub(super) groups: Vec<OptimizerGroup>,
     /// True if a step without a gradient of the model is not an error.
-    allows_empty_steps: bool,
+    pub(super) allows_empty_steps: bool,
+    /// True if a backward with steps has searched for gradients outside the units.
+    pub(super) has_checked: bool,
 }
 
 #[derive(Clone)]
-struct OptimizerGroup {
+pub(super) struct OptimizerGroup {
     params: ParamGroup,
+    pub(super) kind: OptimizerKind,
     /// Clipping of each parameter's gradient by norm.
-    clip: Option<ClippedGroup>,
-    muon: Option<Stages>,
+    pub(super) clip: Option<ClippedGroup>,
+    pub(super) muon: Option<Stages>,
+}
+
+impl OptimizerGroup {
+    /// Returns the index of the group that steps a parameter: the last that contains it.
+    pub(super) fn of(groups: &[Self], id: ParamId, path: &str) -> usize {
+        groups
+            .iter()
+            .rposition(|group| group.params.matches(&id, Some(path)))
+            .expect("the first group matches all parameters")
+    }
 }
 
 impl ShardedOptimizer {
@@ -107,6 +126,7 @@ impl ShardedOptimizer {
     #[must_use]
     pub fn with_group<O: ExactOnShards>(mut self, params: ParamGroup, optimizer: O) -> Self {
         let (optimizer, clipping) = optimizer.build();
+        let kind = OptimizerKind::of(&optimizer);
         let optimizer = Realigned(optimizer);
         let (by_value, clip) = match clipping {
             Some(GradientClipping::Norm(max_norm)) => {
@@ -117,6 +137,7 @@ impl ShardedOptimizer {
         self.optim = self.optim.with_group(params.clone(), optimizer, by_value);
         self.groups.push(OptimizerGroup {
             params,
+            kind,
             clip,
             muon: None,
         });
@@ -142,6 +163,7 @@ impl ShardedOptimizer {
             .with_group(matrices.clone(), stages.velocity.clone(), None);
         self.groups.push(OptimizerGroup {
             params: matrices,
+            kind: OptimizerKind::muon(),
             clip: None,
             muon: Some(stages),
         });
@@ -177,7 +199,48 @@ impl ShardedOptimizer {
         &mut self,
         lr: impl Into<ModuleLearningRate>,
         model: M,
+        grads: GradientsParams,
+    ) -> Result<M> {
+        self.step_scaled(lr, model, grads, GradFactor::one())
+    }
+
+    /// Steps like [`step`](Self::step), with gradients that are multiplied by `factor`. Fused steps
+    /// multiply as they read a gradient, which saves a pass over all of them; the bits are those of
+    /// a pass. If a group clips its gradients or is Muon's, all are multiplied first.
+    ///
+    /// ```
+    /// # use burn::nn::LinearConfig;
+    /// # use burn::optim::{AdamWConfig, GradientsParams};
+    /// # use burn::tensor::Tensor;
+    /// use burn_dtensor::fsdp::ClipGradNorm;
+    /// use burn_dtensor::optim::{GradFactor, sharded};
+    /// # use burn_dtensor::prelude::*;
+    /// # launch(Launch::threads(2), |world| {
+    /// # let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+    /// # let device = world.device().clone().autodiff();
+    /// # let mut model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
+    /// # let mut optim = sharded(AdamWConfig::new());
+    /// # let loss = model.forward(Tensor::<2>::ones([1, 8], &device)).square().sum();
+    /// let grads = GradientsParams::from_grads(loss.backward(), &model);
+    /// let (norm, factor) = ClipGradNorm::new(1.0).factor(&model, &grads, GradFactor::one())?;
+    /// model = optim.step_scaled(1e-3, model, grads, factor)?;
+    /// # let _ = (model, norm);
+    /// # Ok(())
+    /// # })?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// # Collective
+    /// Like [`step`](Self::step).
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step).
+    pub fn step_scaled<M: Module>(
+        &mut self,
+        lr: impl Into<ModuleLearningRate>,
+        model: M,
         mut grads: GradientsParams,
+        factor: GradFactor,
     ) -> Result<M> {
         let lr = lr.into();
         let found = walk(&model);
@@ -190,9 +253,12 @@ impl ShardedOptimizer {
             .groups
             .iter()
             .all(|group| group.muon.is_none() && group.clip.is_none())
+            && (factor == GradFactor::one() || !self.optim.has_gradient_clipping())
         {
-            return Ok(self.optim.step(lr, model, grads));
+            let step = || self.optim.step(lr, model, grads);
+            return Ok(scaled_by(factor, || in_lists(step)));
         }
+        factor.scale_all(&model, &mut grads);
         let (members, units) = self.members(&model, Some(&grads))?;
         clip_each(
             &model,
@@ -244,7 +310,7 @@ impl ShardedOptimizer {
         for (id, step) in orthogonalized(matrices, &units)? {
             steps.entry(of_group[&id]).or_default().register(id, step);
         }
-        let mut model = self.optim.step(lr.clone(), model, grads);
+        let mut model = in_lists(|| self.optim.step(lr.clone(), model, grads));
         for (group, steps) in steps {
             let Stages { apply, .. } = self.groups[group].muon.clone().expect("a group of Muon");
             model = ModuleOptimizer::from(apply).step(lr.clone(), model, steps);
@@ -425,11 +491,7 @@ impl TensorVisitor for Members<'_> {
         }
         let id = param.id;
         let path = path.join();
-        let group = self
-            .groups
-            .iter()
-            .rposition(|group| group.params.matches(&id, Some(&path)));
-        let group = group.expect("the first group matches all parameters");
+        let group = OptimizerGroup::of(self.groups, id, &path);
         let OptimizerGroup { clip, muon, .. } = &self.groups[group];
         if muon.is_some() && D != 2 {
             self.fault

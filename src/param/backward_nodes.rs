@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::options::cast;
 use super::recompute::context;
 use super::reduction::Reduced;
+use super::steps;
 use super::storage::persistent_copy;
 use super::unit_pass::UnitPass;
 use crate::autodiff::{self, BackwardStep, GraphOp, Retain};
@@ -82,7 +83,11 @@ pub(super) fn reduce(pass: &UnitPass, due: Vec<Weak<UnitPass>>, step: &mut Backw
 /// the graph around the block instead.
 pub(super) fn give(reduced: Reduced, step: &mut BackwardStep<'_>) {
     let own = context::keep(reduced).into_iter().flatten();
-    own.for_each(|(leaf, grad)| step.give_to(leaf, grad));
+    for (leaf, grad) in own {
+        if let Some(grad) = steps::take(leaf, grad, step) {
+            step.give_to(leaf, grad);
+        }
+    }
 }
 
 /// Records, for the debug checks, that a node that depends on the pass's token runs. In the graph
@@ -94,14 +99,12 @@ fn progress(pass: &Arc<UnitPass>, step: &BackwardStep<'_>) {
     }
 }
 
-/// Records for tests that the node's backward has run.
-#[cfg(feature = "testing")]
-pub(super) fn ran(node: &'static str, pass: Option<&Arc<UnitPass>>, step: &BackwardStep<'_>) {
-    super::trace::ran(node, pass, step.depth());
+/// Records that the node's backward has run: for the check of direct gradients, and for tests.
+pub(super) fn ran(_node: &'static str, _pass: Option<&Arc<UnitPass>>, step: &BackwardStep<'_>) {
+    steps::note(step);
+    #[cfg(feature = "testing")]
+    super::trace::ran(_node, _pass, step.depth());
 }
-
-#[cfg(not(feature = "testing"))]
-pub(super) fn ran(_: &'static str, _: Option<&Arc<UnitPass>>, _: &BackwardStep<'_>) {}
 
 /// Returns true if one operation can have both tensors as parents.
 pub(super) fn one_graph(a: &DispatchTensor, b: &DispatchTensor) -> bool {

@@ -359,6 +359,15 @@ pub enum ParamError {
         /// Mesh of the first parameter.
         mesh: String,
     },
+    /// In a backward with steps, a gradient of a parameter came after its step.
+    #[error(
+        "`{param}` was stepped in backward, but the loss reads its shard outside its unit, or its unit has more gradients \
+         than passes that wait for a backward. Call `loss.backward()` and then `step`"
+    )]
+    LateGradient {
+        /// Path of the parameter.
+        param: String,
+    },
     /// A parameter without tensor-parallel placements was read as a DTensor on the tensor-parallel
     /// mesh.
     #[error(

@@ -61,7 +61,7 @@
 //! | one forward of a unit | `forward`, `unit_stack`, `scope`, `begin_pass` |
 //! | its backward: autodiff nodes, passes; the checks of debug builds; forwards without a backward | `backward_nodes`, `unit_pass`; `progress`; `sweep` |
 //! | gradients: collected, accumulated, reduced in order, in buckets; told from zeros for none | `reduction`: `gradients`, `stages`, `order`, `bucket`, `buckets`, `flags`, `padding` |
-//! | a step without gradients that wait in a unit | `missed_step` |
+//! | a step without gradients that wait in a unit; steps in backward | `missed_step`; `steps` |
 //! | scheduler of a thread | `thread` |
 //! | activation checkpointing; the leaves that a block copies | `recompute`; `copied_leaves` |
 //! | CPU offload; what else of a model moves to the device | `offload`; `other_params` |
@@ -104,6 +104,7 @@ mod shard_codec;
 mod shards;
 mod spec_check;
 mod states;
+mod steps;
 mod storage;
 mod stored;
 mod sweep;
@@ -156,6 +157,7 @@ pub(crate) use replica_check::ReplicaCheck;
 pub(crate) use scope::{give_up_backward, is_backward_gathered};
 pub use shard_codec::{EncodedShard, ShardCodec};
 pub(crate) use spec_check::check_specs;
+pub(crate) use steps::{LeftGradients, awaited_leaves, backward_with_steps};
 pub(crate) use stored::{
     NewValue, StoredTensor, release_shards, replace_tensors, stored_like, stored_tensors,
 };

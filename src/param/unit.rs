@@ -118,6 +118,11 @@ impl Unit {
         step.is_multiple_of(every).then(|| CheckedPass::new(step))
     }
 
+    /// Returns true if a backward may now leave gradients to be reduced later.
+    pub(crate) fn puts_off(&self) -> bool {
+        self.comm.puts_off()
+    }
+
     /// Records that an optimizer step, or another operation, replaces the unit's parameters. If the
     /// unit's backwards reduce gradients, accumulated gradients that are not reduced yet have
     /// missed the step.

@@ -91,6 +91,12 @@ impl UnitPass {
         self.leaves[position].is_some()
     }
 
+    /// Returns the shards that the pass trains, as positions with their leaves.
+    pub(super) fn leaves(&self) -> impl Iterator<Item = (usize, NodeId)> {
+        let leaves = self.leaves.iter().enumerate();
+        leaves.filter_map(|(position, leaf)| Some((position, (*leaf)?)))
+    }
+
     /// Returns the pass's position among all passes of the rank.
     #[cfg(feature = "testing")]
     pub(super) fn number(&self) -> Option<u64> {
@@ -310,6 +316,15 @@ impl BackwardScheduler {
             sweep_at: number + 1,
         });
         pass.awaits_backward.store(waits, Relaxed);
+    }
+
+    /// Returns the passes that forward has left, and whose backward has not run.
+    pub(super) fn awaiting(&self) -> Vec<Arc<UnitPass>> {
+        let left = self.left.lock();
+        let passes = left.iter().filter_map(|left| left.pass.upgrade());
+        passes
+            .filter(|pass| pass.awaits_backward.load(Relaxed))
+            .collect()
     }
 
     /// Sets the own leaf of a pass that forward has left.

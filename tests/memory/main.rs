@@ -17,6 +17,7 @@ mod loaded;
 mod muon;
 mod order;
 mod replicated;
+mod stepped;
 mod tables;
 mod undifferentiated;
 

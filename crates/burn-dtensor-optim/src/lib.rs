@@ -4,9 +4,13 @@
 //! optimize these loops alone.
 //!
 //! Each operation is rounded to the element type. The operations and their order are those of burn's
-//! `Adam`, `AdamW` and `Lion`, so the results have the same bits.
+//! `Adam`, `AdamW`, `Lion` and `Sgd`, so the results have the same bits.
 
 use half::{bf16, f16};
+
+/// Factors by which a step multiplies the gradient first, one after the other; `None` for a gradient
+/// that is used as it is.
+pub type Factors = Option<[f64; 2]>;
 
 /// Element type over which optimizers step: `f32`, `f64`, `f16` and `bf16`.
 pub trait Element: Copy + Send + Sync {
@@ -15,6 +19,18 @@ pub trait Element: Copy + Send + Sync {
 
     /// Steps `param`, with a momentum of the same length.
     fn lion(step: &LionStep, param: &mut [Self], grad: &[Self], momentum: &mut [Self]);
+
+    /// Steps `param` without momentum.
+    fn sgd(step: &SgdStep, param: &mut [Self], grad: &[Self]);
+
+    /// Steps `param`, with a velocity of the same length.
+    fn sgd_with_momentum(
+        step: &SgdStep,
+        momentum: &Momentum,
+        param: &mut [Self],
+        grad: &[Self],
+        velocity: &mut [Self],
+    );
 }
 
 /// A step of Adam or AdamW.
@@ -30,6 +46,8 @@ pub struct AdamStep {
     pub lr: f64,
     /// Number of this step, counted from 1.
     pub time: i32,
+    /// Factors of the gradient.
+    pub factors: Factors,
     /// The optimizer.
     pub rule: AdamRule,
 }
@@ -60,6 +78,30 @@ pub struct LionStep {
     pub lr: f64,
     /// Factor of the weight.
     pub decay: f64,
+    /// Factors of the gradient.
+    pub factors: Factors,
+}
+
+/// A step of stochastic gradient descent.
+#[derive(Debug, Clone, Copy)]
+pub struct SgdStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// Factor of the weight that is added to the gradient.
+    pub penalty: Option<f32>,
+    /// Factors of the gradient.
+    pub factors: Factors,
+}
+
+/// Momentum of an [`SgdStep`].
+#[derive(Debug, Clone, Copy)]
+pub struct Momentum {
+    /// Factor of the velocity.
+    pub momentum: f32,
+    /// Part of the gradient that is not added to the velocity.
+    pub dampening: f64,
+    /// True for Nesterov's momentum.
+    pub nesterov: bool,
 }
 
 /// Arithmetic that is rounded to the type after each operation.
@@ -138,6 +180,20 @@ macro_rules! real {
             fn lion(step: &LionStep, param: &mut [Self], grad: &[Self], momentum: &mut [Self]) {
                 lion(step, param, grad, momentum);
             }
+
+            fn sgd(step: &SgdStep, param: &mut [Self], grad: &[Self]) {
+                sgd(step, param, grad);
+            }
+
+            fn sgd_with_momentum(
+                step: &SgdStep,
+                momentum: &Momentum,
+                param: &mut [Self],
+                grad: &[Self],
+                velocity: &mut [Self],
+            ) {
+                sgd_with_momentum(step, momentum, param, grad, velocity);
+            }
         }
     )*};
 }
@@ -154,7 +210,37 @@ fn scalar<E: Real>(value: f32) -> E {
     E::scalar(f64::from(value))
 }
 
+/// Runs a loop with the function that multiplies the gradient by `factors`.
+macro_rules! with_factors {
+    ($element:ty, $factors:expr, |$scaled:ident| $run:expr) => {
+        match $factors {
+            None => {
+                let $scaled = |grad: $element| grad;
+                $run
+            }
+            Some(factors) => {
+                let [first, second] = factors.map(<$element>::scalar);
+                let $scaled = |grad: $element| grad.times(first).times(second);
+                $run
+            }
+        }
+    };
+}
+
 fn adam<E: Real>(step: &AdamStep, param: &mut [E], grad: &[E], moments: [&mut [E]; 2]) {
+    with_factors!(E, step.factors, |scaled| adam_of(
+        step, scaled, param, grad, moments
+    ));
+}
+
+#[inline(always)]
+fn adam_of<E: Real>(
+    step: &AdamStep,
+    scaled: impl Fn(E) -> E,
+    param: &mut [E],
+    grad: &[E],
+    moments: [&mut [E]; 2],
+) {
     let AdamStep {
         beta_1,
         beta_2,
@@ -171,9 +257,10 @@ fn adam<E: Real>(step: &AdamStep, param: &mut [E], grad: &[E], moments: [&mut [E
             let epsilon = scalar::<E>(epsilon * root);
             let delta = |first: E, second: E| first.times(factor).over(second.root().plus(epsilon));
             match penalty.map(scalar::<E>) {
-                None => with_moments(step, |weight, grad| (weight, grad), delta, tensors),
+                None => with_moments(step, |weight, grad| (weight, scaled(grad)), delta, tensors),
                 Some(penalty) => {
-                    let decayed = |weight: E, grad| (weight, weight.times(penalty).plus(grad));
+                    let decayed =
+                        |weight: E, grad| (weight, weight.times(penalty).plus(scaled(grad)));
                     with_moments(step, decayed, delta, tensors);
                 }
             }
@@ -187,10 +274,10 @@ fn adam<E: Real>(step: &AdamStep, param: &mut [E], grad: &[E], moments: [&mut [E
                     .over(moment_2.over(second).root().plus(epsilon))
             };
             match decay == 1.0 {
-                true => with_moments(step, |weight, grad| (weight, grad), delta, tensors),
+                true => with_moments(step, |weight, grad| (weight, scaled(grad)), delta, tensors),
                 false => {
                     let decay = E::scalar(decay);
-                    let decayed = |weight: E, grad| (weight.times(decay), grad);
+                    let decayed = |weight: E, grad| (weight.times(decay), scaled(grad));
                     with_moments(step, decayed, delta, tensors);
                 }
             }
@@ -220,14 +307,75 @@ fn with_moments<E: Real>(
 }
 
 fn lion<E: Real>(step: &LionStep, param: &mut [E], grad: &[E], momentum: &mut [E]) {
+    with_factors!(E, step.factors, |scaled| lion_of(
+        step, scaled, param, grad, momentum
+    ));
+}
+
+#[inline(always)]
+fn lion_of<E: Real>(
+    step: &LionStep,
+    scaled: impl Fn(E) -> E,
+    param: &mut [E],
+    grad: &[E],
+    momentum: &mut [E],
+) {
     let [of_old, of_new] = [step.beta_1, 1.0 - step.beta_1].map(scalar::<E>);
     let [kept, added] = [step.beta_2, 1.0 - step.beta_2].map(scalar::<E>);
     let (decay, lr) = (E::scalar(step.decay), E::scalar(step.lr));
     let decays = step.decay != 1.0;
     for ((param, grad), momentum) in param.iter_mut().zip(grad).zip(momentum) {
+        let grad = scaled(*grad);
         let update = momentum.times(of_old).plus(grad.times(of_new)).sign();
         *momentum = momentum.times(kept).plus(grad.times(added));
         let weight = if decays { param.times(decay) } else { *param };
         *param = weight.minus(update.times(lr));
+    }
+}
+
+fn sgd<E: Real>(step: &SgdStep, param: &mut [E], grad: &[E]) {
+    with_factors!(E, step.factors, |scaled| {
+        let lr = E::scalar(step.lr);
+        let decayed = decayed(step, scaled);
+        for (param, grad) in param.iter_mut().zip(grad) {
+            *param = param.minus(decayed(*param, *grad).times(lr));
+        }
+    });
+}
+
+fn sgd_with_momentum<E: Real>(
+    step: &SgdStep,
+    &Momentum {
+        momentum,
+        dampening,
+        nesterov,
+    }: &Momentum,
+    param: &mut [E],
+    grad: &[E],
+    velocity: &mut [E],
+) {
+    with_factors!(E, step.factors, |scaled| {
+        let (lr, added) = (E::scalar(step.lr), E::scalar(1.0 - dampening));
+        let momentum = scalar::<E>(momentum);
+        let decayed = decayed(step, scaled);
+        for ((param, grad), velocity) in param.iter_mut().zip(grad).zip(velocity) {
+            let grad = decayed(*param, *grad);
+            *velocity = grad.times(added).plus(velocity.times(momentum));
+            let update = match nesterov {
+                true => velocity.times(momentum).plus(grad),
+                false => *velocity,
+            };
+            *param = param.minus(update.times(lr));
+        }
+    });
+}
+
+/// Returns the gradient after weight decay, of a weight and its gradient.
+#[inline(always)]
+fn decayed<E: Real>(step: &SgdStep, scaled: impl Fn(E) -> E) -> impl Fn(E, E) -> E {
+    let penalty = step.penalty.map(scalar::<E>);
+    move |weight, grad| match penalty {
+        Some(penalty) => weight.times(penalty).plus(scaled(grad)),
+        None => scaled(grad),
     }
 }

@@ -30,6 +30,7 @@ mod error;
 )]
 mod kernel;
 mod plan;
+mod steps;
 mod table;
 #[cfg(all(test, feature = "cube"))]
 mod tests;
@@ -41,3 +42,4 @@ pub(crate) use error::CubeError;
 pub(crate) use plan::CubePlan;
 #[cfg(all(test, feature = "cube"))]
 pub(crate) use plan::DeviceLimits;
+pub(crate) use steps::{StepFormula, StepScalars, SteppedTensors, step_list};

@@ -61,7 +61,7 @@ pub(crate) struct DeviceLimits {
 
 impl DeviceLimits {
     /// Returns the limits of the device.
-    fn of(client: &Client) -> Self {
+    pub(super) fn of(client: &Client) -> Self {
         let hardware = &client.properties().hardware;
         Self {
             bindings: hardware.max_bindings as usize,

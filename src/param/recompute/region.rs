@@ -24,6 +24,7 @@ use crate::autodiff::{self, BackwardId, BackwardStep, GraphOp};
 use crate::param::backward_nodes::own_leaf;
 use crate::param::backward_nodes::{Like, RootPostBackward, give, nothing, one_graph, reduce};
 use crate::param::reduction::Reduced;
+use crate::param::steps;
 use crate::param::unit_pass::{BackwardScheduler, UnitPass};
 
 /// Recomputation of a block.
@@ -171,9 +172,10 @@ impl RecomputeRegion {
                     leaves,
                     reduced,
                 } = recompute.run(grads, step.backward(), &self.scheduler);
-                leaves
-                    .into_iter()
-                    .for_each(|(leaf, grad)| step.give_to(leaf, grad));
+                for (leaf, grad) in leaves {
+                    steps::refuse_direct(leaf);
+                    step.give_to(leaf, grad);
+                }
                 give(reduced, step);
                 inputs
             }
@@ -231,6 +233,7 @@ impl GraphOp for RecomputeNode {
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
         self.0.iter().for_each(|block| block.backward(step));
+        steps::note(step);
     }
 }
 

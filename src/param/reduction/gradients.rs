@@ -85,7 +85,7 @@ impl Trained {
     pub(crate) fn stored(&self) -> impl Iterator<Item = DType> + '_ {
         self.positions
             .iter()
-            .map(|&position| self.source.shards[position].dtype())
+            .map(|&position| self.source.shards.at(position).dtype())
     }
 
     /// Returns a zero gradient of the unsharded parameter at index `at` of this list.
@@ -99,7 +99,7 @@ impl Trained {
     pub(crate) fn zeros_of_shard(&self, at: usize) -> DispatchTensor {
         let position = self.positions[at];
         self.source
-            .zeros(position, self.source.shards[position].shape())
+            .zeros(position, self.source.shards.at(position).shape())
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchDevice, DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, Device, Shape};
+use parking_lot::Mutex;
 
 use crate::Error;
 use crate::comm::{Call, CommError, Op, Phase};
@@ -26,7 +27,7 @@ pub(crate) struct ShardGatherer {
     /// The unit's parameters that participate, as indices into the unit.
     pub(crate) members: Arc<[usize]>,
     /// The shards, in the element types in which they are stored.
-    pub(crate) shards: Arc<[DispatchTensor]>,
+    pub(crate) shards: GatheredShards,
     /// True if the weights have the element types in which they are stored, instead of those used
     /// for computation.
     pub(crate) stored: bool,
@@ -38,7 +39,41 @@ pub(crate) struct ShardGatherer {
     pub(crate) checked: Option<CheckedPass>,
 }
 
+/// The shards of a pass, until it [releases](ShardGatherer::release_shard) them.
+#[derive(Debug)]
+pub(crate) struct GatheredShards(Mutex<Vec<DispatchTensor>>);
+
+impl From<Vec<DispatchTensor>> for GatheredShards {
+    fn from(shards: Vec<DispatchTensor>) -> Self {
+        Self(Mutex::new(shards))
+    }
+}
+
+impl GatheredShards {
+    /// Returns the shard at `position`.
+    pub(crate) fn at(&self, position: usize) -> DispatchTensor {
+        self.0.lock()[position].clone()
+    }
+
+    /// Returns all shards.
+    pub(crate) fn all(&self) -> Vec<DispatchTensor> {
+        self.0.lock().clone()
+    }
+}
+
 impl ShardGatherer {
+    /// Gives up the handle to a shard that is not gathered again. Zeros of its shape stand for it,
+    /// which have no memory of their own.
+    pub(crate) fn release_shard(&self, position: usize) {
+        let shard = &mut self.shards.0.lock()[position];
+        let (shape, device, dtype) = (shard.shape(), shard.device(), shard.dtype());
+        let zeros = |shape| Dispatch::float_zeros(shape, &device, dtype.into());
+        *shard = match shape.num_elements() {
+            0 => zeros(shape),
+            _ => Dispatch::float_expand(zeros(vec![1; shape.num_dims()].into()), shape),
+        };
+    }
+
     /// Returns the parameter at `position`.
     pub(crate) fn param(&self, position: usize) -> &UnitParam {
         &self.comm.spec.params[self.members[position]]
@@ -50,7 +85,7 @@ impl ShardGatherer {
             .spec
             .precision()
             .reduce
-            .unwrap_or_else(|| self.shards[position].dtype())
+            .unwrap_or_else(|| self.shards.at(position).dtype())
     }
 
     /// Returns a zero gradient of this shape for the weight at `position`, or for a shard of it.
@@ -75,13 +110,13 @@ impl ShardGatherer {
     pub(crate) fn pending_digests(&self) -> PendingDigests {
         self.comm
             .spec
-            .pending_digests(self.checked.as_ref(), &self.members, &self.shards)
+            .pending_digests(self.checked.as_ref(), &self.members, &self.shards.all())
     }
 
     /// Returns the shards, converting either the sharded ones (if `sharding`) or the others to the
     /// element types of the weights.
     fn sent(&self, sharding: bool) -> Vec<DispatchTensor> {
-        let shards = self.shards.to_vec();
+        let shards = self.shards.all();
         if self.stored {
             shards
         } else {
@@ -91,7 +126,7 @@ impl ShardGatherer {
 
     /// Returns the element type of the weight at `position`.
     pub(crate) fn dtype(&self, position: usize) -> DType {
-        let shard = &self.shards[position];
+        let shard = &self.shards.at(position);
         if self.stored {
             shard.dtype()
         } else {
@@ -104,7 +139,7 @@ impl ShardGatherer {
     pub(crate) fn is_shard(&self, position: usize) -> bool {
         !self.param(position).is_sharded()
             && self.offloaded().is_none()
-            && self.dtype(position) == self.shards[position].dtype()
+            && self.dtype(position) == self.shards.at(position).dtype()
     }
 
     /// Returns the copies between host shards and the device, if the shards are in host memory.
@@ -118,7 +153,8 @@ impl ShardGatherer {
     pub(crate) fn copied_out(&self) -> Option<CpuOffload> {
         self.offloaded()
             .filter(|_| {
-                self.shards
+                let shards = self.shards.all();
+                shards
                     .iter()
                     .all(|shard| memory::is_host(&Device::new(shard.device())))
             })
@@ -128,14 +164,14 @@ impl ShardGatherer {
     /// Returns the device on which the rank computes.
     pub(crate) fn device(&self, position: usize) -> DispatchDevice {
         self.offloaded().map_or_else(
-            || self.shards[position].device(),
+            || self.shards.at(position).device(),
             |offloaded| offloaded.device().as_dispatch().clone(),
         )
     }
 
     /// Returns true if the rank computes in host memory.
     pub(crate) fn is_on_host(&self) -> bool {
-        self.shards.is_empty() || memory::is_host(&Device::new(self.device(0)))
+        self.members.is_empty() || memory::is_host(&Device::new(self.device(0)))
     }
 
     pub(crate) fn call(&self, phase: Phase) -> Call {

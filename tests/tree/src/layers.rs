@@ -16,7 +16,7 @@ use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
 
 /// Every top-level module may use those of the lines above it. Modules of one line do not know each
 /// other. A folder inside a module has an entry if its layer is not the module's.
-const LAYERS: [&[&str]; 14] = [
+const LAYERS: [&[&str]; 15] = [
     &["burn_compat/internals", "placement"],
     &["memory", "pattern"],
     &["kernels"],
@@ -26,7 +26,8 @@ const LAYERS: [&[&str]; 14] = [
     &["dtensor"],
     &["burn_compat", "tensor_tree"],
     &["data", "param"],
-    &["fsdp", "optim", "parallel", "pretrained"],
+    &["optim", "parallel", "pretrained"],
+    &["fsdp"],
     &["nn", "replicate"],
     &["checkpoint", "debug"],
     &["testing"],
