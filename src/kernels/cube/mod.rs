@@ -30,6 +30,11 @@ mod error;
 )]
 mod kernel;
 mod plan;
+#[expect(
+    clippy::manual_div_ceil,
+    reason = "the kernel language has no `div_ceil`"
+)]
+mod step_kernel;
 mod steps;
 mod table;
 #[cfg(all(test, feature = "cube"))]
@@ -42,4 +47,5 @@ pub(crate) use error::CubeError;
 pub(crate) use plan::CubePlan;
 #[cfg(all(test, feature = "cube"))]
 pub(crate) use plan::DeviceLimits;
-pub(crate) use steps::{StepFormula, StepScalars, SteppedTensors, step_list};
+pub(crate) use step_kernel::StepFormula;
+pub(crate) use steps::{StepScalars, SteppedTensors, step_list};

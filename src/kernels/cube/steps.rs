@@ -9,49 +9,8 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 
 use super::plan::DeviceLimits;
-use super::tuning::{TASK_VECTORS, UNITS};
-
-/// Formula of a step, for which a kernel is compiled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum StepFormula {
-    /// Two moments, and decay of the weight.
-    AdamW,
-    /// Two moments; the decayed weight is part of the gradient.
-    Adam,
-    /// The sign of a momentum.
-    Lion,
-    /// The gradient itself.
-    Sgd,
-    /// A velocity; with Nesterov's momentum if true.
-    Momentum(bool),
-}
-
-impl StepFormula {
-    /// Returns the number of buffers of a tensor: parameter, gradient and state.
-    pub(crate) fn buffers(self) -> usize {
-        match self {
-            Self::AdamW | Self::Adam => 4,
-            Self::Lion | Self::Momentum(_) => 3,
-            Self::Sgd => 2,
-        }
-    }
-
-    fn is(self, other: Self) -> bool {
-        self == other
-    }
-
-    fn is_nesterov(self) -> bool {
-        self == Self::Momentum(true)
-    }
-
-    fn has_moments(self) -> bool {
-        matches!(self, Self::AdamW | Self::Adam)
-    }
-
-    fn has_velocity(self) -> bool {
-        matches!(self, Self::Momentum(_))
-    }
-}
+use super::step_kernel::{self, ENTRY, SCALARS, StepFormula, TASK};
+use super::tuning::UNITS;
 
 /// Numbers of a step.
 #[derive(Debug, Clone, Copy, Default)]
@@ -72,10 +31,8 @@ pub(crate) struct StepScalars {
     pub(crate) epsilon: f32,
 }
 
-/// Numbers of a tensor in the kernel's argument.
-const SCALARS: usize = 11;
-
 impl StepScalars {
+    /// Returns the numbers in the order of the kernel.
     fn numbers(&self) -> [f32; SCALARS] {
         let Self {
             factor,
@@ -115,12 +72,6 @@ pub(crate) struct SteppedTensors {
 /// Buffers of the kernel other than those of tensors: its table, its numbers, and its own arguments.
 const OTHERS: usize = 3;
 
-/// Words of a tensor in the table: its first task, and its elements.
-const ENTRY: usize = 2;
-
-/// Elements that one cube steps.
-const TASK: usize = TASK_VECTORS;
-
 /// Steps the tensors of `list`. Returns the number of launches.
 pub(crate) fn step_list(formula: StepFormula, list: &[SteppedTensors]) -> usize {
     let Some(first) = list.first() else { return 0 };
@@ -150,7 +101,7 @@ pub(crate) fn step_list(formula: StepFormula, list: &[SteppedTensors]) -> usize 
         let count = CubeCount::Static(tasks.div_ceil(rows) as u32, rows as u32, 1);
         // SAFETY: the kernel accesses elements below the lengths in the table.
         unsafe {
-            step::launch_unchecked(
+            step_kernel::step::launch_unchecked(
                 &client,
                 count,
                 CubeDim::new_1d(UNITS as u32),
@@ -168,184 +119,4 @@ pub(crate) fn step_list(formula: StepFormula, list: &[SteppedTensors]) -> usize 
         launches += 1;
     }
     launches
-}
-
-/// Steps one task of one of `count` tensors, the last of which is `last`.
-#[cube(launch_unchecked)]
-fn step(
-    buffers: &mut Sequence<Box<[f32]>>,
-    table: &[u32],
-    numbers: &[f32],
-    #[comptime] count: usize,
-    last: usize,
-    tasks: usize,
-    #[comptime] formula: StepFormula,
-) {
-    if CUBE_POS < tasks {
-        let tensor = search(table, CUBE_POS, 0usize, last);
-        let first = table[ENTRY * tensor] as usize;
-        let elements = table[ENTRY * tensor + 1] as usize;
-        let begin = (CUBE_POS - first) * TASK;
-        let end = min(begin + TASK, elements);
-        let mut at = begin + UNIT_POS as usize;
-        while at < end {
-            step_element(buffers, numbers, tensor, at, count, formula);
-            at += UNITS;
-        }
-    }
-}
-
-/// Returns the last of the tensors `low..=high` whose tasks do not begin after `task`.
-#[cube]
-fn search(table: &[u32], task: usize, low: usize, high: usize) -> usize {
-    let mut low = low;
-    let mut high = high;
-    while low < high {
-        let middle = (low + high + 1) / 2;
-        if table[ENTRY * middle] as usize <= task {
-            low = middle;
-        } else {
-            high = middle - 1;
-        }
-    }
-    low
-}
-
-#[cube]
-fn step_element(
-    buffers: &mut Sequence<Box<[f32]>>,
-    numbers: &[f32],
-    tensor: usize,
-    at: usize,
-    #[comptime] count: usize,
-    #[comptime] formula: StepFormula,
-) {
-    let own = SCALARS * tensor;
-    let lr = numbers[own + 1];
-    let decay = numbers[own + 2];
-    let penalty = numbers[own + 3];
-    let weight = load(buffers, tensor, at, 0usize, formula, 0usize, count);
-    let grad = load(buffers, tensor, at, 1usize, formula, 0usize, count) * numbers[own];
-    if comptime!(formula.has_moments()) {
-        let mut grad = grad;
-        if penalty != 0.0 {
-            grad = weight * penalty + grad;
-        }
-        let moment_1 = load(buffers, tensor, at, 2usize, formula, 0usize, count) * numbers[own + 4]
-            + grad * numbers[own + 6];
-        let moment_2 = load(buffers, tensor, at, 3usize, formula, 0usize, count) * numbers[own + 5]
-            + grad * grad * numbers[own + 7];
-        store(
-            buffers, tensor, at, moment_1, 2usize, formula, 0usize, count,
-        );
-        store(
-            buffers, tensor, at, moment_2, 3usize, formula, 0usize, count,
-        );
-        let mut delta = moment_1 / numbers[own + 8];
-        if comptime!(formula.is(StepFormula::AdamW)) {
-            delta = delta / ((moment_2 / numbers[own + 9]).sqrt() + numbers[own + 10]);
-        } else {
-            delta = delta / (moment_2.sqrt() + numbers[own + 10]);
-        }
-        let stepped = weight * decay - delta * lr;
-        store(buffers, tensor, at, stepped, 0usize, formula, 0usize, count);
-    } else if comptime!(formula.is(StepFormula::Lion)) {
-        let momentum = load(buffers, tensor, at, 2usize, formula, 0usize, count);
-        let update = momentum * numbers[own + 4] + grad * numbers[own + 6];
-        let next = momentum * numbers[own + 5] + grad * numbers[own + 7];
-        store(buffers, tensor, at, next, 2usize, formula, 0usize, count);
-        let mut sign = 0.0f32;
-        if update > 0.0 {
-            sign = 1.0f32;
-        }
-        if update < 0.0 {
-            sign = -1.0f32;
-        }
-        let stepped = weight * decay - sign * lr;
-        store(buffers, tensor, at, stepped, 0usize, formula, 0usize, count);
-    } else {
-        let mut update = grad;
-        if penalty != 0.0 {
-            update = weight * penalty + grad;
-        }
-        if comptime!(formula.has_velocity()) {
-            let grad = update;
-            let velocity = grad * numbers[own + 6]
-                + load(buffers, tensor, at, 2usize, formula, 0usize, count) * numbers[own + 4];
-            store(
-                buffers, tensor, at, velocity, 2usize, formula, 0usize, count,
-            );
-            update = velocity;
-            if comptime!(formula.is_nesterov()) {
-                update = velocity * numbers[own + 4] + grad;
-            }
-        }
-        let stepped = weight - update * lr;
-        store(buffers, tensor, at, stepped, 0usize, formula, 0usize, count);
-    }
-}
-
-/// Loads element `at` of the buffer with this number of a tensor, which is one of `count` from
-/// `first` on.
-#[cube]
-fn load(
-    buffers: &mut Sequence<Box<[f32]>>,
-    tensor: usize,
-    at: usize,
-    #[comptime] buffer: usize,
-    #[comptime] formula: StepFormula,
-    #[comptime] first: usize,
-    #[comptime] count: usize,
-) -> f32 {
-    if comptime!(count == 1) {
-        buffers.index(comptime!(formula.buffers() * first + buffer))[at]
-    } else {
-        let half = comptime!(count / 2);
-        if tensor < comptime!(first + half) {
-            load(buffers, tensor, at, buffer, formula, first, half)
-        } else {
-            load(
-                buffers,
-                tensor,
-                at,
-                buffer,
-                formula,
-                comptime!(first + half),
-                comptime!(count - half),
-            )
-        }
-    }
-}
-
-/// Stores element `at`, as [`load`] loads it.
-#[cube]
-fn store(
-    buffers: &mut Sequence<Box<[f32]>>,
-    tensor: usize,
-    at: usize,
-    value: f32,
-    #[comptime] buffer: usize,
-    #[comptime] formula: StepFormula,
-    #[comptime] first: usize,
-    #[comptime] count: usize,
-) {
-    if comptime!(count == 1) {
-        buffers.index_mut(comptime!(formula.buffers() * first + buffer))[at] = value;
-    } else {
-        let half = comptime!(count / 2);
-        if tensor < comptime!(first + half) {
-            store(buffers, tensor, at, value, buffer, formula, first, half);
-        } else {
-            store(
-                buffers,
-                tensor,
-                at,
-                value,
-                buffer,
-                formula,
-                comptime!(first + half),
-                comptime!(count - half),
-            );
-        }
-    }
 }
