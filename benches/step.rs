@@ -18,6 +18,9 @@
 //! With `--delay` one rank, drawn anew for each step, sleeps half a block's forward before a block
 //! that is drawn too, in the sharded step and in the unsharded one, whose ranks meet at its end.
 //!
+//! `--optimizer burn` steps sharded models with burn's operations too, `--optimizer in-backward` in
+//! backward, whose seconds then contain AdamW's.
+//!
 //! A part of a step on a GPU ends when the GPU has done its work. The first steps of each kind
 //! compile and tune kernels: `--warmup` is their number.
 
@@ -35,6 +38,7 @@ use std::time::{Duration, Instant};
 use burn::optim::{AdamWConfig, GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn_dtensor::comm::{Op, WaitBreakdown};
+use burn_dtensor::optim::{self, ShardedOptimizer};
 use burn_dtensor::prelude::*;
 use burn_dtensor::replicate::{DataParallel, replicate};
 #[cfg(feature = "mpi")]
@@ -96,6 +100,9 @@ struct Cli {
     /// When gathered weights are freed between forward and backward
     #[arg(long, value_enum, default_value_t = Reshard::Auto)]
     reshard: Reshard,
+    /// What steps the distributed models; burn's AdamW steps the unsharded ones
+    #[arg(long, value_enum, default_value_t = Step::Fused)]
+    optimizer: Step,
     /// Start a process for each rank, under `mpirun`
     #[arg(long)]
     processes: bool,
@@ -112,6 +119,16 @@ enum Reshard {
     Always,
     /// In backward
     Never,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Step {
+    /// burn's AdamW, one operation after another
+    Burn,
+    /// That of `optim::sharded`, in one pass
+    Fused,
+    /// The same, in backward
+    InBackward,
 }
 
 impl From<Reshard> for ReshardAfterForward {
@@ -172,14 +189,30 @@ fn page_faults() -> f64 {
 /// A model in training; an option because the optimizer takes it and gives it back.
 struct Training {
     model: Option<Gpt>,
-    optim: ModuleOptimizer,
+    optim: Optim,
+}
+
+/// What steps a model.
+enum Optim {
+    /// burn's AdamW, one operation after another.
+    Burn(ModuleOptimizer),
+    /// That of `optim::sharded`, in one pass.
+    Fused(ShardedOptimizer),
+    /// The same, in backward.
+    InBackward(ShardedOptimizer),
 }
 
 impl Training {
-    fn new(model: Gpt) -> Self {
+    fn new(model: Gpt, step: Step) -> Self {
+        let config = AdamWConfig::new();
+        let optim = match step {
+            Step::Burn => Optim::Burn(config.init()),
+            Step::Fused => Optim::Fused(optim::sharded(config)),
+            Step::InBackward => Optim::InBackward(optim::sharded(config)),
+        };
         Self {
             model: Some(model),
-            optim: AdamWConfig::new().init(),
+            optim,
         }
     }
 
@@ -209,10 +242,27 @@ impl Training {
         let loss = mean_cross_entropy(model.forward_after(tokens, before), targets);
         finish(device)?;
         let forward = start.elapsed().as_secs_f64();
-        let grads = GradientsParams::from_grads(loss.backward(), &model);
-        finish(device)?;
-        let backward = start.elapsed().as_secs_f64();
-        self.model = Some(self.optim.step(LR, model, grads));
+        let grads = |loss: Tensor<1>, model: &Gpt| {
+            let grads = GradientsParams::from_grads(loss.backward(), model);
+            finish(device)?;
+            Ok::<_, Error>((grads, start.elapsed().as_secs_f64()))
+        };
+        let (model, backward) = match &mut self.optim {
+            Optim::Burn(optim) => {
+                let (grads, backward) = grads(loss, &model)?;
+                (optim.step(LR, model, grads), backward)
+            }
+            Optim::Fused(optim) => {
+                let (grads, backward) = grads(loss, &model)?;
+                (optim.step(LR, model, grads)?, backward)
+            }
+            Optim::InBackward(optim) => {
+                let model = optim.backward(LR, model, loss)?;
+                finish(device)?;
+                (model, start.elapsed().as_secs_f64())
+            }
+        };
+        self.model = Some(model);
         finish(device)?;
         let optimizer = start.elapsed().as_secs_f64();
         let WaitBreakdown {
@@ -268,7 +318,8 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
         .with_units(["blocks.*"])
         .with_reshard_after_forward(cli.reshard.into())
         .with_replica_check_every(cli.verify);
-    let mut sharded = Training::new(fully_shard(config.init(&device), &mesh, fsdp)?);
+    let model = fully_shard(config.init(&device), &mesh, fsdp)?;
+    let mut sharded = Training::new(model, cli.optimizer);
     let mut replicated = match cli.replicate {
         false => None,
         true => {
@@ -276,10 +327,10 @@ fn measure(cli: &Cli, world: &World) -> Result<Vec<Measured>> {
                 .with_units(["blocks.*"])
                 .with_replica_check_every(cli.verify);
             let model = replicate(config.init(&device), &mesh, config_of_units)?;
-            Some(Training::new(model))
+            Some(Training::new(model, cli.optimizer))
         }
     };
-    let mut unsharded = Training::new(config.init(&device));
+    let mut unsharded = Training::new(config.init(&device), Step::Burn);
     let mut rng = StdRng::seed_from_u64(world.rank() as u64);
     // The same on all ranks.
     let mut delays = StdRng::seed_from_u64(0xde1a);

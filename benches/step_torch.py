@@ -68,6 +68,7 @@ def main():
     parser.add_argument("--steps", type=int, default=6, help="timed steps of each kind in each repeat")
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--fused", action="store_true", help="AdamW with fused=True")
     args = parser.parse_args()
     cuda = args.device == "cuda"
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", RANK="0", WORLD_SIZE="1")
@@ -80,7 +81,8 @@ def main():
             for block in model.blocks:
                 fully_shard(block, mesh=mesh)
             fully_shard(model, mesh=mesh)
-        kinds.append((model, torch.optim.AdamW(model.parameters(), lr=1e-4), []))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=args.fused or None)
+        kinds.append((model, optimizer, []))
     finish = torch.cuda.synchronize if cuda else lambda: None
     for index in range(args.warmup + args.steps * args.repeats):
         for model, optimizer, times in kinds:
