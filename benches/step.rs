@@ -101,7 +101,7 @@ struct Cli {
     #[arg(long, value_enum, default_value_t = Reshard::Auto)]
     reshard: Reshard,
     /// What steps the distributed models; burn's AdamW steps the unsharded ones
-    #[arg(long, value_enum, default_value_t = Step::Fused)]
+    #[arg(long, value_enum, default_value_t = Step::Sharded)]
     optimizer: Step,
     /// Start a process for each rank, under `mpirun`
     #[arg(long)]
@@ -126,7 +126,7 @@ enum Step {
     /// burn's AdamW, one operation after another
     Burn,
     /// That of `optim::sharded`, in one pass
-    Fused,
+    Sharded,
     /// The same, in backward
     InBackward,
 }
@@ -197,7 +197,7 @@ enum Optim {
     /// burn's AdamW, one operation after another.
     Burn(ModuleOptimizer),
     /// That of `optim::sharded`, in one pass.
-    Fused(ShardedOptimizer),
+    Sharded(ShardedOptimizer),
     /// The same, in backward.
     InBackward(ShardedOptimizer),
 }
@@ -207,7 +207,7 @@ impl Training {
         let config = AdamWConfig::new();
         let optim = match step {
             Step::Burn => Optim::Burn(config.init()),
-            Step::Fused => Optim::Fused(optim::sharded(config)),
+            Step::Sharded => Optim::Sharded(optim::sharded(config)),
             Step::InBackward => Optim::InBackward(optim::sharded(config)),
         };
         Self {
@@ -252,7 +252,7 @@ impl Training {
                 let (grads, backward) = grads(loss, &model)?;
                 (optim.step(LR, model, grads), backward)
             }
-            Optim::Fused(optim) => {
+            Optim::Sharded(optim) => {
                 let (grads, backward) = grads(loss, &model)?;
                 (optim.step(LR, model, grads)?, backward)
             }

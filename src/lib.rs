@@ -1,9 +1,18 @@
-//! Distributed training on [burn](https://burn.dev) with distributed tensors (DTensor): fully
-//! sharded data parallelism (FSDP) and tensor parallelism for ordinary burn modules.
+//! Trains [burn](https://burn.dev) models that are too large for one device, or too slow on it. The
+//! parameters, gradients and optimizer state of a model are sharded over the ranks of a mesh (FSDP,
+//! HSDP); data, tensor, sequence and expert parallelism combine with that on further mesh
+//! dimensions. A model keeps its types, its parameter paths and burn's optimizers.
+//!
+//! Use plain burn if one device is enough: nothing here makes a single device faster. There is no
+//! pipeline parallelism, and NCCL is not used yet.
+//!
+//! - [The book](book): [quick start](book::quick_start), [concepts](book::concepts), a guide for each
+//!   task, [coming from PyTorch](book::from_pytorch), [limits](book::limits).
+//! - [`prelude`]: what most programs import.
 //!
 //! Every rank runs the same program. A [`DeviceMesh`](mesh::DeviceMesh) arranges the ranks in named
 //! dimensions. For each mesh dimension, a [`Placement`](placement::Placement) describes which data
-//! of a tensor a rank holds, and each kind of parallelism is a choice of placements: replicated
+//! of a tensor a rank holds. Each kind of parallelism is a choice of placements: replicated
 //! parameters give data parallelism, sharded parameters give FSDP, and parameters that are
 //! replicated over one mesh dimension and sharded over another give HSDP. Tensor parallelism shards
 //! layers over a further mesh dimension, whose ranks compute a layer together.
@@ -86,11 +95,19 @@
 //!
 //! | feature | contents |
 //! |---|---|
+//! | `flex` (default) | burn's CPU backend |
+//! | `wgpu`, `cuda` | burn's GPU backends |
+//! | `mpi` | ranks in several processes and on several hosts |
 //! | `dataset` | `data::DistributedLoader`: a loader of each rank's rows for burn's `Dataset` |
 //! | `store` | `pretrained`: weights in safetensors and PyTorch files |
 //! | `testing` | `testing`: mesh fixtures for tests, and a checker of the operators' sharding rules |
 //! | `train` | `train`: burn's `SupervisedTraining` on the ranks of a mesh |
+//! | `anyhow` | `?` on `anyhow::Error` inside `launch` |
+//!
+//! Rust 1.95 or newer, and burn 0.22.
 #![warn(missing_docs)]
+// Labels of features on docs.rs.
+#![cfg_attr(docsrs, feature(doc_cfg))]
 // The host memory shared by ranks and the copies between tensors are compiled even without the
 // backend that uses them.
 #![cfg_attr(not(feature = "flex"), allow(dead_code, unused_variables))]
@@ -100,6 +117,8 @@
 )]
 
 mod autodiff;
+#[cfg(any(doc, doctest))]
+pub mod book;
 mod burn_compat;
 pub mod checkpoint;
 pub mod comm;
@@ -150,58 +169,7 @@ pub mod prelude {
     pub use crate::{Error, Result, tensor_tree};
 }
 
-/// The README and the book: their Rust blocks are compiled and run.
+/// The README: its Rust blocks are compiled and run.
 #[cfg(doctest)]
-mod book {
-    #[doc = include_str!("../README.md")]
-    struct Readme;
-    #[doc = include_str!("../docs/quick-start.md")]
-    struct QuickStart;
-    #[doc = include_str!("../docs/concepts.md")]
-    struct Concepts;
-    #[doc = include_str!("../docs/guides/data-parallel.md")]
-    struct DataParallelGuide;
-    #[doc = include_str!("../docs/guides/optimizers.md")]
-    #[doc = include_str!("../docs/guides/fsdp.md")]
-    struct Fsdp;
-    #[cfg(feature = "dataset")]
-    #[doc = include_str!("../docs/guides/data.md")]
-    struct Data;
-    #[cfg(feature = "train")]
-    #[doc = include_str!("../docs/guides/burn-train.md")]
-    struct BurnTrain;
-    #[doc = include_str!("../docs/guides/tensor-parallelism.md")]
-    struct TensorParallelism;
-    #[doc = include_str!("../docs/guides/mixed-precision.md")]
-    struct MixedPrecision;
-    #[doc = include_str!("../docs/guides/gradient-accumulation.md")]
-    struct GradientAccumulation;
-    #[doc = include_str!("../docs/guides/activation-checkpointing.md")]
-    struct ActivationCheckpointing;
-    #[doc = include_str!("../docs/guides/offload.md")]
-    struct OffloadToHost;
-    #[doc = include_str!("../docs/guides/lora.md")]
-    struct Lora;
-    #[doc = include_str!("../docs/guides/experts.md")]
-    struct Experts;
-    #[doc = include_str!("../docs/guides/evaluation.md")]
-    struct Evaluation;
-    #[doc = include_str!("../docs/guides/pretrained.md")]
-    struct PretrainedWeights;
-    #[doc = include_str!("../docs/guides/checkpoints.md")]
-    struct Checkpoints;
-    #[doc = include_str!("../docs/guides/saving.md")]
-    struct Saving;
-    #[doc = include_str!("../docs/guides/wrong-loss.md")]
-    struct WrongLoss;
-    #[doc = include_str!("../docs/guides/operators.md")]
-    struct Operators;
-    #[doc = include_str!("../docs/guides/testing.md")]
-    struct Testing;
-    #[doc = include_str!("../docs/guides/gpus.md")]
-    struct Gpus;
-    #[doc = include_str!("../docs/guides/failures.md")]
-    struct AfterFailures;
-    #[doc = include_str!("../docs/from-pytorch.md")]
-    struct FromPytorch;
-}
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -197,6 +197,7 @@ pub fn save_into<M: Module, S: ModuleStore>(
 }
 
 /// Returns a store for a safetensors file with PyTorch's names and layouts, to be read or written.
+/// Local.
 ///
 /// The weight of a `Linear` is `[out, in]` there and `[in, out]` in burn. `gamma` and `beta` of
 /// burn's norms are `weight` and `bias`. Paths have no enum variants. Files are replaced only once

@@ -166,7 +166,7 @@ impl fmt::Debug for ConsolidateOptions {
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
 ///
-/// Needs no launch. If a launcher has started several processes, call it in one of them:
+/// Local: needs no launch. If a launcher has started several processes, call it in one of them:
 /// [`is_first_process`](crate::comm::is_first_process).
 ///
 /// # Errors

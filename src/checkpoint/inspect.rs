@@ -99,7 +99,7 @@ pub struct ChunkSummary {
 
 /// Returns what the checkpoint in the folder `path` contains. Only its manifest is read.
 ///
-/// Needs no launch.
+/// Local: needs no launch.
 ///
 /// # Errors
 /// [`CheckpointError::Incomplete`] for a folder without a manifest, [`CheckpointError::Manifest`],

@@ -466,7 +466,7 @@ impl RunStep for StepOfRun {
 /// Returns the folder of the latest complete checkpoint of the run in the folder `path`, which a
 /// [`CheckpointManager`] saved: that of the newest step; `None` if there is none.
 ///
-/// Needs no launch.
+/// Local: needs no launch.
 ///
 /// # Errors
 /// [`CheckpointError::LatestFile`] and [`CheckpointError::Io`].
@@ -479,7 +479,7 @@ pub fn latest(path: impl AsRef<Path>) -> Result<Option<PathBuf>, CheckpointError
 /// Sets the run in the folder `path` back to `step`, as [`CheckpointManager::set_back`] does, and
 /// returns the folders in which later checkpoints are now, the newest first.
 ///
-/// Needs no launch. Let no program save into the folder meanwhile.
+/// Local: needs no launch. Call it once, and let no program save into the folder meanwhile.
 ///
 /// # Errors
 /// [`CheckpointError::Incomplete`] if the step has no complete checkpoint, and

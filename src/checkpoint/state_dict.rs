@@ -62,10 +62,9 @@ impl StateDict {
     /// distributed counts as replicated over `mesh`: a buffer, a parameter that `fully_shard`
     /// ignored, any parameter of an ordinary model. A lazy parameter is drawn.
     ///
-    /// Nothing is copied or sent, and nothing is compared: if slices of a mesh were distributed
-    /// separately, from different initial values, each rank takes those of its slice. Running
-    /// statistics may differ between ranks until [`sync_buffers`](crate::fsdp::sync_buffers) makes
-    /// them equal.
+    /// Local: nothing is copied, sent or compared. If slices of a mesh were distributed separately,
+    /// from different initial values, each rank takes those of its slice. Running statistics may
+    /// differ between ranks until [`sync_buffers`](crate::fsdp::sync_buffers) makes them equal.
     ///
     /// # Errors
     /// [`ParamError::Replaced`](crate::param::ParamError::Replaced) if a parameter was replaced
@@ -123,7 +122,7 @@ impl StateDict {
         self.len() == 0
     }
 
-    /// Returns the tensors by key, in the same order on all ranks.
+    /// Returns the tensors by key, in the same order on all ranks. Local.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &DynDTensor)> {
         self.tensors
             .iter()
@@ -138,12 +137,13 @@ impl StateDict {
     }
 
     /// Returns the tensor with this key; `None` if it does not exist, does not have `D` dimensions
-    /// or is not of kind `K`.
+    /// or is not of kind `K`. Local.
     pub fn get<const D: usize, K: Kind>(&self, key: &str) -> Option<DTensor<D, K>> {
         self.tensors.get(key)?.dtensor()
     }
 
     /// Keeps only what has a key for which `keep` returns true, for instance the LoRA factors.
+    /// Local; `keep` must return the same on all ranks.
     pub fn retain(&mut self, mut keep: impl FnMut(&str) -> bool) {
         self.tensors.retain(|key, _| keep(key));
         self.scalars.retain(|key, _| keep(key));

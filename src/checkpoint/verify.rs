@@ -44,7 +44,7 @@ impl Verification {
 ///
 /// `progress` is called with the bytes that were read so far and the bytes of all tensors.
 ///
-/// Needs no launch. Of `options`, the number of threads counts.
+/// Local: needs no launch. Of `options`, the number of threads counts.
 ///
 /// # Errors
 /// [`CheckpointError::Incomplete`] for a folder without a manifest, [`CheckpointError::Manifest`]

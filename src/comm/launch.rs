@@ -234,7 +234,11 @@ impl Launch {
     ///
     /// The functions named above become collective over the mesh dimensions of several ranks that
     /// replicate. For each, they send a 64-bit digest with a barrier, and each rank reads its
-    /// tensor once (on a GPU, a copy of it).
+    /// tensor once (on a GPU, a copy of it). So do functions that call them with tensors of the
+    /// program: [`replicated_like`](crate::dtensor::DTensor::replicated_like), operators with a
+    /// plain operand of one element, [`LocalMap::run`](crate::dtensor::ops::LocalMap::run),
+    /// [`apply_io_layouts`](crate::nn::apply_io_layouts) with plain tensors, and
+    /// [`from_initializer`](crate::dtensor::DTensor::from_initializer) for an orthogonal parameter.
     ///
     /// ```
     /// use burn::tensor::Tensor;
@@ -332,6 +336,9 @@ impl Launch {
 /// }
 /// # Ok::<_, burn_dtensor::Error>(())
 /// ```
+///
+/// # Collective
+/// If there are several processes, all of them must make the same launches.
 ///
 /// # Errors
 /// If any rank in any process panicked or returned an error, and the other ranks did not

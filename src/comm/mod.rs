@@ -1,9 +1,47 @@
 //! Communication between ranks: launching a program on every rank, groups of ranks, collectives and
 //! point-to-point messages.
 //!
-//! [`launch`] runs one program on every rank and passes it a [`World`]. [`World::group`] returns a
-//! [`Communicator`] for some of the ranks. Its collectives return a [`Work`], whose `wait` returns
-//! the result.
+//! [`launch`] runs one program on every rank and passes it a [`World`]. Many programs use only the
+//! functions of this example:
+//!
+//! ```
+//! use burn_dtensor::prelude::*;
+//!
+//! let results = launch(Launch::threads(2), |world| {
+//!     world.barrier("start")?; // waits until every rank has called it
+//!     let mesh = DeviceMesh::new(world, [2], ["dp"])?;
+//!     let count = mesh.all_reduce(1.0, ReduceOp::Sum)?;
+//!     assert_eq!(count, 2.0);
+//!
+//!     let own = [0.5, 1.5][world.rank()]; // such as the loss of this rank's rows
+//!     let mean = mesh.all_reduce(own, ReduceOp::Avg)?;
+//!     world.run_on(0, || println!("loss {mean}")); // prints once
+//!     Ok(mean)
+//! })?;
+//! assert_eq!(results, [(0, 1.0), (1, 1.0)]); // each rank with its result
+//! # Ok::<_, burn_dtensor::Error>(())
+//! ```
+//!
+//! | purpose | use |
+//! |---|---|
+//! | run ranks as threads of one process, or of several (feature `mpi`) | [`Launch::threads`], [`Launch::from_env`] |
+//! | choose the device of each rank | [`Launch::with_device`], [`Launch::with_devices`] |
+//! | reduce a number, a metric or a plain tensor over all ranks | [`DeviceMesh::all_reduce`](crate::mesh::DeviceMesh::all_reduce) and the other collectives of a [mesh](crate::mesh) |
+//! | wait for all ranks, or run something on one rank only | [`World::barrier`], [`World::run_on`] |
+//! | build a model from the same random numbers on all ranks | [`World::run_seeded`] |
+//! | exchange values that serde can serialize | [`Communicator::all_gather_object`], [`broadcast_object`](Communicator::broadcast_object), [`gather_object`](Communicator::gather_object), [`scatter_object`](Communicator::scatter_object) |
+//! | create a group of some ranks | [`World::group`], [`World::subgroup`], [`World::subgroup_of_size`], [`World::split`] |
+//! | send several tensors in one collective, or keep collectives in flight | the collectives of a [`Communicator`], each with a [`Work`] |
+//! | send from one rank to another | [`Communicator::send`], [`receive`](Communicator::receive), [`send_object`](Communicator::send_object), [`receive_object`](Communicator::receive_object) |
+//! | find ranks whose replicated values differ | [`Launch::with_replica_checks`] |
+//! | continue after a rank has failed | [`World::shrink`] |
+//! | see what was sent and who waited | [`World::ledger`], [`flight`], [spans](#measuring-waits) |
+//! | connect ranks in another way | [`backend`], [`transport`] |
+//!
+//! # Collectives of a group
+//!
+//! [`World::group`] returns a [`Communicator`] for some of the ranks, and [`World::all`] one for all
+//! ranks. Its collectives of tensors return a [`Work`], whose `wait` returns the result:
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -18,29 +56,6 @@
 //! })?;
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
-//!
-//! ```text
-//! program of a rank
-//!    │  World, Communicator      checks arguments, counts the call in the Ledger
-//!    │  Call in, Work out
-//!    ▼
-//! backend                        interface of a backend: Backend, GroupBackend, Request
-//! host_backend                   the backend of this crate: ranks as threads of one or more processes
-//!    ├─ data                     copies and reductions: host memory, devices
-//!    ├─ transport                bytes between processes: Transport, its messages, MPI
-//!    └─ control                  who has called what: matching, agreement, failures, membership
-//! observe                        one stream of events of every call: ledger, flight recorder, `tracing` spans
-//! ```
-//!
-//! # Invariants on every backend
-//!
-//! 1. No call blocks forever after a failure: it succeeds, or returns a [`CommError`] that names
-//!    the rank at fault, the operation, its sequence number and the difference. A failure is joint:
-//!    it ends every collective of every group of the world that is not complete.
-//! 2. Reductions add in one fixed binary tree over the group's ranks. A run is therefore bitwise
-//!    repeatable, and on power-of-two groups one reduction over 4 ranks equals one over 2 x 2.
-//! 3. Every collective of more than one rank is counted in the rank's [`Ledger`]. A
-//!    [deferred](Call::with_deferred) collective is counted when the rank waits for its result.
 //!
 //! # Measuring waits
 //!
@@ -62,6 +77,33 @@
 //! | `group`, `ranks` | number of ranks in the group, and their global ranks |
 //! | `rank`, `seq` | this rank, and the sequence number within the group |
 //! | `waiting_ns`, `moving_ns`, `last` | set after the wait: waiting time, time to compute the result, and the last rank to join |
+//!
+//! # Architecture
+//!
+//! ```text
+//! program of a rank
+//!    │  World, Communicator      checks arguments, counts the call in the Ledger
+//!    │  Call in, Work out
+//!    ▼
+//! backend                        interface of a backend: Backend, GroupBackend, Request
+//! host_backend                   the backend of this crate: ranks as threads of one or more processes
+//!    ├─ data                     copies and reductions: host memory, devices
+//!    ├─ transport                bytes between processes: Transport, its messages, MPI
+//!    └─ control                  who has called what: matching, agreement, failures, membership
+//! observe                        one stream of events of every call: ledger, flight recorder, `tracing` spans
+//! ```
+//!
+//! Of these modules, [`backend`] and [`transport`] are public.
+//!
+//! # Invariants on every backend
+//!
+//! 1. No call blocks forever after a failure: it succeeds, or returns a [`CommError`] that names
+//!    the rank at fault, the operation, its sequence number and the difference. A failure is joint:
+//!    it ends every collective of every group of the world that is not complete.
+//! 2. Reductions add in one fixed binary tree over the group's ranks. A run is therefore bitwise
+//!    repeatable, and on power-of-two groups one reduction over 4 ranks equals one over 2 x 2.
+//! 3. Every collective of more than one rank is counted in the rank's [`Ledger`]. A
+//!    [deferred](Call::with_deferred) collective is counted when the rank waits for its result.
 
 mod active_launch;
 mod agree;

@@ -30,6 +30,7 @@ enum WorkState<T> {
     },
 }
 
+/// Local: the call was posted before, and its ranks may wait for their works in different orders.
 impl<T> Work<T> {
     pub(super) fn done(value: T) -> Self {
         Self(WorkState::Ended(Ok(value)))

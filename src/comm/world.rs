@@ -183,7 +183,7 @@ impl World {
         Ok(communicator)
     }
 
-    /// Returns the group of all ranks.
+    /// Returns the group of all ranks. Local.
     pub fn all(&self) -> Communicator {
         self.0
             .all

@@ -94,6 +94,7 @@ impl<I, O> Clone for Source<I, O> {
     }
 }
 
+/// Local: a loader reads this rank's rows. Every rank creates it, with its own shard.
 impl<I: 'static, O: Send + 'static> DistributedLoader<I, O> {
     /// Creates a loader of the rows of `sampler`. The batcher gets the items of each batch.
     ///

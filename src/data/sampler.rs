@@ -9,8 +9,8 @@ use crate::Result;
 
 /// The batches of one data shard: which rows of a dataset, in which order.
 ///
-/// Every rank creates it with the same arguments, apart from its own shard. See the [module](super)
-/// for a picture and an example.
+/// Local: nothing is sent. Every rank creates it with the same arguments, apart from its own shard.
+/// See the [module](super) for a picture and an example.
 ///
 /// | setting | default |
 /// |---|---|

@@ -182,7 +182,7 @@ impl Timeline {
 
 /// Returns the timelines of several ranks in the JSON format of Chrome's trace viewer, which
 /// <https://ui.perfetto.dev> opens. Each rank has one track for computation and one for
-/// communication.
+/// communication. Local: it formats the timelines that it gets.
 pub fn chrome_trace(timelines: &[Timeline]) -> String {
     let mut events: Vec<Value> = Vec::new();
     // Number of lanes reserved for each track, more than are ever needed.
@@ -222,7 +222,7 @@ pub fn chrome_trace(timelines: &[Timeline]) -> String {
 }
 
 /// Draws the timelines of several ranks as an SVG document: for each rank its computation above its
-/// communication, and at the end the number of all-gathers that overlapped with computation.
+/// communication, and at the end the number of all-gathers that overlapped with computation. Local.
 pub fn timeline_picture(timelines: &[Timeline]) -> String {
     const WIDTH: f64 = 1000.0;
     const MARGIN: f64 = 130.0;

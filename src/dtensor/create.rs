@@ -15,11 +15,14 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Creates a DTensor whose local tensor on this rank is `local`. Assumes that all ranks' local
     /// tensors have the same shape: a dimension that `k` ranks shard is `k` times as long globally.
     ///
-    /// Nothing is sent or compared; [`from_local_checked`](Self::from_local_checked) compares the
-    /// ranks, and [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks)
-    /// compares what is placed `Replicate` here as well, which makes this function collective. The
-    /// local tensor stays in its autodiff graph, and its gradient is laid out according to
+    /// The local tensor stays in its autodiff graph, and its gradient is laid out according to
     /// invariant 1 of [this module](super).
+    ///
+    /// # Collective
+    /// Local: nothing is sent or compared. If the launch [checks
+    /// replicas](crate::comm::Launch::with_replica_checks), every rank of the mesh, because what is
+    /// placed `Replicate` is compared. [`from_local_checked`](Self::from_local_checked) always
+    /// compares the ranks.
     ///
     /// # Errors
     /// [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember), or
@@ -47,6 +50,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Like [`from_local`](Self::from_local), but with a known global `shape`, so that the shards
     /// may be uneven or empty.
     ///
+    /// # Collective
+    /// Like [`from_local`](Self::from_local).
+    ///
     /// # Errors
     /// As [`from_local`](Self::from_local), and [`DTensorError::LocalShape`] if `local` does not
     /// have the shape that `shape` and `placements` require on this rank.
@@ -61,6 +67,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// Like [`from_local_with_shape`](Self::from_local_with_shape), but with a [`Layout`], which
     /// may have its own shard order or uneven shard sizes.
+    ///
+    /// # Collective
+    /// Like [`from_local`](Self::from_local).
     ///
     /// # Errors
     /// As [`from_local_with_shape`](Self::from_local_with_shape), [`DTensorError::LayoutMesh`] for
@@ -104,8 +113,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Makes a plain tensor a DTensor on the mesh of `like`, replicated. Every rank passes the same
     /// values, such as a table or a mask that all ranks compute.
     ///
-    /// Nothing is sent or compared, unless the launch checks replicas, as in
-    /// [`from_local`](Self::from_local).
+    /// # Collective
+    /// Like [`from_local`](Self::from_local).
     ///
     /// # Panics
     /// Unwinds with a typed [`Error`](crate::Error) if a check of replicas fails.
@@ -119,7 +128,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         Self::from_local(full, mesh, &placements).or_unwind()
     }
 
-    /// Returns this rank's local tensor.
+    /// Returns this rank's local tensor. Local, also in backward.
     ///
     /// The gradient that the caller's computation passes back must be laid out according to
     /// invariant 1 of [this module](super): identical on all ranks that hold the same value. If

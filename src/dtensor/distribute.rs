@@ -102,8 +102,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
     /// [`distribute_tensor`](Self::distribute_tensor). The local tensors are leaves, with `full`'s
     /// setting of `require_grad`.
     ///
-    /// [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) compares the
-    /// copies, and makes this function collective.
+    /// # Collective
+    /// Local. If the launch [checks replicas](crate::comm::Launch::with_replica_checks), every rank
+    /// of the mesh, because the copies are compared.
     ///
     /// # Errors
     /// As [`distribute_tensor`](Self::distribute_tensor), without those of communication if copies
@@ -118,6 +119,9 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 
     /// Like [`distribute_replicated`](Self::distribute_replicated), but with a [`Layout`], which
     /// may have its own shard order or uneven shard sizes.
+    ///
+    /// # Collective
+    /// Like [`distribute_replicated`](Self::distribute_replicated).
     ///
     /// # Errors
     /// As [`distribute_replicated`](Self::distribute_replicated), [`DTensorError::LayoutMesh`] for

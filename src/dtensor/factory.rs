@@ -16,8 +16,11 @@ use crate::mesh::DeviceMesh;
 use crate::placement::{Layout, Placement};
 
 /// # Factories
-/// `options` are burn's: a device (with or without autodiff), or a device and a dtype. Nothing is
-/// sent. All factories return [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember),
+/// `options` are burn's: a device (with or without autodiff), or a device and a dtype.
+///
+/// Local: nothing is sent.
+///
+/// All factories return [`MeshError::NotAMember`](crate::mesh::MeshError::NotAMember),
 /// [`DTensorError::Partial`], [`DTensorError::Operands`] for a shape that does not have `D`
 /// dimensions, or [`PlacementError`](crate::placement::PlacementError) for a wrong number of
 /// placements or a dimension out of range.
@@ -85,7 +88,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 }
 
 impl<K: Kind + kind::Numeric> DTensor<2, K> {
-    /// Creates the identity matrix, `[size, size]`.
+    /// Creates the identity matrix, `[size, size]`. Local.
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -110,7 +113,8 @@ impl<const D: usize> DTensor<D> {
     /// element `i` (row-major) depends on `seed` and `i` only (Philox4x32-10), not on burn's random
     /// state.
     ///
-    /// Equal seeds give equal values, so use a different seed for every tensor.
+    /// Equal seeds give equal values, so use a different seed for every tensor. Local; every rank
+    /// passes the same seed.
     ///
     /// # Errors
     /// As [all factories](#factories), and [`DTensorError::Distribution`].
@@ -135,7 +139,7 @@ impl<const D: usize> DTensor<D> {
 impl<const D: usize> DTensor<D, Int> {
     /// Creates a tensor of random integers from `range`, drawn as [`random`](DTensor::random) draws
     /// floats. Each integer is computed from 32 random bits: if the range has `n > 2^32` integers,
-    /// only 2^32 of them occur, about `n / 2^32` apart.
+    /// only 2^32 of them occur, about `n / 2^32` apart. Local, as `random`.
     ///
     /// # Errors
     /// As [all factories](#factories), and [`DTensorError::Distribution`] for an empty range.
@@ -165,7 +169,7 @@ impl<const D: usize> DTensor<D, Int> {
 }
 
 impl DTensor<1, Int> {
-    /// Creates a vector of the integers of `range`.
+    /// Creates a vector of the integers of `range`. Local.
     ///
     /// # Errors
     /// As [all factories](#factories).
@@ -178,7 +182,7 @@ impl DTensor<1, Int> {
         steps("arange", range, 1, mesh, placements, options)
     }
 
-    /// Creates a vector of every `step`-th integer of `range`, beginning with the first.
+    /// Creates a vector of every `step`-th integer of `range`, beginning with the first. Local.
     ///
     /// # Errors
     /// As [all factories](#factories), and [`DTensorError::Operands`] for a step of 0.
@@ -220,7 +224,7 @@ fn steps(
 
 impl<const D: usize> DTensor<D, Int> {
     /// Creates a tensor of the indices of all elements of a tensor of `shape`; its shape is
-    /// `[..shape, D]`.
+    /// `[..shape, D]`. Local.
     ///
     /// # Errors
     /// As [all factories](#factories), and [`DTensorError::Operands`] if `D2` is not `D + 1`, or if

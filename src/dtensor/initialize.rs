@@ -14,11 +14,11 @@ impl<const D: usize> DTensor<D> {
     /// identical on every mesh and under every placement, because it is a function of `seed`, as in
     /// [`random`](Self::random).
     ///
-    /// Each rank draws only its own shard and nothing is sent, so no rank ever holds the full
-    /// tensor. The exception is [`Orthogonal`](Initializer::Orthogonal): every rank draws the full
-    /// tensor and then slices it. `fans` are the numbers of input and output features by which the
-    /// Kaiming and Xavier initializers scale; for a [`Linear`](burn::nn::Linear) they are
-    /// `[d_input, d_output]`. Other initializers ignore `fans`.
+    /// Each rank draws only its own shard, so no rank ever holds the full tensor. The exception is
+    /// [`Orthogonal`](Initializer::Orthogonal): every rank draws the full tensor and then slices
+    /// it. `fans` are the numbers of input and output features by which the Kaiming and Xavier
+    /// initializers scale; for a [`Linear`](burn::nn::Linear) they are `[d_input, d_output]`. Other
+    /// initializers ignore `fans`.
     ///
     /// ```
     /// use burn::module::Initializer;
@@ -35,6 +35,11 @@ impl<const D: usize> DTensor<D> {
     /// })?;
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
+    ///
+    /// # Collective
+    /// Local, except for [`Orthogonal`](Initializer::Orthogonal) if the launch [checks
+    /// replicas](crate::comm::Launch::with_replica_checks): then every rank of the mesh, because
+    /// the full tensors are compared.
     ///
     /// # Errors
     /// As [all factories](#factories), and [`DTensorError::Distribution`] for an initializer whose

@@ -15,6 +15,7 @@ use crate::placement::Placement;
 /// named region is false, and everything else is true:
 /// [`mask_fill`](burn::tensor::Tensor::mask_fill) overwrites it. Errors are those of the
 /// [factories](#factories).
+/// Local: each rank creates its own region of a mask.
 impl<const D: usize> DTensor<D, Bool> {
     /// Creates the mask of the upper triangle, like burn's [`triu_mask`](Tensor::triu_mask). The
     /// triangle begins at the diagonal, shifted by `offset` to the right.
@@ -87,6 +88,7 @@ impl<const D: usize> DTensor<D, Bool> {
     }
 }
 
+/// Local: each rank creates its own region of a mask.
 impl<const D: usize, K: Kind> DTensor<D, K> {
     /// Creates the [`triu_mask`](DTensor::triu_mask) of a tensor such as attention scores: in its
     /// shape, sharded as it is.

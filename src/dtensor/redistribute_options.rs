@@ -177,7 +177,8 @@ impl<const D: usize, K: Kind> RedistributeWork<D, K> {
     }
 
     /// Waits for the last collective, and returns the tensor in its new layout, connected to the
-    /// graph of the original.
+    /// graph of the original. Local: [`start`](RedistributeOptions::start) has posted all
+    /// collectives.
     pub fn wait(self) -> Result<DTensor<D, K>> {
         match self.0 {
             RedistributeState::There(x) => Ok(*x),

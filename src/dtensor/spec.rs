@@ -64,6 +64,7 @@ impl Hash for DTensorSpec {
     }
 }
 
+/// Local: specs are computed and never sent.
 impl DTensorSpec {
     /// Creates the spec of a tensor of global `shape`, laid out over `mesh`.
     ///

@@ -108,8 +108,8 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
         self.local.device()
     }
 
-    /// Moves the local tensor to `device`, like burn's [`to_device`](Tensor::to_device). Each rank
-    /// chooses its own device.
+    /// Moves the local tensor to `device`, like burn's [`to_device`](Tensor::to_device). Local:
+    /// each rank chooses its own device.
     #[must_use]
     pub fn to_device(self, device: &Device) -> Self {
         Self::from_parts(self.local.to_device(device), self.spec)
@@ -125,7 +125,7 @@ impl<const D: usize, K: Kind> DTensor<D, K> {
 impl<const D: usize> DTensor<D> {
     /// Marks the local tensor as a leaf whose gradient is kept, like burn's
     /// [`require_grad`](Tensor::require_grad). The gradient is laid out according to invariant 1 of
-    /// [this module](super).
+    /// [this module](super). Local.
     #[must_use]
     pub fn require_grad(self) -> Self {
         Self::from_parts(self.local.autodiff().require_grad(), self.spec)
@@ -182,7 +182,7 @@ impl<const D: usize> DTensor<D> {
         self.full_tensor().or_unwind().backward()
     }
 
-    /// Detaches the tensor from the graph that computed it.
+    /// Detaches the tensor from the graph that computed it. Local.
     #[must_use]
     pub fn detach(self) -> Self {
         Self::from_parts(self.local.detach(), self.spec)

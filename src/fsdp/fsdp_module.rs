@@ -42,9 +42,13 @@ use crate::pattern::PathPattern;
 /// ```
 ///
 /// An option is stored in the units, so it applies to all clones of the module until it is set to
-/// another value. The setters do not communicate. However, every rank of the units' mesh must set
-/// the same value, at the same position in its sequence of forwards and backwards. Only
-/// [`set_gradient_weight`](Self::set_gradient_weight) may have other values on other ranks.
+/// another value.
+///
+/// # Collective
+/// Local, except for [`reshard`](Self::reshard): the setters do not communicate. However, every
+/// rank of the units' mesh must set the same value, at the same position in its sequence of
+/// forwards and backwards. Only [`set_gradient_weight`](Self::set_gradient_weight) may have other
+/// values on other ranks.
 #[derive(Debug, Clone)]
 pub struct FsdpModule {
     units: Vec<Arc<Unit>>,
@@ -518,6 +522,8 @@ pub struct UnshardHandle(SmallVec<[Arc<Unit>; 1]>);
 
 impl UnshardHandle {
     /// Waits until the parameters are gathered. Optional: the unit's forward waits as well.
+    ///
+    /// Local: [`unshard`] has posted the all-gather.
     ///
     /// # Errors
     /// [`Error::Comm`](crate::Error::Comm) if another rank fails.

@@ -1,50 +1,71 @@
 //! Fully sharded data parallelism (FSDP): trains ordinary burn modules whose parameters, gradients
 //! and optimizer states are sharded over ranks.
 //!
-//! The [crate page](crate) has a complete program.
+//! [`fully_shard`] replaces each parameter by this rank's shard; layers still read the full
+//! parameter. Path patterns name the modules whose parameters are gathered and freed together, and
+//! [`unit`](fn@unit) marks the forward of such a module:
 //!
-//! [`fully_shard`] attaches a reparameterization to every parameter: the stored value is this
-//! rank's shard, and layers read the full parameter. Parameters are gathered and reduced in
-//! **units**, each with one all-gather and one reduce-scatter. [`unit`](fn@unit) marks the
-//! beginning and the end of a unit's forward. Units of inner modules can also be opened by the
-//! first read of a parameter.
+//! ```
+//! # use burn::nn::{Linear, LinearConfig};
+//! # use burn::optim::{AdamWConfig, GradientsParams};
+//! # use burn::tensor::Tensor;
+//! use burn_dtensor::optim::sharded;
+//! use burn_dtensor::prelude::*;
 //!
-//! ```text
-//! forward    root: all-gather │ block 0: all-gather, compute, free │ block 1: ... │ head
-//! backward   head │ block 1: all-gather, gradients, reduce-scatter, free │ block 0: ... │ root: reduce-scatter
-//! optimizer  burn's own, on the shards
+//! launch(Launch::threads(4), |world| {
+//!     let mesh = DeviceMesh::new(world, [4], ["shard"])?;
+//!     let device = world.device().clone().autodiff();
+//!     let layers: Vec<Linear> = (0..3).map(|_| LinearConfig::new(16, 16).init(&device)).collect();
+//!     let mut layers = fully_shard(layers, &mesh, FullyShard::new().with_units(["*"]))?;
+//!     assert_eq!(layers[0].weight.base().dims(), [4, 16]); // this rank's shard of [16, 16]
+//!
+//!     let mut optim = sharded(AdamWConfig::new());
+//!     for _ in 0..3 {
+//!         let x = Tensor::<2>::ones([8, 16], &device); // the rows of this rank
+//!         let y = unit(&layers, x, |layers, x| {
+//!             layers.iter().fold(x, |x, layer| unit(layer, x, |layer, x| layer.forward(x).tanh()))
+//!         });
+//!         let grads = GradientsParams::from_grads(y.square().mean().backward(), &layers);
+//!         layers = optim.step(1e-2, layers, grads)?; // burn's AdamW, on the shards
+//!     }
+//!     let full = full_model(&layers)?; // ordinary layers on every rank
+//!     assert_eq!(full[0].weight.val().dims(), [16, 16]);
+//!     Ok(())
+//! })?;
+//! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
-//! # Invariants
-//! 1. The optimizer, records and gradients see shards only. The model's type and parameter paths
-//!    never change.
-//! 2. A unit makes one all-gather in forward, one in backward if its parameters were freed between,
-//!    and one reduce-scatter. Its only other collectives are HSDP's all-reduce of the reduced
-//!    shards, one all-reduce if it has parameters placed `Replicate`, and the all-reduces of
-//!    partial gradients over tensor-parallel ranks ([`parallel`](crate::parallel), invariant 3):
-//!    one for each set of mesh dimensions along which gradients are partial. In addition to the
-//!    gradients, a reduction transfers one flag per parameter, which says that the rank has used
-//!    it. Values that must be identical on several ranks are
-//!    [compared](FullyShard::with_replica_check_every) by digests in the signatures of reductions.
-//! 3. Gradients are averages over all data-parallel ranks, unless [`FsdpModule`] sets another
-//!    divisor, or postpones the reduction to a later backward. On groups whose size is a power of
-//!    two, data parallelism, FSDP and HSDP agree bit for bit.
-//! 4. A parameter that only some ranks use counts as zeros on the others. A parameter that no rank
-//!    uses has no gradient, as without sharding. If a unit leaves a tracked input unused, the
-//!    operation that made the input receives zeros. A parameter of a unit that receives nothing but
-//!    these has no gradient; one that the loss depends on has one, even if it is zero.
-//! 5. A failing collective of a forward or backward unwinds the rank with the typed error. A
-//!    function that returns a `Result` returns the error.
-//! 6. Backward's collectives follow the order of forward, whatever the depth of a rank's graph, so
-//!    ranks may have different batches and use different weights. The all-gathers of backward are
-//!    posted when forward leaves a unit, on a separate communicator. Reductions have another
-//!    communicator. They run in reverse order of entry; units without a tracked input and without
-//!    an enclosing unit follow last, in order of entry. Each reduction is waited for before the
-//!    next one is issued.
-//! 7. Values of different models are never combined. Collectives carry the number of the
-//!    `fully_shard` call and the states of the parameters. So ranks fail with an error if they run
-//!    models of equal shapes in different orders, or clones whose parameters are no longer the
-//!    same.
+//! Options of [`FullyShard`]:
+//!
+//! | option | sets | default |
+//! |---|---|---|
+//! | [`with_units`](FullyShard::with_units), [`with_group_unit`](FullyShard::with_group_unit) | modules whose parameters are gathered together, by path patterns | one unit with all parameters |
+//! | [`with_reshard_after_forward`](FullyShard::with_reshard_after_forward) | [when](#when-units-are-freed) unsharded parameters are freed | after forward, except the root unit's |
+//! | [`with_mixed_precision`](FullyShard::with_mixed_precision), [`with_mixed_precision_for`](FullyShard::with_mixed_precision_for) | [element types](#mixed-precision) of computations and reductions | as the values are stored |
+//! | [`with_offload`](FullyShard::with_offload), [`with_offload_for`](FullyShard::with_offload_for) | [memory](#memory) of the shards | memory of the device |
+//! | [`with_shard_dims`](FullyShard::with_shard_dims), [`with_replicate_dims`](FullyShard::with_replicate_dims) | [mesh dimensions](#meshes-of-several-dimensions) that shard and that replicate | a 1-D mesh shards; a 2-D mesh replicates over its first dimension and shards over its second (HSDP) |
+//! | [`with_shard_placement_fn`](FullyShard::with_shard_placement_fn), [`with_balanced_bytes`](FullyShard::with_balanced_bytes) | placement of each parameter, and the shard sizes | `Shard(0)` in chunks, except for the few parameters whose stored shape burn's layers read |
+//! | [`with_ignored`](FullyShard::with_ignored) | parameters that are neither sharded nor reduced | none |
+//! | [`with_implicit_unshard`](FullyShard::with_implicit_unshard) | permission to read a parameter outside its unit | allowed, with a warning |
+//! | [`with_buffer_sync`](FullyShard::with_buffer_sync) | policy by which running statistics are made equal | values of the first rank |
+//! | [`with_replica_check_every`](FullyShard::with_replica_check_every), [`with_weight_check`](FullyShard::with_weight_check) | comparison of values that must be identical on several ranks | every 10 steps, without stored parameters |
+//! | [`with_layer_warnings`](FullyShard::with_layer_warnings), [`with_dropout_warning`](FullyShard::with_dropout_warning) | warnings about layers that compute something else on several ranks | on |
+//!
+//! Functions for the sharded model:
+//!
+//! | purpose | use |
+//! |---|---|
+//! | see which rank holds what | [`describe`](describe()), [`named_parameters`] |
+//! | compare the sharded model with the full one | [`compare`](compare()): runs one batch through both, and names the first unit and the parameters that differ |
+//! | read a parameter's shard, or its gradient's | [`ParamExt`] |
+//! | clip gradients by their joint norm | [`clip_grad_norm`] |
+//! | accumulate gradients, or change options of units at run time | [`FsdpModule`] |
+//! | recompute activations in backward | [`checkpoint_activations`] |
+//! | make running statistics equal, before evaluation | [`sync_buffers`] |
+//! | get an ordinary model, on every rank or on one | [`full_model`], [`full_model_on`] |
+//! | save and resume | [`checkpoint`](crate::checkpoint) |
+//! | continue on the ranks that survive a failure | [`remesh`] |
+//! | compress, count or replace what units send | [`ShardCodec`], [`UnitCollectives`] |
 //!
 //! # Optimizers
 //! burn's optimizers step shards. An optimizer that works element by element gives the same result
@@ -63,7 +84,7 @@
 //! | `Adan` | equal | with weight decay, by the proximal step or not |
 //! | `Lion` | equal | with weight decay |
 //! | `GradientClipping::Value` | equal | works element by element |
-//! | `GradientClipping::Norm` | different | norm of one parameter's shard; [`clip_grad_norm`] uses that of all |
+//! | `GradientClipping::Norm` | different | norm of one parameter's shard; [`clip_grad_norm`] uses the norm of all |
 //! | `Lamb` | different | scales steps by the norm of each parameter |
 //! | `Adafactor` | different | uses means over rows, columns and all elements of a parameter |
 //! | `Muon` | different | orthogonalizes the step of a full parameter, and scales it by the parameter's shape |
@@ -72,6 +93,27 @@
 //! [`optim::sharded`](crate::optim::sharded) accepts only the equal ones, and has correct versions
 //! of clipping by norm and of `Muon`. [`optim`](crate::optim) also saves and loads optimizer
 //! states, by path and for any mesh.
+//!
+//! # Units
+//! [`fully_shard`] attaches a reparameterization to every parameter: the stored value is this
+//! rank's shard, and layers read the full parameter. Parameters are gathered and reduced in
+//! **units**, each with one all-gather and one reduce-scatter. [`unit`](fn@unit) marks the
+//! beginning and the end of a unit's forward. Units of inner modules can also be opened by the
+//! first read of a parameter.
+//!
+//! ```text
+//! forward    root: all-gather │ block 0: all-gather, compute, free │ block 1: ... │ head
+//! backward   head │ block 1: all-gather, gradients, reduce-scatter, free │ block 0: ... │ root: reduce-scatter
+//! optimizer  burn's own, on the shards
+//! ```
+//!
+//! # When units are freed
+//! | [`ReshardAfterForward`] | between forward and backward | all-gathers of a step |
+//! |---|---|---|
+//! | [`Auto`](ReshardAfterForward::Auto) | freed, except the root unit | two for each unit, one for the root |
+//! | [`Always`](ReshardAfterForward::Always) | freed | two for each unit |
+//! | [`Never`](ReshardAfterForward::Never) | kept | one for each unit |
+//! | [`Ranks(n)`](ReshardAfterForward::Ranks) | sharded over `n` neighbouring ranks | two for each unit, the second over `n` ranks |
 //!
 //! # Meshes of several dimensions
 //! [`FullyShard::with_shard_dims`] and [`FullyShard::with_replicate_dims`] name the mesh dimensions
@@ -129,32 +171,62 @@
 //! well.
 //!
 //! # Mixed precision
-//! With [`FullyShard::with_mixed_precision`], units compute in `bf16` or `f16` and reduce in `f32`,
-//! while the optimizer steps `f32` shards. [`GradScaler`] scales the loss of models that compute in
-//! `f16`, whose small gradients would vanish otherwise.
-//!
-//! # Checking a model
-//! [`compare`](fn@compare) runs one batch through the sharded model and through the full one, and
-//! names the first unit and the parameters that differ.
+//! [`FullyShard::with_mixed_precision`] sets the element types in which units compute and reduce, for
+//! example `bf16` or `f16` and `f32`, while the optimizer steps `f32` shards. Without a type for
+//! reductions, gradients are reduced in the type in which their parameter is stored. [`GradScaler`]
+//! scales the loss of models that compute in `f16`, whose small gradients would vanish otherwise.
 //!
 //! # Memory
 //! Between forward and backward a freed unit holds only its shards, whatever the graph has saved:
-//! the gathered weights are in evictable storage, which the unit can free while views of it exist.
-//! On a GPU, this applies only to units of one module that [`unit`](fn@unit) has opened, without
-//! burn's fusion. In other units on a GPU, a weight view that the graph has saved keeps the
-//! gathered unit until backward. burn's layers save such views for inputs of three dimensions. A
-//! weight that is read outside its unit's scope is freed when the graph drops it. So is the full
-//! value of a parallelized weight that is read with [`val`](burn::module::Param::val). To compute
-//! with the rank's tensor-parallel shard, read it with [`dtensor`](ParamExt::dtensor).
+//! the unsharded parameters are in evictable storage, which the unit can free while views of it
+//! exist. On a GPU, this applies only to units of one module that [`unit`](fn@unit) has opened,
+//! without burn's fusion. In other units on a GPU, a view of a parameter that the graph has saved
+//! keeps the unsharded unit until backward. burn's layers save such views for inputs of three
+//! dimensions. A parameter that is read outside its unit's scope is freed when the graph drops it.
+//! So is the full value of a parallelized parameter that is read with
+//! [`val`](burn::module::Param::val). To compute with the rank's tensor-parallel shard, read it with
+//! [`dtensor`](ParamExt::dtensor).
 //!
 //! With [`FullyShard::with_offload`] the shards are in host memory, and so are gradients and
-//! optimizer states. The device holds only activations and the weights of open units.
+//! optimizer states. The device holds only activations and the parameters of open units. If
+//! ranks compute on the CPU, this saves no memory.
 //!
 //! To keep the order of reductions (invariant 6), a rank may have to hold gradients back. Inside a
 //! unit that encloses others, it never does. Units without an enclosing unit may belong to two
 //! losses. So if a model has two parallel towers of such units, the gradients of one tower are held
-//! until the other is complete: for two towers of 32 blocks, this is 11 more blocks' gradients than
-//! with an enclosing unit. Open a unit around the model with `unit` to avoid this.
+//! until the other is complete: for two towers of 32 blocks, 11 more blocks' gradients were measured
+//! than with an enclosing unit. Open a unit around the model with `unit` to avoid this.
+//!
+//! # Invariants
+//! 1. The optimizer, records and gradients see shards only. The model's type and parameter paths
+//!    never change.
+//! 2. A unit makes one all-gather in forward, one in backward if its parameters were freed between,
+//!    and one reduce-scatter. Its only other collectives are HSDP's all-reduce of the reduced
+//!    shards, one all-reduce if it has parameters placed `Replicate`, and the all-reduces of
+//!    partial gradients over tensor-parallel ranks ([`parallel`](crate::parallel), invariant 3):
+//!    one for each set of mesh dimensions along which gradients are partial. In addition to the
+//!    gradients, a reduction transfers one flag per parameter, which says that the rank has used
+//!    it. Values that must be identical on several ranks are
+//!    [compared](FullyShard::with_replica_check_every) by digests in the signatures of reductions.
+//! 3. Gradients are averages over all data-parallel ranks, unless [`FsdpModule`] sets another
+//!    divisor, a weight or a hook, or postpones the reduction to a later backward. On groups whose
+//!    size is a power of two, data parallelism, FSDP and HSDP agree bit for bit.
+//! 4. A parameter that only some ranks use counts as zeros on the others. A parameter that no rank
+//!    uses has no gradient, as without sharding. If a unit leaves a tracked input unused, the
+//!    operation that made the input receives zeros. A parameter of a unit that receives nothing but
+//!    these has no gradient; one that the loss depends on has one, even if it is zero.
+//! 5. A failing collective of a forward or backward unwinds the rank with the typed error. A
+//!    function that returns a `Result` returns the error.
+//! 6. Backward's collectives follow the order of forward, whatever the depth of a rank's graph, so
+//!    ranks may have different batches and use different parameters. The all-gathers of backward are
+//!    posted when forward leaves a unit, on a separate communicator. Reductions have another
+//!    communicator. They run in reverse order of entry; units without a tracked input and without
+//!    an enclosing unit follow last, in order of entry. The reduction over the ranks that shard is
+//!    waited for before that of the next unit is issued.
+//! 7. Values of different models are never combined. Collectives carry the number of the
+//!    `fully_shard` call and the states of the parameters. So ranks fail with an error if they run
+//!    models of equal shapes in different orders, or clones whose parameters are no longer the
+//!    same.
 
 mod balance;
 mod by_unit;

@@ -48,6 +48,8 @@ use crate::param::{
 /// # }
 /// ```
 ///
+/// Local: no communication. Every rank of the new mesh must call it, because units draw numbers.
+///
 /// # Errors
 /// [`FsdpError::MeshDims`] and [`FsdpError::IncompatibleMesh`] for a mesh that shards differently,
 /// [`FsdpError::Parallelized`] for a parameter that is tensor-parallel as well,

@@ -118,7 +118,7 @@ impl GradScaler {
         self.scale
     }
 
-    /// Returns the scaled loss, on which to call `backward`. The loss should be `f32`
+    /// Returns the scaled loss, on which to call `backward`. Local. The loss should be `f32`
     /// ([`output_dtype`](super::MixedPrecisionPolicy::with_output_dtype)): in `f16`, the initial
     /// scale is infinite.
     pub fn scale<const D: usize>(&self, loss: Tensor<D>) -> Tensor<D> {
@@ -250,6 +250,8 @@ impl GradScaler {
     /// Adapts the scale. It shrinks if gradients of any model overflowed since the last call, and
     /// grows after [enough](Self::with_growth_interval) consecutive calls without overflow. Call it
     /// once at the end of each step.
+    ///
+    /// Local: the ranks have agreed in [`unscale`](Self::unscale). Every rank must call it.
     ///
     /// # Errors
     /// [`FsdpError::NothingUnscaled`] if neither [`unscale`](Self::unscale) nor

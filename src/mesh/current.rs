@@ -48,6 +48,7 @@ pub fn with_mesh<T>(mesh: &DeviceMesh, program: impl FnOnce() -> T) -> T {
 
 impl DeviceMesh {
     /// Returns the mesh of the innermost [`with_mesh`] around the caller, on the same thread.
+    /// Local.
     ///
     /// # Errors
     /// [`NoCurrent`](MeshError::NoCurrent) if there is none.

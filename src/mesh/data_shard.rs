@@ -36,6 +36,8 @@ impl DeviceMesh {
     /// Names are as for [`slice`](Self::slice). The last one varies fastest. Without any name the
     /// data is not divided: every rank has [`DataShard::ALL`].
     ///
+    /// Local: no communication.
+    ///
     /// # Errors
     /// Those of [`slice`](Self::slice) for names that do not fit, and
     /// [`NotAMember`](super::MeshError::NotAMember) outside the mesh.

@@ -99,7 +99,7 @@ impl DeviceMesh {
     /// DTensors trains and generates on it as on any other mesh, and nothing is communicated.
     ///
     /// All calls with the same device, with or without autodiff, return the same mesh. Any thread
-    /// may use it.
+    /// may use it. Local: the mesh has one rank.
     ///
     /// ```
     /// use burn::nn::LinearConfig;
@@ -334,7 +334,7 @@ impl DeviceMesh {
         self.0.ranks.len()
     }
 
-    /// Returns the number of ranks along `mesh_dim`.
+    /// Returns the number of ranks along `mesh_dim`. Local.
     ///
     /// # Panics
     /// If the mesh has no such dimension.
@@ -352,7 +352,7 @@ impl DeviceMesh {
         self.0.coordinate.as_deref()
     }
 
-    /// Returns the index of the dimension called `name`.
+    /// Returns the index of the dimension called `name`. Local.
     ///
     /// # Errors
     /// [`UnknownName`](MeshError::UnknownName), which lists the existing names.
@@ -366,6 +366,7 @@ impl DeviceMesh {
     }
 
     /// Returns the communicator of the ranks that differ from the caller only along `mesh_dim`.
+    /// Local.
     ///
     /// # Errors
     /// [`NotAMember`](MeshError::NotAMember) outside the mesh, and

@@ -13,8 +13,8 @@ impl DeviceMesh {
     /// dimensions. If dp and cp of (pp, dp, cp, tp) were flattened, `mesh.slice(["dp_cp", "tp"])`
     /// has two dimensions.
     ///
-    /// The slice shares the mesh's communicators. If all dimensions are named, it is the mesh
-    /// itself.
+    /// Local: the slice shares the mesh's communicators. If all dimensions are named, it is the
+    /// mesh itself.
     ///
     /// # Errors
     /// [`NoNames`](MeshError::NoNames), [`UnknownName`](MeshError::UnknownName),
@@ -30,7 +30,8 @@ impl DeviceMesh {
     }
 
     /// Returns the mesh over the dimensions of several slices of one mesh, in that mesh's order.
-    /// For example, the slices `dp` and `tp` yield the slice (dp, tp).
+    /// For example, the slices `dp` and `tp` yield the slice (dp, tp). Local, as
+    /// [`slice`](Self::slice).
     ///
     /// # Errors
     /// [`DifferentRoots`](MeshError::DifferentRoots) unless all are slices of one mesh,

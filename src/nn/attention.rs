@@ -27,6 +27,7 @@ pub struct MhaInput {
     mask_attn: Option<DTensor<3, Bool>>,
 }
 
+/// Local: an input only holds its tensors.
 impl MhaInput {
     /// Creates the input of self-attention: query, key and value are the same tensor `[batch, seq,
     /// d_model]`.

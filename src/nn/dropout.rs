@@ -30,6 +30,7 @@ impl<const D: usize> DTensorForward<DTensor<D>> for Dropout {
 /// mask comes from one random state that all ranks of the process share, so it depends on timing
 /// unless the process has only one rank. Here the mask comes from the rank's [own
 /// stream](random::tensor): every rank drops different elements, and the same ones in every run.
+/// Local: no communication.
 ///
 /// Like burn's own, it drops nothing outside training, that is, if `x` is on a device without
 /// autodiff, as after [`valid`](burn::module::Module::valid). If the layer may be

@@ -5,7 +5,7 @@ use crate::error::OrUnwind;
 use crate::placement::Placement;
 
 /// Returns how many of `heads` attention heads this rank's local tensor of `x`, shape `[.., heads *
-/// d_head]`, contains.
+/// d_head]`, contains. Local.
 ///
 /// A [`DTensor`] does not need it: `x.reshape([batch, seq, heads, d_head])` takes the global number
 /// of heads. A local tensor contains the features of only `heads / ranks` heads. Reshaping it to

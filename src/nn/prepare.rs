@@ -66,7 +66,8 @@ use crate::placement::Placement;
 ///
 /// # Collective
 /// Every rank of the module's mesh must call it, in forward and in backward, if an input or output
-/// is redistributed.
+/// is redistributed. Plain tensors become DTensors as in [`from_local`](DTensor::from_local), which
+/// is collective if the launch checks replicas.
 ///
 /// # Panics
 /// Unwinds with a typed [`Error`](crate::Error), on every rank: [`ParallelError::Layout`] for a

@@ -48,7 +48,8 @@ impl ShardedOptimizer {
     /// # use burn_dtensor::prelude::*;
     /// # launch(Launch::threads(2), |world| {
     /// # let mesh = DeviceMesh::new(world, [2], ["shard"])?;
-    /// let model = fully_shard(LinearConfig::new(8, 6).init(world.device()), &mesh, FullyShard::new())?;
+    /// # let device = world.device().clone().autodiff();
+    /// let model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
     /// let optim = sharded(AdamWConfig::new())
     ///     .with_group(ParamGroup::from_predicate("bias"), RmsPropConfig::new());
     /// let table = optim.describe(&model).to_string();

@@ -1,7 +1,7 @@
 //! [`GradFactor`]: factors of gradients that a step applies while it reads them.
 
-use std::cell::Cell;
-use std::collections::HashSet;
+use std::cell::{Cell, RefCell};
+use std::collections::{HashSet, VecDeque};
 
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
@@ -15,12 +15,13 @@ use crate::autodiff;
 ///
 /// [`GradScaler::factor`](crate::fsdp::GradScaler::factor) and
 /// [`ClipGradNorm::factor`](crate::fsdp::ClipGradNorm::factor) return them. Where a step reads each
-/// gradient once, this saves the passes over all gradients of `unscale` and `clip`, with the same
-/// bits.
+/// gradient once, this saves the passes over all gradients of `unscale` and `clip`, on the CPU with
+/// the same bits.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[must_use = "gradients are unscaled or clipped only if `step_scaled` gets the factor"]
 pub struct GradFactor {
     /// `None` for 1.
-    factors: Option<[f64; 2]>,
+    factors: Option<[f64; 3]>,
 }
 
 impl GradFactor {
@@ -29,25 +30,22 @@ impl GradFactor {
         Self::default()
     }
 
-    /// Returns this factor, followed by another one.
-    ///
-    /// # Panics
-    /// If two factors follow each other already.
-    #[must_use]
+    /// Returns this factor, followed by another one. Up to three are applied one after the other;
+    /// further ones are multiplied with the third.
     pub fn then(self, factor: f64) -> Self {
-        let factors = match self.factors {
-            None => [factor, 1.0],
-            Some([first, 1.0]) => [first, factor],
-            Some(both) => panic!("a third factor, {factor}, follows {both:?}"),
-        };
+        let mut factors = self.factors.unwrap_or([1.0; 3]);
+        match factors.iter_mut().find(|free| **free == 1.0) {
+            Some(free) => *free = factor,
+            None => factors[2] *= factor,
+        }
         Self {
-            factors: (factors != [1.0; 2]).then_some(factors),
+            factors: (factors != [1.0; 3]).then_some(factors),
         }
     }
 
     /// Returns the product of the factors.
     pub fn value(&self) -> f64 {
-        self.factors.map_or(1.0, |[first, second]| first * second)
+        self.factors.map_or(1.0, |factors| factors.iter().product())
     }
 
     pub(super) fn factors(self) -> burn_dtensor_optim::Factors {
@@ -94,19 +92,28 @@ impl ModuleVisitor for ScaleVisitor<'_> {
 thread_local! {
     /// The factor of the gradients of the step that runs on this thread.
     static CURRENT: Cell<GradFactor> = const { Cell::new(GradFactor { factors: None }) };
-    /// The last loss that a scaler has scaled on this thread.
-    static SCALED: Cell<Option<NodeId>> = const { Cell::new(None) };
+    /// The last losses that scalers have scaled on this thread.
+    static SCALED: RefCell<VecDeque<NodeId>> = const { RefCell::new(VecDeque::new()) };
 }
+
+/// Most scaled losses that are remembered: more than a step has.
+const SCALED_LOSSES: usize = 1024;
 
 /// Records that a scaler has scaled this loss.
 pub(crate) fn note_scaled<const D: usize>(loss: &Tensor<D>) {
-    SCALED.set(autodiff::node_id(loss.clone().into_dispatch()));
+    if let Some(node) = autodiff::node_id(loss.clone().into_dispatch()) {
+        SCALED.with_borrow_mut(|scaled| {
+            scaled.push_back(node);
+            if scaled.len() > SCALED_LOSSES {
+                scaled.pop_front();
+            }
+        });
+    }
 }
 
-/// Returns true if this is the last loss that a scaler has scaled.
-pub(super) fn is_scaled<const D: usize>(loss: &Tensor<D>) -> bool {
-    let node = autodiff::node_id(loss.clone().into_dispatch());
-    node.is_some() && node == SCALED.get()
+/// Returns the last losses that scalers have scaled.
+pub(super) fn scaled_losses() -> HashSet<NodeId> {
+    SCALED.with_borrow(|scaled| scaled.iter().copied().collect())
 }
 
 /// Makes a step whose gradients are multiplied by `factor`.

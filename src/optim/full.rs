@@ -42,7 +42,7 @@ impl OptimizerState {
 }
 
 impl FullOptimizerState {
-    /// Serializes the state in burnpack, burn's record format.
+    /// Serializes the state in burnpack, burn's record format. Local.
     ///
     /// # Errors
     /// [`Error::Other`] with burnpack's error, for example for a name that is too long.
@@ -58,7 +58,7 @@ impl FullOptimizerState {
         writer.into_bytes().map_err(Error::other)
     }
 
-    /// Reads the bytes that [`into_bytes`](Self::into_bytes) returned.
+    /// Reads the bytes that [`into_bytes`](Self::into_bytes) returned. Local.
     ///
     /// # Errors
     /// [`Error::Other`] with burnpack's error, if the bytes are not a burnpack file.

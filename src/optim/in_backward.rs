@@ -14,25 +14,27 @@ use burn::tensor::{Device, Tensor};
 use itertools::Itertools;
 
 use super::OptimError;
-use super::factor::is_scaled;
+use super::factor::scaled_losses;
 use super::sharded::ShardedOptimizer;
-use crate::Result;
 use crate::autodiff;
 use crate::burn_compat::{ModulePath, TensorMapper, map_tensors};
 use crate::param::{
     LeftGradients, ParamError, awaited_leaves, backward_with_steps, check_not_replaced, copying,
     stored_like, walk,
 };
+use crate::{Error, Result};
 
 impl ShardedOptimizer {
     /// Runs the backward of `loss`, and steps each distributed parameter of `model` as soon as its
     /// gradient is reduced, which frees the gradient. Parameters that are not distributed are
     /// stepped at the end. The result is that of `loss.backward()` and [`step`](Self::step), with
-    /// the same bits, but the gradients of all shards are never in memory together.
+    /// the same bits. If forward enters [units](fn@crate::fsdp::unit), the gradients of all shards
+    /// are never in memory together.
     ///
     /// A parameter that several passes train (tied weights, a unit that was entered twice) is
-    /// stepped after the last of their reductions; if forwards wait for a backward that are not in
-    /// the graph of `loss`, at the end.
+    /// stepped after the last of their reductions. If forwards wait for a backward that are not in
+    /// the graph of `loss`, their parameters are stepped at the end. Gradients of other models and
+    /// of inputs are dropped: for those, call `loss.backward()`.
     ///
     /// ```
     /// # use burn::nn::LinearConfig;
@@ -57,15 +59,20 @@ impl ShardedOptimizer {
     /// Like `loss.backward()`. The steps are local.
     ///
     /// # Errors
-    /// [`OptimError::InBackward`] if a step needs all gradients: with clipping by norm, with Muon,
-    /// for a loss that a [`GradScaler`](crate::fsdp::GradScaler) has scaled, and if a unit does not
-    /// synchronize its gradients; [`OptimError::NoGradients`] like [`step`](Self::step); and
-    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced). All but `NoGradients` come
-    /// before the backward.
+    /// Before the backward: [`OptimError::InBackward`] if a step needs all gradients, with clipping
+    /// by norm, with Muon, for a loss that a [`GradScaler`](crate::fsdp::GradScaler) has scaled, and
+    /// if a unit does not synchronize its gradients;
+    /// [`ParamError::Replaced`](crate::param::ParamError::Replaced).
     ///
+    /// After it: those of [`step`](Self::step), and
     /// [`ParamError::LateGradient`](crate::param::ParamError::LateGradient) if the loss reads a
-    /// shard (`param.base()`) outside its unit. It is found after the backward; builds without
-    /// debug assertions search in the optimizer's first backward alone.
+    /// shard (`param.base()`, `param.shard()`) outside its unit.
+    ///
+    /// # Panics
+    /// Like `loss.backward()`: a rank unwinds with the error of a failed collective, and with
+    /// [`OptimError::InBackward`], before any step, if a scaled loss is part of `loss`. If a
+    /// backward unwinds later, some parameters may have been stepped, and the model is gone: load a
+    /// checkpoint.
     pub fn backward<M: Module, const D: usize>(
         &mut self,
         lr: impl Into<ModuleLearningRate>,
@@ -73,8 +80,7 @@ impl ShardedOptimizer {
         loss: Tensor<D>,
     ) -> Result<M> {
         let lr = lr.into();
-        self.check_backward(&model, &loss)?;
-        let is_checked = cfg!(debug_assertions) || !mem::replace(&mut self.has_checked, true);
+        let distributed = self.check_backward(&model, &loss)?;
         let mut take = TakeShards {
             awaited: awaited_leaves(),
             shards: HashMap::new(),
@@ -107,7 +113,9 @@ impl ShardedOptimizer {
                 grads: left,
                 direct,
             },
-        ) = backward_with_steps(paths, step, is_checked, || loss.backward());
+        ) = backward_with_steps(paths, step, (scaled_losses(), refuse_scaled), || {
+            loss.backward()
+        });
         for (leaf, grad) in left {
             steps.borrow_mut().step(leaf, grad);
         }
@@ -122,25 +130,40 @@ impl ShardedOptimizer {
             placed: take.placed,
             stored: HashMap::new(),
         };
-        let model = map_tensors(model, &mut restore);
+        let restore = || map_tensors(model, &mut restore);
+        // Without a step, postponed gradients have missed none.
+        let model = match stepped {
+            0 => copying(restore),
+            _ => restore(),
+        };
         if let Some(param) = direct {
             return Err(ParamError::LateGradient { param }.into());
         }
         let grads = GradientsParams::from_grads(grads, &model);
-        if stepped > 0 && grads.is_empty() {
-            return Ok(model);
-        }
-        let allowed = self.allows_empty_steps;
-        self.allows_empty_steps |= stepped > 0;
-        let model = self.step(lr, model, grads);
-        self.allows_empty_steps = allowed;
-        model
+        let model = match stepped > 0 && grads.is_empty() {
+            true => model,
+            false => {
+                let allowed = self.allows_empty_steps;
+                self.allows_empty_steps |= stepped > 0;
+                let model = self.step(lr, model, grads);
+                self.allows_empty_steps = allowed;
+                model?
+            }
+        };
+        Ok(copying(|| {
+            map_tensors(model, &mut RenewLeaves { distributed })
+        }))
     }
 }
 
 impl ShardedOptimizer {
     /// Checks that the parameters of `model` can be stepped one by one in the backward of `loss`.
-    fn check_backward<M: Module, const D: usize>(&self, model: &M, loss: &Tensor<D>) -> Result<()> {
+    /// Returns the distributed parameters.
+    fn check_backward<M: Module, const D: usize>(
+        &self,
+        model: &M,
+        loss: &Tensor<D>,
+    ) -> Result<HashSet<ParamId>> {
         let found = walk(model);
         check_not_replaced(model, &found)?;
         let refuse = |problem: String| Err(OptimError::InBackward { problem }.into());
@@ -150,11 +173,9 @@ impl ShardedOptimizer {
         if self.groups.iter().any(|group| group.clip.is_some()) {
             return refuse("the norm of a gradient is reduced with those of its group".into());
         }
-        if is_scaled(loss) {
-            return refuse(
-                "a `GradScaler` has scaled the loss, and skips a step if any gradient is not finite"
-                    .into(),
-            );
+        let node = autodiff::node_id(loss.clone().into_dispatch());
+        if node.is_some_and(|node| scaled_losses().contains(&node)) {
+            return refuse(SCALED.into());
         }
         let mut units = found.distributed.iter().map(|visited| &visited.param.unit);
         match units.find(|unit| unit.puts_off()) {
@@ -162,9 +183,18 @@ impl ShardedOptimizer {
                 "unit `{}` does not synchronize its gradients in this backward",
                 unit.label()
             )),
-            None => Ok(()),
+            None => Ok(found.distributed.iter().map(|found| found.id).collect()),
         }
     }
+}
+
+/// Problem of a loss that a scaler has scaled.
+const SCALED: &str =
+    "a `GradScaler` has scaled the loss, and skips a step if any gradient is not finite";
+
+fn refuse_scaled() -> ! {
+    let problem = SCALED.into();
+    Error::from(OptimError::InBackward { problem }).unwind()
 }
 
 /// A shard that was taken out of its model for a backward.
@@ -309,6 +339,28 @@ impl TensorMapper for ReturnShards {
             self.stored.insert(*leaf, stored.clone().into_dispatch());
             stored
         })
+    }
+}
+
+/// Mapper that gives new leaves to distributed parameters. Which of them have new ones after a
+/// backward depends on the passes that exist on this rank, and leaves identify gathered weights.
+struct RenewLeaves {
+    distributed: HashSet<ParamId>,
+}
+
+impl TensorMapper for RenewLeaves {
+    fn float<const D: usize>(
+        &mut self,
+        _: &ModulePath,
+        param: Param<Tensor<D>>,
+    ) -> Param<Tensor<D>> {
+        match self.distributed.contains(&param.id) && param.is_initialized() {
+            true => param.map(|shard| match shard.is_require_grad() {
+                true => stored_like(&shard.clone(), shard.inner()),
+                false => shard,
+            }),
+            false => param,
+        }
     }
 }
 

@@ -25,7 +25,7 @@ const RANK: &str = "__rank";
 /// Returns the specs of a distributed model's parameters, by path. One that is not distributed
 /// counts as replicated over the mesh of the first that is.
 /// [`FullOptimizerState::distribute`](super::FullOptimizerState::distribute) and
-/// [`OptimizerState::redistribute`] take them.
+/// [`OptimizerState::redistribute`] take them. Local: no communication.
 ///
 /// # Errors
 /// Like [`optimizer_state`].

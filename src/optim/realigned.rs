@@ -55,16 +55,21 @@ impl<O: Optimizer> Optimizer for Realigned<O> {
             None => None,
         };
         let factor = factor::current();
-        let (grad, factor) = match other.is_none() && is_fused::<O>() {
+        let is_own = other.is_none() && is_fused::<O>();
+        let (grad, factor) = match is_own {
             true => (grad, factor),
             false => (factor.scale(grad), GradFactor::one()),
         };
-        let step = |param, grad| factor::scaled_by(factor, || self.0.step(lr, param, grad, state));
+        // Other optimizers may read the result of a fused one inside them.
+        let step = |param, grad| {
+            let step = || self.0.step(lr, param, grad, state);
+            factor::scaled_by(factor, || if is_own { step() } else { at_once(step) })
+        };
         let (param, state) = match other {
             None => step(param, grad),
             Some(other) => {
                 let cast = param.clone().cast(other);
-                let (stepped, state) = at_once(|| step(cast.clone(), grad.cast(other)));
+                let (stepped, state) = step(cast.clone(), grad.cast(other));
                 // A parameter of more digits keeps them.
                 let param = match other.size() < dtype.size() {
                     true => param + (stepped - cast).cast(dtype),

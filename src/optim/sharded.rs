@@ -35,6 +35,8 @@ use crate::param::{Unit, check_not_replaced, check_reduced, walk};
 /// over all its shards. To clip by the norm of all gradients together, use
 /// [`clip_grad_norm`](crate::fsdp::clip_grad_norm).
 ///
+/// Local: no communication.
+///
 /// ```
 /// use burn::module::ParamGroup;
 /// use burn::nn::{Linear, LinearConfig};
@@ -82,7 +84,6 @@ pub fn sharded<O: ExactOnShards>(optimizer: O) -> ShardedOptimizer {
         optim,
         groups,
         allows_empty_steps: false,
-        has_checked: false,
     }
 }
 
@@ -97,8 +98,6 @@ pub struct ShardedOptimizer {
     pub(super) groups: Vec<OptimizerGroup>,
     /// True if a step without a gradient of the model is not an error.
     pub(super) allows_empty_steps: bool,
-    /// True if a backward with steps has searched for gradients outside the units.
-    pub(super) has_checked: bool,
 }
 
 #[derive(Clone)]
@@ -205,8 +204,8 @@ impl ShardedOptimizer {
     }
 
     /// Steps like [`step`](Self::step), with gradients that are multiplied by `factor`. Fused steps
-    /// multiply as they read a gradient, which saves a pass over all of them; the bits are those of
-    /// a pass. If a group clips its gradients or is Muon's, all are multiplied first.
+    /// multiply as they read a gradient, which saves a pass over all of them. On the CPU the bits are
+    /// those of a pass; kernels of GPUs multiply by the product. If a group clips its gradients or is Muon's, all are multiplied first.
     ///
     /// ```
     /// # use burn::nn::LinearConfig;
@@ -430,7 +429,7 @@ impl ShardedOptimizer {
         }
     }
 
-    /// Returns the state of the parameters of `model`, by path, like [`optimizer_state`].
+    /// Returns the state of the parameters of `model`, by path, like [`optimizer_state`]. Local.
     ///
     /// # Errors
     /// Like [`optimizer_state`].
@@ -439,7 +438,7 @@ impl ShardedOptimizer {
     }
 
     /// Returns the optimizer with `state` in place of its state of the parameters of `model`, like
-    /// [`load_optimizer_state`].
+    /// [`load_optimizer_state`]. Local.
     ///
     /// # Errors
     /// Like [`load_optimizer_state`]. It also finds state that this optimizer would not make, such
@@ -455,7 +454,7 @@ impl ShardedOptimizer {
         self.optim.to_record()
     }
 
-    /// Returns the optimizer with its state replaced by a record.
+    /// Returns the optimizer with its state replaced by a record of this rank's state. Local.
     #[must_use]
     pub fn load_record(mut self, record: OptimizerRecord) -> Self {
         self.optim = self.optim.load_record(record);

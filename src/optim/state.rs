@@ -52,7 +52,7 @@ impl OptimizerState {
             .chain(stateless)
     }
 
-    /// Returns every tensor with its name, in the same order on all ranks.
+    /// Returns every tensor with its name, in the same order on all ranks. Local.
     pub fn tensors(&self) -> impl Iterator<Item = (String, &DynDTensor)> {
         self.params.iter().flat_map(|(path, state)| {
             state
@@ -73,14 +73,14 @@ impl OptimizerState {
     }
 
     /// Returns the tensor with this name; `None` if it does not exist or does not have `D`
-    /// dimensions.
+    /// dimensions. Local.
     pub fn tensor<const D: usize>(&self, name: &str) -> Option<DTensor<D>> {
         owners(&self.params, name)
             .find_map(|(_, state, field)| state.tensors.get(field))?
             .dtensor()
     }
 
-    /// Returns the number with this name.
+    /// Returns the number with this name. Local.
     pub fn scalar(&self, name: &str) -> Option<Scalar> {
         owners(&self.params, name)
             .find_map(|(_, state, field)| state.scalars.get(field))

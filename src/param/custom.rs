@@ -19,7 +19,10 @@ use crate::comm::{Call, CollectivePlan, Communicator, Work};
 ///
 /// Each method has the arguments and the result of [`Communicator::execute_plan`], which the
 /// default implementation calls. Its result must have the shapes and dtypes that `plan` describes.
-/// All ranks of `group` must issue the same calls in the same order.
+///
+/// # Collective
+/// Units call the methods on every rank of `group`, in the same order. An implementation must issue
+/// the same calls in the same order on all of them.
 pub trait UnitCollectives: Send + Sync {
     /// Gathers parameters, for forward or for backward, from this rank's shards in the memory in
     /// which they are stored.

@@ -114,6 +114,8 @@ thread_local! {
 /// The events are also emitted through [`tracing`] at level `TRACE`, target `burn_dtensor::fsdp`.
 /// If calls are nested, only the innermost one records an event.
 ///
+/// Local: nothing additional is sent, and each rank may record or not.
+///
 /// ```
 /// # use burn::nn::LinearConfig;
 /// # use burn::tensor::Tensor;

@@ -35,12 +35,16 @@ struct BackwardSteps {
     taken: HashSet<NodeId>,
     /// Paths of the shards' parameters.
     paths: HashMap<NodeId, String>,
-    take: TakeGradient,
-    /// Nodes of the units' passes that have run. No other node may have a taken shard as parent.
+    /// `None` while it runs.
+    take: Option<TakeGradient>,
+    /// Nodes of the units' passes that have run. No other node may have such a shard as parent.
     ran: HashSet<NodeId>,
-    /// The nodes of the backward, if they are to be checked.
+    /// The nodes of the backward, once a node of a unit has run.
     edges: Option<GraphEdges>,
-    is_checked: bool,
+    /// Nodes that the backward must not contain.
+    refused: HashSet<NodeId>,
+    /// Unwinds if it does.
+    refuse: fn() -> !,
 }
 
 #[derive(Default)]
@@ -61,7 +65,7 @@ pub(crate) struct LeftGradients {
 
 /// Returns the leaves of the shards of which the next backward may reduce a gradient.
 ///
-/// Local: counts the passes of this rank, which decide when it steps, and not what it sends.
+/// Local: these are passes that exist on this rank. They decide when it steps, and not what it sends.
 pub(crate) fn awaited_leaves() -> HashSet<NodeId> {
     let passes = scheduler().awaiting();
     let leaves = passes.iter().flat_map(|pass| pass.leaves());
@@ -69,22 +73,23 @@ pub(crate) fn awaited_leaves() -> HashSet<NodeId> {
 }
 
 /// Runs `backward`, in which `take` gets the gradients of these shards, given with the paths of
-/// their parameters, as soon as they are reduced. If `is_checked`, it also finds operations outside the units that read a shard.
+/// their parameters, as soon as they are reduced. Calls `refuse`, before any gradient is taken, if the
+/// graph contains one of the nodes `refused`.
 ///
 /// # Panics
 /// Unwinds with [`ParamError::LateGradient`] if a gradient follows one that was taken.
 pub(crate) fn backward_with_steps<T>(
     paths: HashMap<NodeId, String>,
     take: TakeGradient,
-    is_checked: bool,
+    (refused, refuse): (HashSet<NodeId>, fn() -> !),
     backward: impl FnOnce() -> T,
 ) -> (T, LeftGradients) {
-    /// Ends the steps, also if the backward unwinds.
-    struct EndOfSteps;
+    /// Restores the steps of a backward around this one, also if it unwinds.
+    struct StepsAround(Option<BackwardSteps>);
 
-    impl Drop for EndOfSteps {
+    impl Drop for StepsAround {
         fn drop(&mut self) {
-            STEPS.take();
+            STEPS.set(self.0.take());
         }
     }
 
@@ -97,19 +102,19 @@ pub(crate) fn backward_with_steps<T>(
             }
         }
     }
-    STEPS.set(Some(BackwardSteps {
+    let around = StepsAround(STEPS.replace(Some(BackwardSteps {
         awaited,
         taken: HashSet::new(),
         paths,
-        take,
+        take: Some(take),
         ran: HashSet::new(),
         edges: None,
-        is_checked,
-    }));
-    let end = EndOfSteps;
+        refused,
+        refuse,
+    })));
     let result = backward();
-    let steps = STEPS.take().expect("nothing else ends it");
-    drop(end);
+    let steps = STEPS.take().expect("only this function ends it");
+    drop(around);
     let direct = steps.direct();
     let left = steps.awaited.into_iter();
     let grads = left.filter_map(|(leaf, awaited)| Some((leaf, awaited.grad?)));
@@ -126,16 +131,54 @@ pub(super) fn take(
     grad: DispatchTensor,
     step: &BackwardStep<'_>,
 ) -> Option<DispatchTensor> {
-    STEPS.with_borrow_mut(|steps| match steps {
-        Some(steps) => steps.take(leaf, grad, step),
-        None => Some(grad),
-    })
+    note_graph(step);
+    let complete = STEPS.with_borrow_mut(|steps| match steps {
+        Some(steps) => steps.receive(leaf, grad),
+        None => Received::NotAwaited(grad),
+    });
+    match complete {
+        Received::NotAwaited(grad) => Some(grad),
+        Received::Incomplete => None,
+        Received::Complete(grad, mut take) => {
+            // Not while the steps are borrowed: it runs an optimizer.
+            take(leaf, grad);
+            STEPS.with_borrow_mut(|steps| {
+                if let Some(steps) = steps {
+                    steps.take = Some(take);
+                }
+            });
+            None
+        }
+    }
+}
+
+/// Reads the graph of the backward that runs, and unwinds if it contains a node that is refused.
+fn note_graph(step: &BackwardStep<'_>) {
+    let refuse = STEPS.with_borrow_mut(|steps| {
+        let steps = steps.as_mut().filter(|steps| steps.edges.is_none())?;
+        let edges = steps.edges.insert(edges_of(step));
+        let is_refused = edges.keys().any(|node| steps.refused.contains(node));
+        is_refused.then_some(steps.refuse)
+    });
+    if let Some(refuse) = refuse {
+        refuse()
+    }
+}
+
+/// What has become of a gradient.
+enum Received {
+    NotAwaited(DispatchTensor),
+    /// More parts follow.
+    Incomplete,
+    /// The gradient, and the function that takes it.
+    Complete(DispatchTensor, TakeGradient),
 }
 
 /// Records that a node of a unit's pass runs, which may have shards as parents.
 pub(super) fn note(step: &BackwardStep<'_>) {
+    note_graph(step);
     STEPS.with_borrow_mut(|steps| {
-        if let Some(steps) = steps.as_mut().filter(|steps| steps.is_checked) {
+        if let Some(steps) = steps {
             steps.ran.insert(step.node());
         }
     });
@@ -150,39 +193,35 @@ pub(super) fn refuse_direct(leaf: NodeId) {
 }
 
 impl BackwardSteps {
-    fn take(
-        &mut self,
-        leaf: NodeId,
-        grad: DispatchTensor,
-        step: &BackwardStep<'_>,
-    ) -> Option<DispatchTensor> {
-        if self.is_checked && self.edges.is_none() {
-            self.edges = Some(edges_of(step));
-        }
+    fn receive(&mut self, leaf: NodeId, grad: DispatchTensor) -> Received {
+        let Some(path) = self.paths.get(&leaf) else {
+            return Received::NotAwaited(grad);
+        };
         if self.taken.contains(&leaf) {
-            let param = self.paths[&leaf].clone();
+            let param = path.clone();
             Error::from(ParamError::LateGradient { param }).unwind()
         }
-        let Some(awaited) = self.awaited.get_mut(&leaf) else {
-            return Some(grad);
-        };
+        let awaited = self.awaited.entry(leaf).or_default();
         awaited.received += 1;
         let grad = match awaited.grad.take() {
             Some(before) => Dispatch::float_add(grad, before),
             None => grad,
         };
-        if awaited.received < awaited.passes.len() {
+        let take = match awaited.received < awaited.passes.len() {
+            true => None,
+            false => self.take.take(),
+        };
+        let Some(take) = take else {
             awaited.grad = Some(grad);
-            return None;
-        }
+            return Received::Incomplete;
+        };
         let awaited = self.awaited.remove(&leaf);
         for (pass, position) in awaited.into_iter().flat_map(|awaited| awaited.passes) {
             let Some(pass) = pass.upgrade() else { continue };
             pass.unsharded.source.release_shard(position);
         }
         self.taken.insert(leaf);
-        (self.take)(leaf, grad);
-        None
+        Received::Complete(grad, take)
     }
 
     /// Returns the path of a shard that is a parent of a node outside the units.

@@ -34,7 +34,7 @@ struct Trace {
 }
 
 /// Runs `program`, a forward and its backward on this thread. Returns its result and the nodes of
-/// units whose backward ran, in order.
+/// units whose backward ran, in order. Local: nothing additional is sent.
 pub fn trace_backward<T>(program: impl FnOnce() -> T) -> (T, Vec<RanNode>) {
     TRACE.replace(Some(Trace::default()));
     let result = program();

@@ -22,6 +22,7 @@ impl GraphDepth {
 }
 
 /// Returns the tensor one node deeper in the graph, and a handle with the depth at which it was.
+/// Local; every rank of the mesh must call it, so that the graphs stay equally deep.
 ///
 /// burn runs backward by depth, the deepest node first. All ranks must run the collectives of
 /// backward in the same order, so the result of an operator must have the same depth on every rank,

@@ -96,7 +96,7 @@ where
 
 /// Returns the folder of this rank inside `directory`: `rank-0`, `rank-1`, .. by global rank.
 /// burn's default checkpointers write the rank's shards there, and burn's loggers the metrics,
-/// which are the same on all ranks.
+/// which are the same on all ranks. Local.
 pub fn rank_directory(mesh: &DeviceMesh, directory: impl AsRef<Path>) -> PathBuf {
     directory.as_ref().join(format!("rank-{}", mesh.rank()))
 }

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 /// Factors by which a step multiplies the gradient first, one after the other; `None` for a gradient
 /// that is used as it is.
-pub type Factors = Option<[f64; 2]>;
+pub type Factors = Option<[f64; 3]>;
 
 /// Element type over which optimizers step: `f32`, `f64`, `f16` and `bf16`.
 pub trait Element: Copy + Send + Sync {
@@ -219,8 +219,8 @@ macro_rules! with_factors {
                 $run
             }
             Some(factors) => {
-                let [first, second] = factors.map(<$element>::scalar);
-                let $scaled = |grad: $element| grad.times(first).times(second);
+                let [first, second, third] = factors.map(<$element>::scalar);
+                let $scaled = |grad: $element| grad.times(first).times(second).times(third);
                 $run
             }
         }

@@ -7,8 +7,7 @@ use crate::comm::backend::{CallSignature, ReceivedTensors};
 use crate::comm::{Call, Communicator, Op, TensorMeta, Work, arguments};
 
 impl Communicator {
-    /// Sends tensors of any shapes and dtypes to group rank `to`, which may be this rank. It is not
-    /// a collective: rank `to` must call [`receive`](Self::receive).
+    /// Sends tensors of any shapes and dtypes to group rank `to`, which may be this rank.
     ///
     /// It never waits for the receiver, so ranks may send in any order. `wait` returns when the
     /// tensors may be reused. Several messages may be in flight; messages with the same sender and
@@ -30,6 +29,10 @@ impl Communicator {
     /// })?;
     /// # Ok::<_, burn_dtensor::Error>(())
     /// ```
+    ///
+    /// # Collective
+    /// Not a collective: rank `to` must call [`receive`](Self::receive), and no other rank takes
+    /// part.
     pub fn send(&self, call: Call, tensors: Vec<DispatchTensor>, to: usize, tag: u32) -> Work<()> {
         let checked =
             arguments::member("to", to, self.group()).and_then(|()| arguments::sent(&tensors));
@@ -49,6 +52,10 @@ impl Communicator {
     /// this call, and its tensors must match `metas` if it is given.
     ///
     /// Several receives may be posted; they match messages in the order in which they were posted.
+    ///
+    /// # Collective
+    /// Not a collective: a rank must call [`send`](Self::send) to this one, and no other rank takes
+    /// part.
     pub fn receive(
         &self,
         call: Call,

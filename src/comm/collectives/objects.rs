@@ -173,8 +173,10 @@ impl Communicator {
         self.decode(op, &call, &read_words(words), len)
     }
 
-    /// Sends an object to group rank `to`, which must call
-    /// [`receive_object`](Self::receive_object). It is not a collective.
+    /// Sends an object to group rank `to`.
+    ///
+    /// # Collective
+    /// Like [`send`](Self::send): rank `to` must call [`receive_object`](Self::receive_object).
     pub fn send_object<T: Serialize>(
         &self,
         call: Call,
@@ -193,6 +195,9 @@ impl Communicator {
 
     /// Receives the next object with `tag` from group rank `from`, or from any rank if `from` is
     /// `None`. Returns the sender and the object.
+    ///
+    /// # Collective
+    /// Like [`receive`](Self::receive): a rank must call [`send_object`](Self::send_object).
     ///
     /// # Errors
     /// See [`all_gather_object`](Self::all_gather_object).

@@ -110,7 +110,8 @@ impl CostModel {
         }
     }
 
-    /// Runs `f`. Operators of the calling rank in it choose their layouts by this model.
+    /// Runs `f`. Operators of the calling rank in it choose their layouts by this model. Local; all
+    /// ranks of a mesh must do the same.
     pub fn run<T>(&self, f: impl FnOnce() -> T) -> T {
         DecisionScope {
             model: self.number(),

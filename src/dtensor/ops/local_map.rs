@@ -155,7 +155,8 @@ impl LocalMap {
     ///
     /// # Collective
     /// If an input is redistributed: every rank of the mesh, in forward and in backward; also in
-    /// backward if a gradient is `P(sum)`.
+    /// backward if a gradient is `P(sum)`. Results become DTensors as in
+    /// [`from_local`](DTensor::from_local), which is collective if the launch checks replicas.
     ///
     /// # Panics
     /// Unwinds with a typed [`Error`](crate::Error) on every rank:

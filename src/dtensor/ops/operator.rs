@@ -37,6 +37,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Operator(ResolvedSharding);
 
+/// Local, except for [`input`](Self::input).
 impl Operator {
     /// Resolves `rule` for these inputs, or returns the decision from this thread's cache.
     ///

@@ -24,7 +24,7 @@ thread_local! {
 }
 
 impl RedistributePolicy {
-    /// Runs `f` under this policy on the calling rank.
+    /// Runs `f` under this policy on the calling rank. Local.
     ///
     /// ```
     /// use burn_dtensor::dtensor::ops::RedistributePolicy;

@@ -106,7 +106,7 @@ enum Purpose {
     Device = 5,
 }
 
-/// Starts a new stream of seeds on the calling thread.
+/// Starts a new stream of seeds on the calling thread. Local.
 ///
 /// All ranks of a mesh that share DTensors must call it with the same seed.
 pub fn seed(seed: u64) {

@@ -129,7 +129,7 @@ pub trait ShardingRule: Debug + Clone + Eq + Hash + 'static {
     /// Returns the name of the operator, for messages.
     fn name(&self) -> &'static str;
 
-    /// Returns the global shapes of the outputs.
+    /// Returns the global shapes of the outputs. Local: it computes the same on all ranks.
     ///
     /// # Errors
     /// [`DTensorError::Operands`](crate::dtensor::DTensorError::Operands) if the inputs do not fit

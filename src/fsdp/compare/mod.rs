@@ -193,7 +193,8 @@ where
 }
 
 impl Comparison {
-    /// Returns an error with the report, unless the models agree.
+    /// Returns an error with the report, unless the models agree. Local: the report is the same on
+    /// all ranks.
     ///
     /// # Errors
     /// [`FsdpError::Differs`].

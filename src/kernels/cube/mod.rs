@@ -47,5 +47,5 @@ pub(crate) use error::CubeError;
 pub(crate) use plan::CubePlan;
 #[cfg(all(test, feature = "cube"))]
 pub(crate) use plan::DeviceLimits;
-pub(crate) use step_kernel::StepFormula;
+pub(crate) use step_kernel::{MOST_ELEMENTS, StepFormula};
 pub(crate) use steps::{StepScalars, SteppedTensors, step_list};

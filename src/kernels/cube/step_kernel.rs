@@ -7,6 +7,9 @@ use super::tuning::{TASK_VECTORS, UNITS};
 /// Elements that one cube steps.
 pub(super) const TASK: usize = TASK_VECTORS;
 
+/// The most elements of a tensor: kernels count in 32 bits, to the end of a task.
+pub(crate) const MOST_ELEMENTS: usize = u32::MAX as usize - TASK;
+
 /// Words of a tensor in the table: its first task, and its elements.
 pub(super) const ENTRY: usize = 2;
 

@@ -23,6 +23,7 @@ crate::tensor_tree! {
 /// Padding mask over keys, `[batch, seq]`, and attention mask over pairs of queries and keys.
 type Masks = (Option<DTensor<2, Bool>>, Option<DTensor<3, Bool>>);
 
+/// Local: an input only holds its tensors.
 impl TransformerDecoderInput {
     /// Creates an input whose target `[batch, seq_1, d_model]` attends to a memory `[batch, seq_2,
     /// d_model]`.

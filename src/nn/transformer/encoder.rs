@@ -19,6 +19,7 @@ crate::tensor_tree! {
     struct TransformerEncoderInput { tensor, mask_pad, mask_attn }
 }
 
+/// Local: an input only holds its tensors.
 impl TransformerEncoderInput {
     /// Creates an input of shape `[batch, seq, d_model]` without masks.
     pub fn new(tensor: DTensor<3>) -> Self {

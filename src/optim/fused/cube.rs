@@ -2,8 +2,9 @@
 //!
 //! burn's optimizer steps one parameter after the other. During a step of a model
 //! ([`in_lists`]), tensors are collected, and kernels for lists of them are launched at its end. The
-//! tensors that a step returns have the memory that the kernel will write, and are not read before
-//! the step of the model returns.
+//! tensors that a step returns have the memory that the kernel will write, and must not be read before
+//! the step of the model returns. So only [`Realigned`](crate::optim::realigned::Realigned), whose
+//! results burn stores unread, collects steps.
 
 use std::cell::RefCell;
 
@@ -13,7 +14,7 @@ use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 
 use super::pass::{AfterPass, FusedPass};
-use crate::kernels::cube::{StepFormula, SteppedTensors, step_list};
+use crate::kernels::cube::{MOST_ELEMENTS, StepFormula, SteppedTensors, step_list};
 use crate::memory::cube::{primitive, wrap};
 
 thread_local! {
@@ -73,7 +74,7 @@ pub(super) fn at_once<T>(step: impl FnOnce() -> T) -> T {
 pub(super) fn is_taken(tensor: &DispatchTensor) -> bool {
     primitive(tensor).is_some_and(|tensor| {
         let elements = tensor.meta.num_elements();
-        tensor.dtype == DType::F32 && elements > 0 && elements < u32::MAX as usize
+        tensor.dtype == DType::F32 && elements > 0 && elements <= MOST_ELEMENTS
     })
 }
 

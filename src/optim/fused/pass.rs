@@ -24,7 +24,7 @@ pub(super) trait FusedPass<const N: usize>: Sync {
 pub(super) struct AfterPass<const D: usize, S> {
     pub(super) param: Tensor<D>,
     pub(super) state: S,
-    /// The gradient, if the pass does not take the tensors: see the third invariant. They are
+    /// The gradient, if the pass does not take the tensors: see the fifth invariant. They are
     /// unchanged then.
     pub(super) left: Option<Tensor<D>>,
 }
@@ -65,7 +65,7 @@ impl<const D: usize, S> AfterPass<D, S> {
 /// Returns the product of the factors, by which a kernel multiplies at once.
 #[cfg(feature = "cube")]
 fn product(factors: Factors) -> f32 {
-    factors.map_or(1.0, |[first, second]| (first * second) as f32)
+    factors.map_or(1.0, |factors| factors.iter().product::<f64>() as f32)
 }
 
 impl FusedPass<2> for AdamStep {

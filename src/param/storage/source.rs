@@ -63,8 +63,12 @@ impl GatheredShards {
 
 impl ShardGatherer {
     /// Gives up the handle to a shard that is not gathered again. Zeros of its shape stand for it,
-    /// which have no memory of their own.
+    /// which have no memory of their own. A replicated parameter is kept, since a late gather reads
+    /// it.
     pub(crate) fn release_shard(&self, position: usize) {
+        if !self.param(position).is_sharded() {
+            return;
+        }
         let shard = &mut self.shards.0.lock()[position];
         let (shape, device, dtype) = (shard.shape(), shard.device(), shard.dtype());
         let zeros = |shape| Dispatch::float_zeros(shape, &device, dtype.into());

@@ -113,9 +113,9 @@ fn overflow_skips_the_step_and_halves_are_rounded_after_each_factor() {
 
         let numbers: Tensor<1> = tensor(5, [64], &Device::flex());
         let grad = numbers.clone().cast(DType::BF16);
-        let factors = [1.0 / 1000.0, 0.37];
+        let factors = [1.0 / 1000.0, 0.37, 3.1];
         let rounded = factors.into_iter().fold(grad.clone(), Tensor::mul_scalar);
-        let at_once = grad.clone().mul_scalar(factors[0] * factors[1]);
+        let at_once = grad.clone().mul_scalar(factors.iter().product::<f64>());
         assert_ne!(
             rounded.clone().into_data(),
             at_once.into_data(),

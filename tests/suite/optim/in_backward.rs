@@ -149,6 +149,56 @@ fn they_are_however_weights_and_gradients_are_kept() {
     });
 }
 
+/// A parameter that is sharded over tensor-parallel ranks, and over those of FSDP.
+#[derive(Module, Debug)]
+struct Mlp {
+    up: Linear,
+    down: Linear,
+}
+
+#[test]
+fn they_are_in_two_dimensions() {
+    MeshTest::new([2, 2], ["shard", "tp"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let tp = mesh.slice("tp")?;
+        let made = || {
+            let linear = |seed, shape: [usize; 2]| Linear {
+                weight: Param::from_tensor(tensor(seed, shape, &device)),
+                bias: Some(Param::from_tensor(tensor(seed + 1, [shape[1]], &device))),
+            };
+            let mlp = Mlp {
+                up: linear(1, [3, 8]),
+                down: linear(3, [8, 3]),
+            };
+            let plan = Plan::new()
+                .with_style("up", Style::colwise())
+                .with_style("down", Style::rowwise());
+            let mlp = parallelize(mlp, &tp, plan)?;
+            fully_shard(mlp, &mesh.slice("shard")?, FullyShard::new())
+        };
+        let loss = |mlp: &Mlp, step: u64| {
+            let seed = 100 + 10 * step + mesh.slice("shard")?.rank() as u64;
+            let x = tensor(seed, [4, 3], &device);
+            let x = DTensor::distribute_replicated(x, &tp, &[Placement::Replicate])?;
+            let y = unit(mlp, x, |mlp, x| {
+                mlp.down.forward_dtensor(mlp.up.forward_dtensor(x).tanh())
+            });
+            y.square().mean().full_tensor()
+        };
+        let (mut after, mut inside) = (made()?, made()?);
+        let [mut optim_after, mut optim_inside] = [(); 2].map(|()| sharded(AdamWConfig::new()));
+        for step in 0..STEPS {
+            let grads = GradientsParams::from_grads(loss(&after, step)?.backward(), &after);
+            after = optim_after.step(0.1, after, grads)?;
+            let loss = loss(&inside, step)?;
+            inside = optim_inside.backward(0.1, inside, loss)?;
+            let expected = values(&full_model(&after)?, None);
+            assert_eq!(values(&full_model(&inside)?, None), expected, "step {step}");
+        }
+        Ok(())
+    });
+}
+
 /// A forward without a backward leaves a pass that waits for one.
 #[test]
 fn forwards_without_a_backward_change_nothing() {
@@ -252,14 +302,104 @@ fn what_needs_all_gradients_is_refused_before_backward() {
         let text = in_backward(clipped.backward(0.1, model.clone(), loss(&model)));
         assert!(text.contains("norm"), "{text}");
         let mut plain = sharded(AdamWConfig::new());
-        let scaled = GradScaler::new().scale(loss(&model));
+        let mut scaler = GradScaler::new();
+        let scaled = scaler.scale(loss(&model));
+        // Another loss is scaled after it.
+        let other = scaler.scale(loss(&model));
         let text = in_backward(plain.backward(0.1, model.clone(), scaled));
         assert!(text.contains("GradScaler"), "{text}");
+        let mut grads = GradientsParams::from_grads(other.backward(), &model);
+        scaler.unscale(&model, &mut grads)?;
         assert_eq!(values(&full_model(&model)?, None), before);
         // The model and the optimizer go on.
         let stepped = plain.backward(0.1, model.clone(), loss(&model))?;
         assert_ne!(values(&full_model(&stepped)?, None), before);
         Ok(())
+    });
+}
+
+/// Part of the loss is scaled: the rank unwinds before any step.
+#[test]
+fn a_scaled_part_of_a_loss_is_refused_before_any_step() {
+    let error = MeshTest::new([2], ["shard"]).run_failing(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = fully_shard::<Linear>(
+            LinearConfig::new(4, 3).init(&device),
+            mesh,
+            FullyShard::new(),
+        )?;
+        let x = Tensor::<2>::ones([2, 4], &device);
+        let loss = unit(&model, x, |model, x| model.forward(x)).square().mean();
+        let loss = GradScaler::new().scale(loss) / 4.0;
+        sharded(AdamWConfig::new())
+            .backward(0.1, model, loss)
+            .map(drop)
+    });
+    let Error::Optim(OptimError::InBackward { problem }) = &error.cause else {
+        panic!("{error}")
+    };
+    assert!(problem.contains("GradScaler"), "{problem}");
+}
+
+/// A clone of the model and of the optimizer stays as it was, a frozen parameter too, and the model
+/// whose weights stay unsharded after backward reads the stepped ones.
+#[test]
+fn clones_frozen_parameters_and_weights_that_stay() {
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let made = || {
+            let mut net = on_device(&Net::new(&Device::flex()), &device);
+            net.tied = net.tied.freeze();
+            let net = shard(net, mesh)?;
+            FsdpModule::of(&net)?.set_reshard_after_backward(false);
+            Ok::<_, Error>(net)
+        };
+        let (mut after, mut inside) = (made()?, made()?);
+        let [mut optim_after, mut optim_inside] = [optimizer(), optimizer()];
+        for step in 0..STEPS {
+            let rank = mesh.world().rank();
+            let loss = after.loss(x(step, rank, &device));
+            let grads = GradientsParams::from_grads(loss.backward(), &after);
+            after = optim_after.step(0.1, after, grads)?;
+            let kept = (inside.clone(), optim_inside.clone());
+            let before = values(&full_model(&kept.0)?, None);
+            let state = kept.1.state(&kept.0)?.full()?.into_bytes()?;
+            let loss = inside.loss(x(step, rank, &device));
+            inside = optim_inside.backward(0.1, inside, loss)?;
+            assert_eq!(values(&full_model(&kept.0)?, None), before, "step {step}");
+            assert_eq!(kept.1.state(&kept.0)?.full()?.into_bytes()?, state);
+            let expected = values(&full_model(&after)?, None);
+            assert_eq!(values(&full_model(&inside)?, None), expected, "step {step}");
+        }
+        Ok(())
+    });
+}
+
+/// A failed call without a step leaves postponed gradients as they were.
+#[test]
+fn postponed_gradients_survive_a_backward_of_another_model() {
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let made = || {
+            let layer = LinearConfig::new(4, 3).init(&device);
+            fully_shard::<Linear>(layer, mesh, FullyShard::new())
+        };
+        let (model, other) = (made()?, made()?);
+        let loss = |model: &Linear| {
+            let x = Tensor::<2>::ones([2, 4], &device);
+            unit(model, x, |model, x| model.forward(x)).square().mean()
+        };
+        FsdpModule::of(&model)?.set_requires_gradient_sync(false);
+        let _ = loss(&model).backward();
+        FsdpModule::of(&model)?.set_requires_gradient_sync(true);
+        let mut optim = sharded(AdamWConfig::new());
+        let refused = optim.backward(0.1, model.clone(), loss(&other)).map(drop);
+        let error = refused.unwrap_err();
+        assert!(
+            matches!(error, Error::Param(ParamError::StepWithoutGradients { .. })),
+            "{error}"
+        );
+        optim.backward(0.1, model.clone(), loss(&model)).map(drop)
     });
 }
 

@@ -16,7 +16,7 @@ use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree, Visibility};
 
 /// Every top-level module may use those of the lines above it. Modules of one line do not know each
 /// other. A folder inside a module has an entry if its layer is not the module's.
-const LAYERS: [&[&str]; 15] = [
+const LAYERS: [&[&str]; 16] = [
     &["burn_compat/internals", "placement"],
     &["memory", "pattern"],
     &["kernels"],
@@ -32,6 +32,7 @@ const LAYERS: [&[&str]; 15] = [
     &["checkpoint", "debug"],
     &["testing"],
     &["train"],
+    &["book"],
 ];
 
 /// Every module of `comm` in this list may use those before it, and none after it.

@@ -1,6 +1,8 @@
 //! Checks of the project's files as text. They need neither burn nor the crate, so they are built
 //! in seconds.
 //!
+//! - [`book`]: the module `book` of the library has the pages of the book.
+//! - `collective`: public functions say whether they are collective.
 //! - [`layers`]: modules of the crate use only modules of lower layers, and no files use each other
 //!   in a cycle.
 //! - `inner_types`: which folders use inner types of burn and cubecl, and why.
@@ -18,6 +20,9 @@
 //! - [`programs`]: the tests of each test program. The program of this package prints them for the
 //!   scripts of `.ci`.
 
+pub mod book;
+#[cfg(test)]
+mod collective;
 #[cfg(test)]
 mod inner_types;
 pub mod layers;

@@ -9,14 +9,17 @@
 //!   without a folder. Folders are named from the root of the repository.
 //! - `tree uses FOLDER`: for every file in the folder of `src`, the files of that folder that it
 //!   uses; then the circles among them.
+//! - `tree book`: the module of the book, for `src/book.rs`.
 //!
 //! A program is `lib` or the name of a test target.
 
 use std::process::ExitCode;
 
+use tree::book::book;
 use tree::layers::Tree;
 use tree::lines::{self, Size};
 use tree::programs::tests;
+use tree::root;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -46,12 +49,14 @@ fn main() -> ExitCode {
             };
             println!("{}", needs.join(","));
         }
+        ["book"] => print!("{}", book(&root())),
         ["uses", folder] => print_uses(folder),
         ["lines"] => print_sizes("src"),
         ["lines", ref folders @ ..] => folders.iter().for_each(|folder| print_sizes(folder)),
         _ => {
             eprintln!(
-                "usage: tree gated PROGRAM [FEATURE] | tree needs PROGRAM FILTER | tree lines [FOLDER..] | tree uses FOLDER"
+                "usage: tree gated PROGRAM [FEATURE] | tree needs PROGRAM FILTER | tree lines [FOLDER..] | tree uses FOLDER | \
+                 tree book"
             );
             return ExitCode::FAILURE;
         }

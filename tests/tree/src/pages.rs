@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 
 use itertools::Itertools;
 
+use crate::book::links;
+
 /// Returns the README, the other pages of the root, and the pages of the book.
 pub fn all(root: &Path) -> Vec<PathBuf> {
     let of_root = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(|name| root.join(name));
@@ -47,12 +49,15 @@ fn every_page_is_in_the_summary() {
 #[test]
 fn every_page_with_rust_is_run() {
     let root = crate::root();
-    let library = fs::read_to_string(root.join("src/lib.rs")).expect("the library");
+    let [library, book] = ["src/lib.rs", "src/book.rs"]
+        .map(|file| fs::read_to_string(root.join(file)).expect("the library"));
     let has_rust =
         |page: &PathBuf| fs::read_to_string(page).is_ok_and(|text| text.contains("```rust"));
     let is_run = |page: &PathBuf| {
         let name = page.strip_prefix(&root).expect("inside").display();
-        library.contains(&format!("include_str!(\"../{name}\")"))
+        [&library, &book]
+            .iter()
+            .any(|text| text.contains(&format!("include_str!(\"../{name}\")")))
     };
     let missing: Vec<_> = all(&root)
         .into_iter()
@@ -123,31 +128,6 @@ fn headings(text: &str) -> Vec<String> {
         let is_kept = |letter: &char| letter.is_alphanumeric() || " -_".contains(*letter);
         let kept: String = title.trim().chars().filter(is_kept).collect();
         found.push(kept.to_lowercase().replace(' ', "-"));
-    }
-    found
-}
-
-/// Returns the targets of a page's links and pictures, outside code.
-fn links(text: &str) -> Vec<String> {
-    let mut is_code = false;
-    let mut found = Vec::new();
-    for line in text.lines() {
-        if line.trim_start().starts_with("```") {
-            is_code = !is_code;
-        }
-        if is_code {
-            continue;
-        }
-        if let Some((_, target)) = line.split_once("]: ").filter(|_| line.starts_with('[')) {
-            found.push(target.to_owned());
-        }
-        let plain: String = line.split('`').step_by(2).collect();
-        found.extend(
-            plain
-                .split("](")
-                .skip(1)
-                .filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())),
-        );
     }
     found
 }

@@ -1,5 +1,5 @@
-//! Prose: doc comments begin with a noun phrase or a verb, and comments, texts and documents avoid
-//! words that say little.
+//! Prose: doc comments begin with a noun phrase or a verb, comments, texts and documents avoid words
+//! that say little, and pages have short sentences.
 
 use std::fs;
 use std::path::Path;
@@ -32,8 +32,29 @@ const RETIRED_PHRASES: [(&str, &str); 15] = [
     ("word of", "notification of"),
 ];
 
+/// Phrases that pages do not contain, besides those, with what to write instead.
+const PAGE_PHRASES: [(&str, &str); 11] = [
+    ("alone", "only"),
+    ("as ever", "the same as without"),
+    ("folder", "directory"),
+    ("folders", "directories"),
+    ("gathered weights", "unsharded parameters"),
+    ("mesh dim", "mesh dimension"),
+    ("mesh dims", "mesh dimensions"),
+    ("that of", "the noun again, or a possessive"),
+    ("those of", "the noun again, or a possessive"),
+    ("to the bit", "bit for bit, bit-identical"),
+    ("without elements", "empty"),
+];
+
+/// The most words of a sentence in the book, without code.
+const MOST_WORDS: usize = 45;
+
 /// Files that still contain such words, and are going to be replaced.
 const EXCEPTIONS: [&str; 0] = [];
+
+/// Pages that still contain such phrases or long sentences, and are being rewritten.
+const UNFINISHED_PAGES: [&str; 0] = [];
 
 #[test]
 fn few_doc_comments_begin_with_an_announcement() {
@@ -101,6 +122,69 @@ fn retired_words_are_not_in_prose() {
 }
 
 #[test]
+fn pages_avoid_habits() {
+    let mut found = Vec::new();
+    for (name, text) in finished_pages() {
+        for (line, text) in paragraphs(&text) {
+            found.extend(habits(&text).map(|fault| format!("{name}:{line}: {fault}")));
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn sentences_of_the_book_are_short() {
+    let mut found = Vec::new();
+    for (name, text) in finished_pages() {
+        if !name.starts_with("docs/") {
+            continue;
+        }
+        for (line, sentence) in sentences(&text) {
+            let count = words(&sentence);
+            if count > MOST_WORDS {
+                found.push(format!("{name}:{line}: {count} words: {sentence}"));
+            }
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn habits_are_found_and_words_counted() {
+    let page = concat!(
+        "# As ever, alone\n\nEqual to\nthe bit, in `a folder`:\n\n```text\nmesh dim\n```\n",
+        "| that of | folder |\n|---|---|\n",
+    );
+    let found: Vec<_> = paragraphs(page)
+        .iter()
+        .flat_map(|(line, text)| habits(text).map(|fault| (*line, fault)))
+        .collect();
+    let expected = [
+        (1, "write only for `alone`"),
+        (1, "write the same as without for `as ever`"),
+        (3, "write bit for bit, bit-identical for `to the bit`"),
+        (9, "write directory for `folder`"),
+        (9, "write the noun again, or a possessive for `that of`"),
+    ];
+    assert_eq!(
+        found,
+        expected.map(|(line, fault)| (line, fault.to_owned()))
+    );
+
+    let page = concat!(
+        "# Two words\n\nOne of\nfive `f(x, y)` words. (Two .. \nmore!) \"Is it?\"\n- item 0.5: `a` - *three.*\n",
+        "  Two [words](a.md).\n\n| a | table |\n\n```text\nno words\n```\nA [link `x`](b.md) ends `here`\n[b.md]: b.md\n",
+    );
+    let counts: Vec<_> = sentences(page)
+        .iter()
+        .map(|(line, sentence)| (*line, words(sentence)))
+        .collect();
+    assert_eq!(counts, [(3, 4), (3, 2), (3, 2), (6, 3), (6, 2), (14, 3)]);
+    let long = "word ".repeat(MOST_WORDS + 1);
+    assert_eq!(words(&sentences(&long)[0].1), MOST_WORDS + 1);
+}
+
+#[test]
 fn announcements_and_retired_words_are_found() {
     let source = concat!(
         "/// What it is.\n/// Of it.\nfn f() {\n    // Whole `piece`.\n    let x = \"goes\n    on // no\"; // alike\n",
@@ -144,17 +228,45 @@ fn is_announcement(text: &str) -> bool {
     first.is_some_and(|first| OPENINGS.contains(&first))
 }
 
+/// Returns the names and texts of the pages of the book, the README and the changelog, except
+/// [`UNFINISHED_PAGES`].
+fn finished_pages() -> Vec<(String, String)> {
+    let root = crate::root();
+    let mut finished = Vec::new();
+    for page in pages::all(&root) {
+        let name = page.strip_prefix(&root).expect("inside").display();
+        let name = name.to_string();
+        if name != "CONTRIBUTING.md" && !UNFINISHED_PAGES.contains(&name.as_str()) {
+            finished.push((name, fs::read_to_string(&page).expect("a page")));
+        }
+    }
+    finished
+}
+
 /// Returns what to write instead of the retired words and phrases of a text, code in backticks
 /// aside.
 fn retired(text: &str) -> impl Iterator<Item = String> {
+    instead_of(text, RETIRED_WORDS.into_iter().chain(RETIRED_PHRASES))
+}
+
+/// Returns what to write instead of the habits of a page's text, code in backticks aside.
+fn habits(text: &str) -> impl Iterator<Item = String> {
+    instead_of(text, PAGE_PHRASES.into_iter())
+}
+
+/// Returns what to write instead of those phrases that a text contains outside backticks.
+fn instead_of(
+    text: &str,
+    phrases: impl Iterator<Item = (&'static str, &'static str)>,
+) -> impl Iterator<Item = String> {
     let plain = without_code(text).to_lowercase();
     let words: Vec<&str> = plain
         .split(|letter: char| !letter.is_alphanumeric() && !"'-_".contains(letter))
         .collect();
     let words: Vec<_> = words.into_iter().filter(|word| !word.is_empty()).collect();
     let plain = format!(" {} ", words.join(" "));
-    let all = RETIRED_WORDS.into_iter().chain(RETIRED_PHRASES);
-    all.filter(move |(word, _)| plain.contains(&format!(" {word} ")))
+    phrases
+        .filter(move |(word, _)| plain.contains(&format!(" {word} ")))
         .map(|(word, instead)| format!("write {instead} for `{word}`"))
 }
 
@@ -225,6 +337,71 @@ fn paragraphs(text: &str) -> Vec<(usize, String)> {
         }
     }
     all
+}
+
+/// Returns the sentences of a page, with the lines on which their paragraphs begin, without code,
+/// tables, headings and definitions of links. An item of a list is a paragraph.
+fn sentences(page: &str) -> Vec<(usize, String)> {
+    let (mut all, mut is_code, mut is_open) = (Vec::<(usize, String)>::new(), false, false);
+    for (line, text) in page.lines().enumerate() {
+        let text = text.trim();
+        let is_fence = text.starts_with("```");
+        is_code ^= is_fence;
+        let is_definition = text.starts_with('[') && text.contains("]: ");
+        let is_prose = !text.is_empty() && !text.starts_with(['|', '#']) && !is_definition;
+        if is_code || is_fence || !is_prose {
+            is_open = false;
+            continue;
+        }
+        match all.last_mut() {
+            Some((_, before)) if is_open && !is_item(text) => *before = format!("{before} {text}"),
+            _ => all.push((line + 1, text.to_owned())),
+        }
+        is_open = true;
+    }
+    all.iter()
+        .flat_map(|(line, text)| split_sentences(text).map(|sentence| (*line, sentence)))
+        .collect()
+}
+
+/// Returns true if the line of a page begins an item of a list.
+fn is_item(text: &str) -> bool {
+    let marker = text.split(' ').next().expect("a first part");
+    let number = marker.strip_suffix('.').unwrap_or("");
+    ["-", "*"].contains(&marker) || number.parse::<usize>().is_ok()
+}
+
+/// Splits a paragraph into its sentences, without code in backticks. A number of a list is not a
+/// sentence.
+fn split_sentences(text: &str) -> impl Iterator<Item = String> {
+    let (mut all, mut sentence) = (Vec::new(), Vec::new());
+    let plain = without_code(text);
+    for word in plain.split_whitespace() {
+        sentence.push(word);
+        let last = word.trim_end_matches([')', ']', '"', '*', '_']);
+        let ends = last.ends_with(['.', '!', '?']) && !last.ends_with("..");
+        if ends
+            && sentence
+                .iter()
+                .any(|word| word.contains(char::is_alphabetic))
+        {
+            all.push(sentence.join(" "));
+            sentence.clear();
+        }
+    }
+    if !sentence.is_empty() {
+        all.push(sentence.join(" "));
+    }
+    all.into_iter()
+}
+
+/// Returns the number of words, without code, targets of links and lone punctuation.
+fn words(sentence: &str) -> usize {
+    sentence
+        .split_whitespace()
+        .filter_map(|word| word.split("](").next())
+        .filter(|word| word.contains(char::is_alphanumeric))
+        .count()
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,289 @@
+// Written by `cargo run -p tree -- book > src/book.rs`, from `docs/SUMMARY.md`.
+
+//! The book: how to train, parallelize, save, run and debug a model. Its pages are in reading order.
+//!
+//! # Start
+//!
+//! - [Introduction](introduction)
+//! - [Quick start](quick_start)
+//! - [Concepts](concepts)
+//! - [Coming from PyTorch](from_pytorch)
+//!
+//! # Train
+//!
+//! - [Data parallel](data_parallel)
+//! - [FSDP and HSDP](fsdp)
+//! - [Optimizers](optimizers)
+//! - [Data](data)
+//! - [burn's Learner](burn_train)
+//! - [Mixed precision](mixed_precision)
+//! - [Gradient accumulation](gradient_accumulation)
+//! - [Activation checkpointing](activation_checkpointing)
+//! - [Offload to host memory](offload)
+//! - [Evaluation and generation](evaluation)
+//!
+//! # Parallelize
+//!
+//! - [Tensor and sequence parallelism](tensor_parallelism)
+//! - [Experts](experts)
+//!
+//! # Weights
+//!
+//! - [Checkpoints](checkpoints)
+//! - [Saving the full model](saving)
+//! - [Pretrained weights](pretrained)
+//! - [LoRA](lora)
+//!
+//! # Run
+//!
+//! - [Processes and clusters](clusters)
+//! - [GPUs](gpus)
+//! - [Continuing after a failure](failures)
+//!
+//! # Debug
+//!
+//! - [My loss differs](wrong_loss)
+//! - [Troubleshooting](troubleshooting)
+//!
+//! # Extend
+//!
+//! - [Writing an operator](operators)
+//! - [Writing a backend](backend)
+//! - [Writing tests on a mesh](testing)
+//!
+//! # Reference
+//!
+//! - [Performance](performance)
+//! - [Guarantees](guarantees)
+//! - [Limits](limits)
+//! - [Architecture](architecture)
+//! - [Tests of PyTorch and their counterparts](parity)
+
+#[doc = "[concepts.md]: crate::book::concepts"]
+#[doc = "[from-pytorch.md]: crate::book::from_pytorch"]
+#[doc = "[guides/burn-train.md]: crate::book::burn_train"]
+#[doc = "[guides/data.md]: crate::book::data"]
+#[doc = "[guides/evaluation.md]: crate::book::evaluation"]
+#[doc = "[guides/pretrained.md]: crate::book::pretrained"]
+#[doc = "[guides/tensor-parallelism.md#on-one-device]: crate::book::tensor_parallelism#on-one-device"]
+#[doc = "[guides/wrong-loss.md]: crate::book::wrong_loss"]
+#[doc = "[quick-start.md]: crate::book::quick_start"]
+#[doc = ""]
+#[doc = include_str!("../docs/introduction.md")]
+pub mod introduction {}
+
+#[doc = "[guides/burn-train.md]: crate::book::burn_train"]
+#[doc = "[guides/clusters.md]: crate::book::clusters"]
+#[doc = "[guides/data-parallel.md]: crate::book::data_parallel"]
+#[doc = "[guides/data.md]: crate::book::data"]
+#[doc = "[guides/evaluation.md]: crate::book::evaluation"]
+#[doc = "[guides/fsdp.md]: crate::book::fsdp"]
+#[doc = "[guides/pretrained.md]: crate::book::pretrained"]
+#[doc = "[guides/tensor-parallelism.md]: crate::book::tensor_parallelism"]
+#[doc = "[guides/wrong-loss.md]: crate::book::wrong_loss"]
+#[doc = "[troubleshooting.md]: crate::book::troubleshooting"]
+#[doc = ""]
+#[doc = include_str!("../docs/quick-start.md")]
+pub mod quick_start {}
+
+#[doc = ""]
+#[doc = include_str!("../docs/concepts.md")]
+pub mod concepts {}
+
+#[doc = "[guides/burn-train.md]: crate::book::burn_train"]
+#[doc = "[guides/checkpoints.md]: crate::book::checkpoints"]
+#[doc = "[guides/checkpoints.md#hugging-face-and-python]: crate::book::checkpoints#hugging-face-and-python"]
+#[doc = "[guides/data-parallel.md]: crate::book::data_parallel"]
+#[doc = "[guides/data.md]: crate::book::data"]
+#[doc = "[guides/evaluation.md]: crate::book::evaluation"]
+#[doc = "[guides/fsdp.md]: crate::book::fsdp"]
+#[doc = "[guides/mixed-precision.md]: crate::book::mixed_precision"]
+#[doc = "[guides/optimizers.md#fused-steps]: crate::book::optimizers#fused-steps"]
+#[doc = "[guides/optimizers.md#schedules-and-averages]: crate::book::optimizers#schedules-and-averages"]
+#[doc = "[guides/optimizers.md#steps-in-backward]: crate::book::optimizers#steps-in-backward"]
+#[doc = "[guides/pretrained.md]: crate::book::pretrained"]
+#[doc = "[guides/tensor-parallelism.md#on-one-device]: crate::book::tensor_parallelism#on-one-device"]
+#[doc = "[guides/wrong-loss.md]: crate::book::wrong_loss"]
+#[doc = "[parity.md]: crate::book::parity"]
+#[doc = ""]
+#[doc = include_str!("../docs/from-pytorch.md")]
+pub mod from_pytorch {}
+
+#[doc = "[burn-train.md]: crate::book::burn_train"]
+#[doc = "[checkpoints.md]: crate::book::checkpoints"]
+#[doc = "[data.md]: crate::book::data"]
+#[doc = "[experts.md]: crate::book::experts"]
+#[doc = "[fsdp.md]: crate::book::fsdp"]
+#[doc = "[gradient-accumulation.md]: crate::book::gradient_accumulation"]
+#[doc = "[mixed-precision.md]: crate::book::mixed_precision"]
+#[doc = "[optimizers.md#steps-in-backward]: crate::book::optimizers#steps-in-backward"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/data-parallel.md")]
+pub mod data_parallel {}
+
+#[doc = "[data-parallel.md#gradient-hooks]: crate::book::data_parallel#gradient-hooks"]
+#[doc = "[data-parallel.md#ranks-with-different-numbers-of-rows]: crate::book::data_parallel#ranks-with-different-numbers-of-rows"]
+#[doc = "[optimizers.md]: crate::book::optimizers"]
+#[doc = "[pretrained.md]: crate::book::pretrained"]
+#[doc = "[wrong-loss.md]: crate::book::wrong_loss"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/fsdp.md")]
+pub mod fsdp {}
+
+#[doc = "[checkpoints.md]: crate::book::checkpoints"]
+#[doc = "[gradient-accumulation.md]: crate::book::gradient_accumulation"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/optimizers.md")]
+pub mod optimizers {}
+
+#[doc = "[../troubleshooting.md]: crate::book::troubleshooting"]
+#[doc = "[burn-train.md]: crate::book::burn_train"]
+#[doc = "[data-parallel.md#ranks-with-different-numbers-of-rows]: crate::book::data_parallel#ranks-with-different-numbers-of-rows"]
+#[doc = "[experts.md]: crate::book::experts"]
+#[doc = "[tensor-parallelism.md]: crate::book::tensor_parallelism"]
+#[doc = ""]
+#[cfg_attr(any(not(doctest), feature = "dataset"), doc = include_str!("../docs/guides/data.md"))]
+pub mod data {}
+
+#[doc = "[checkpoints.md]: crate::book::checkpoints"]
+#[doc = "[data.md]: crate::book::data"]
+#[doc = "[evaluation.md]: crate::book::evaluation"]
+#[doc = "[experts.md]: crate::book::experts"]
+#[doc = ""]
+#[cfg_attr(any(not(doctest), feature = "train"), doc = include_str!("../docs/guides/burn-train.md"))]
+pub mod burn_train {}
+
+#[doc = "[wrong-loss.md]: crate::book::wrong_loss"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/mixed-precision.md")]
+pub mod mixed_precision {}
+
+#[doc = "[data-parallel.md#accumulation]: crate::book::data_parallel#accumulation"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/gradient-accumulation.md")]
+pub mod gradient_accumulation {}
+
+#[doc = ""]
+#[doc = include_str!("../docs/guides/activation-checkpointing.md")]
+pub mod activation_checkpointing {}
+
+#[doc = ""]
+#[doc = include_str!("../docs/guides/offload.md")]
+pub mod offload {}
+
+#[doc = "[burn-train.md]: crate::book::burn_train"]
+#[doc = "[data.md]: crate::book::data"]
+#[doc = "[tensor-parallelism.md#on-one-device]: crate::book::tensor_parallelism#on-one-device"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/evaluation.md")]
+pub mod evaluation {}
+
+#[doc = "[data.md]: crate::book::data"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/tensor-parallelism.md")]
+pub mod tensor_parallelism {}
+
+#[doc = ""]
+#[doc = include_str!("../docs/guides/experts.md")]
+pub mod experts {}
+
+#[doc = "[checkpoints.md]: crate::book::checkpoints"]
+#[doc = "[checkpoints.md#hugging-face-and-python]: crate::book::checkpoints#hugging-face-and-python"]
+#[doc = "[pretrained.md]: crate::book::pretrained"]
+#[doc = "[pretrained.md#from-safetensors-and-back]: crate::book::pretrained#from-safetensors-and-back"]
+#[doc = "[saving.md]: crate::book::saving"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/checkpoints.md")]
+pub mod checkpoints {}
+
+#[doc = "[checkpoints.md]: crate::book::checkpoints"]
+#[doc = "[checkpoints.md#hugging-face-and-python]: crate::book::checkpoints#hugging-face-and-python"]
+#[doc = "[pretrained.md]: crate::book::pretrained"]
+#[doc = "[pretrained.md#from-safetensors-and-back]: crate::book::pretrained#from-safetensors-and-back"]
+#[doc = "[saving.md]: crate::book::saving"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/saving.md")]
+pub mod saving {}
+
+#[doc = "[checkpoints.md]: crate::book::checkpoints"]
+#[doc = "[checkpoints.md#hugging-face-and-python]: crate::book::checkpoints#hugging-face-and-python"]
+#[doc = "[lora.md]: crate::book::lora"]
+#[doc = "[pretrained.md]: crate::book::pretrained"]
+#[doc = "[pretrained.md#from-safetensors-and-back]: crate::book::pretrained#from-safetensors-and-back"]
+#[doc = "[saving.md]: crate::book::saving"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/pretrained.md")]
+pub mod pretrained {}
+
+#[doc = ""]
+#[doc = include_str!("../docs/guides/lora.md")]
+pub mod lora {}
+
+#[doc = "[failures.md]: crate::book::failures"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/clusters.md")]
+pub mod clusters {}
+
+#[doc = ""]
+#[doc = include_str!("../docs/guides/gpus.md")]
+pub mod gpus {}
+
+#[doc = "[clusters.md]: crate::book::clusters"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/failures.md")]
+pub mod failures {}
+
+#[doc = "[../guarantees.md]: crate::book::guarantees"]
+#[doc = "[data.md]: crate::book::data"]
+#[doc = "[mixed-precision.md]: crate::book::mixed_precision"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/wrong-loss.md")]
+pub mod wrong_loss {}
+
+#[doc = "[guides/burn-train.md]: crate::book::burn_train"]
+#[doc = "[guides/data.md]: crate::book::data"]
+#[doc = "[guides/failures.md]: crate::book::failures"]
+#[doc = "[guides/gpus.md#memory-of-unsharded-parameters]: crate::book::gpus#memory-of-unsharded-parameters"]
+#[doc = "[guides/mixed-precision.md]: crate::book::mixed_precision"]
+#[doc = "[guides/pretrained.md]: crate::book::pretrained"]
+#[doc = "[guides/wrong-loss.md]: crate::book::wrong_loss"]
+#[doc = "[step.svg]: data:image/svg+xml;base64,PHN2ZyB4bWxucz0iaHR0cDovL3d3dy53My5vcmcvMjAwMC9zdmciIHZpZXdCb3g9IjAgMCAxMTQwIDM4NiIgZm9udC1mYW1pbHk9InNhbnMtc2VyaWYiIGZvbnQtc2l6ZT0iMTEiPgo8c3R5bGU+Lm5hbWV7Zm9udC1zaXplOjEycHh9IC5mb3J3YXJke2ZpbGw6IzllY2FlMTtzdHJva2U6I2ZmZn0gLmJhY2t3YXJke2ZpbGw6IzZiYWVkNjtzdHJva2U6I2ZmZn0gLmFsbC1nYXRoZXJ7ZmlsbDojZmRhZTZifSAucmVkdWNlLXNjYXR0ZXJ7ZmlsbDojYTFkOTlifSAuYWxsLXJlZHVjZXtmaWxsOiNiY2JkZGN9PC9zdHlsZT4KPHJlY3Qgd2lkdGg9IjEwMCUiIGhlaWdodD0iMTAwJSIgZmlsbD0iI2ZmZiIvPgo8dGV4dCB4PSI0IiB5PSIyMyIgY2xhc3M9Im5hbWUiPnJhbmsgMDwvdGV4dD4KPGc+PHRpdGxlPmZvcndhcmQgcm9vdDogMTA1LjkyNyBtczwvdGl0bGU+PHJlY3QgeD0iMTMwLjciIHk9IjEwIiB3aWR0aD0iMzQ3LjUiIGhlaWdodD0iMTYiIGNsYXNzPSJmb3J3YXJkIi8+PHRleHQgeD0iMTMzLjciIHk9IjIyIj5yb290PC90ZXh0PjwvZz4KPGc+PHRpdGxlPmZvcndhcmQgYmxvY2tzLjA6IDI1LjU0MSBtczwvdGl0bGU+PHJlY3QgeD0iMTU4LjciIHk9IjEwIiB3aWR0aD0iODMuOCIgaGVpZ2h0PSIxNiIgY2xhc3M9ImZvcndhcmQiLz48dGV4dCB4PSIxNjEuNyIgeT0iMjIiPmJsb2Nrcy4wPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmZvcndhcmQgYmxvY2tzLjE6IDIxLjAyNCBtczwvdGl0bGU+PHJlY3QgeD0iMjQyLjYiIHk9IjEwIiB3aWR0aD0iNjkuMCIgaGVpZ2h0PSIxNiIgY2xhc3M9ImZvcndhcmQiLz48dGV4dCB4PSIyNDUuNiIgeT0iMjIiPmJsb2Nrcy4xPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmZvcndhcmQgYmxvY2tzLjI6IDE5LjM2OSBtczwvdGl0bGU+PHJlY3QgeD0iMzExLjciIHk9IjEwIiB3aWR0aD0iNjMuNSIgaGVpZ2h0PSIxNiIgY2xhc3M9ImZvcndhcmQiLz48dGV4dCB4PSIzMTQuNyIgeT0iMjIiPmJsb2Nrcy4yPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmZvcndhcmQgYmxvY2tzLjM6IDMwLjkyOCBtczwvdGl0bGU+PHJlY3QgeD0iMzc1LjUiIHk9IjEwIiB3aWR0aD0iMTAxLjQiIGhlaWdodD0iMTYiIGNsYXNzPSJmb3J3YXJkIi8+PHRleHQgeD0iMzc4LjUiIHk9IjIyIj5ibG9ja3MuMzwvdGV4dD48L2c+CjxnPjx0aXRsZT5iYWNrd2FyZCByb290OiAxODIuNDc0IG1zPC90aXRsZT48cmVjdCB4PSI0ODAuNiIgeT0iMTAiIHdpZHRoPSI1OTguNSIgaGVpZ2h0PSIxNiIgY2xhc3M9ImJhY2t3YXJkIi8+PHRleHQgeD0iNDgzLjYiIHk9IjIyIj5yb290PC90ZXh0PjwvZz4KPGc+PHRpdGxlPmJhY2t3YXJkIGJsb2Nrcy4zOiA1Ni4zMjkgbXM8L3RpdGxlPjxyZWN0IHg9IjQ4Mi4yIiB5PSIxMCIgd2lkdGg9IjE4NC44IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYmFja3dhcmQiLz48dGV4dCB4PSI0ODUuMiIgeT0iMjIiPmJsb2Nrcy4zPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmJhY2t3YXJkIGJsb2Nrcy4yOiAzNi43MTkgbXM8L3RpdGxlPjxyZWN0IHg9IjY2Ny4wIiB5PSIxMCIgd2lkdGg9IjEyMC40IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYmFja3dhcmQiLz48dGV4dCB4PSI2NzAuMCIgeT0iMjIiPmJsb2Nrcy4yPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmJhY2t3YXJkIGJsb2Nrcy4xOiA0My42NTAgbXM8L3RpdGxlPjxyZWN0IHg9Ijc4Ny41IiB5PSIxMCIgd2lkdGg9IjE0My4yIiBoZWlnaHQ9IjE2IiBjbGFzcz0iYmFja3dhcmQiLz48dGV4dCB4PSI3OTAuNSIgeT0iMjIiPmJsb2Nrcy4xPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmJhY2t3YXJkIGJsb2Nrcy4wOiA0NS4xMDMgbXM8L3RpdGxlPjxyZWN0IHg9IjkzMC44IiB5PSIxMCIgd2lkdGg9IjE0Ny45IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYmFja3dhcmQiLz48dGV4dCB4PSI5MzMuOCIgeT0iMjIiPmJsb2Nrcy4wPC90ZXh0PjwvZz4KPHRleHQgeD0iNCIgeT0iNDMiIGNsYXNzPSJuYW1lIj5jb21tdW5pY2F0aW9uPC90ZXh0Pgo8Zz48dGl0bGU+YWxsLWdhdGhlciByb290OiA4LjM1MyBtczwvdGl0bGU+PHJlY3QgeD0iMTMwLjciIHk9IjMwIiB3aWR0aD0iMjcuNCIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48dGV4dCB4PSIxMzMuNyIgeT0iNDIiPnJvb3Q8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YWxsLWdhdGhlciBibG9ja3MuMDogMy4wMTYgbXM8L3RpdGxlPjxyZWN0IHg9IjE1OC4zIiB5PSIzMCIgd2lkdGg9IjkuOSIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4xOiAyMi42MjIgbXM8L3RpdGxlPjxyZWN0IHg9IjE2OC41IiB5PSIzMCIgd2lkdGg9Ijc0LjIiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iMTcxLjUiIHk9IjQyIj5ibG9ja3MuMTwvdGV4dD48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4yOiAyMS4wMjEgbXM8L3RpdGxlPjxyZWN0IHg9IjI0Mi44IiB5PSIzMCIgd2lkdGg9IjY5LjAiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iMjQ1LjgiIHk9IjQyIj5ibG9ja3MuMjwvdGV4dD48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4zOiAxOS4zNzEgbXM8L3RpdGxlPjxyZWN0IHg9IjMxMi4wIiB5PSIzMCIgd2lkdGg9IjYzLjUiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iMzE1LjAiIHk9IjQyIj5ibG9ja3MuMzwvdGV4dD48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4zOiAxMy44OTggbXM8L3RpdGxlPjxyZWN0IHg9IjQ4MC42IiB5PSIzMCIgd2lkdGg9IjQ1LjYiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PC9nPgo8Zz48dGl0bGU+YWxsLWdhdGhlciBibG9ja3MuMjogNTYuODY0IG1zPC90aXRsZT48cmVjdCB4PSI0ODIuMiIgeT0iNDgiIHdpZHRoPSIxODYuNSIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48dGV4dCB4PSI0ODUuMiIgeT0iNjAiPmJsb2Nrcy4yPC90ZXh0PjwvZz4KPGc+PHRpdGxlPnJlZHVjZS1zY2F0dGVyIGJsb2Nrcy4zOiAzNi43MzIgbXM8L3RpdGxlPjxyZWN0IHg9IjY2Ny4wIiB5PSIzMCIgd2lkdGg9IjEyMC41IiBoZWlnaHQ9IjE2IiBjbGFzcz0icmVkdWNlLXNjYXR0ZXIiLz48dGV4dCB4PSI2NzAuMCIgeT0iNDIiPmJsb2Nrcy4zPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmFsbC1nYXRoZXIgYmxvY2tzLjE6IDM3LjI3OCBtczwvdGl0bGU+PHJlY3QgeD0iNjY3LjAiIHk9IjY2IiB3aWR0aD0iMTIyLjMiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iNjcwLjAiIHk9Ijc4Ij5ibG9ja3MuMTwvdGV4dD48L2c+CjxnPjx0aXRsZT5yZWR1Y2Utc2NhdHRlciBibG9ja3MuMjogNDMuNjc1IG1zPC90aXRsZT48cmVjdCB4PSI3ODcuNSIgeT0iNDgiIHdpZHRoPSIxNDMuMyIgaGVpZ2h0PSIxNiIgY2xhc3M9InJlZHVjZS1zY2F0dGVyIi8+PHRleHQgeD0iNzkwLjUiIHk9IjYwIj5ibG9ja3MuMjwvdGV4dD48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4wOiA0NC40NjYgbXM8L3RpdGxlPjxyZWN0IHg9Ijc4Ny41IiB5PSIzMCIgd2lkdGg9IjE0NS45IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYWxsLWdhdGhlciIvPjx0ZXh0IHg9Ijc5MC41IiB5PSI0MiI+YmxvY2tzLjA8L3RleHQ+PC9nPgo8Zz48dGl0bGU+cmVkdWNlLXNjYXR0ZXIgYmxvY2tzLjE6IDQ1LjEyNyBtczwvdGl0bGU+PHJlY3QgeD0iOTMwLjciIHk9IjY2IiB3aWR0aD0iMTQ4LjAiIGhlaWdodD0iMTYiIGNsYXNzPSJyZWR1Y2Utc2NhdHRlciIvPjx0ZXh0IHg9IjkzMy43IiB5PSI3OCI+YmxvY2tzLjE8L3RleHQ+PC9nPgo8Zz48dGl0bGU+cmVkdWNlLXNjYXR0ZXIgYmxvY2tzLjA6IDAuNDk5IG1zPC90aXRsZT48cmVjdCB4PSIxMDc4LjciIHk9IjMwIiB3aWR0aD0iMS42IiBoZWlnaHQ9IjE2IiBjbGFzcz0icmVkdWNlLXNjYXR0ZXIiLz48L2c+CjxnPjx0aXRsZT5yZWR1Y2Utc2NhdHRlciByb290OiAwLjQ0MyBtczwvdGl0bGU+PHJlY3QgeD0iMTA3OS4xIiB5PSI0OCIgd2lkdGg9IjEuNSIgaGVpZ2h0PSIxNiIgY2xhc3M9InJlZHVjZS1zY2F0dGVyIi8+PC9nPgo8dGV4dCB4PSI0IiB5PSIxMTEiIGNsYXNzPSJuYW1lIj5yYW5rIDE8L3RleHQ+CjxnPjx0aXRsZT5mb3J3YXJkIHJvb3Q6IDEwNC40MjkgbXM8L3RpdGxlPjxyZWN0IHg9IjEzMC4wIiB5PSI5OCIgd2lkdGg9IjM0Mi41IiBoZWlnaHQ9IjE2IiBjbGFzcz0iZm9yd2FyZCIvPjx0ZXh0IHg9IjEzMy4wIiB5PSIxMTAiPnJvb3Q8L3RleHQ+PC9nPgo8Zz48dGl0bGU+Zm9yd2FyZCBibG9ja3MuMDogMjcuMjQzIG1zPC90aXRsZT48cmVjdCB4PSIxNTcuOCIgeT0iOTgiIHdpZHRoPSI4OS40IiBoZWlnaHQ9IjE2IiBjbGFzcz0iZm9yd2FyZCIvPjx0ZXh0IHg9IjE2MC44IiB5PSIxMTAiPmJsb2Nrcy4wPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmZvcndhcmQgYmxvY2tzLjE6IDE0LjgwMiBtczwvdGl0bGU+PHJlY3QgeD0iMjQ3LjMiIHk9Ijk4IiB3aWR0aD0iNDguNiIgaGVpZ2h0PSIxNiIgY2xhc3M9ImZvcndhcmQiLz48L2c+CjxnPjx0aXRsZT5mb3J3YXJkIGJsb2Nrcy4yOiAzMS41NTAgbXM8L3RpdGxlPjxyZWN0IHg9IjI5Ni4xIiB5PSI5OCIgd2lkdGg9IjEwMy41IiBoZWlnaHQ9IjE2IiBjbGFzcz0iZm9yd2FyZCIvPjx0ZXh0IHg9IjI5OS4xIiB5PSIxMTAiPmJsb2Nrcy4yPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmZvcndhcmQgYmxvY2tzLjM6IDIxLjg1NiBtczwvdGl0bGU+PHJlY3QgeD0iMzk5LjgiIHk9Ijk4IiB3aWR0aD0iNzEuNyIgaGVpZ2h0PSIxNiIgY2xhc3M9ImZvcndhcmQiLz48dGV4dCB4PSI0MDIuOCIgeT0iMTEwIj5ibG9ja3MuMzwvdGV4dD48L2c+CjxnPjx0aXRsZT5iYWNrd2FyZCByb290OiAxODMuNjYwIG1zPC90aXRsZT48cmVjdCB4PSI0NzUuMSIgeT0iOTgiIHdpZHRoPSI2MDIuNCIgaGVpZ2h0PSIxNiIgY2xhc3M9ImJhY2t3YXJkIi8+PHRleHQgeD0iNDc4LjEiIHk9IjExMCI+cm9vdDwvdGV4dD48L2c+CjxnPjx0aXRsZT5iYWNrd2FyZCBibG9ja3MuMzogNTUuMzk4IG1zPC90aXRsZT48cmVjdCB4PSI0NzYuOCIgeT0iOTgiIHdpZHRoPSIxODEuNyIgaGVpZ2h0PSIxNiIgY2xhc3M9ImJhY2t3YXJkIi8+PHRleHQgeD0iNDc5LjgiIHk9IjExMCI+YmxvY2tzLjM8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YmFja3dhcmQgYmxvY2tzLjI6IDQ0LjM5NiBtczwvdGl0bGU+PHJlY3QgeD0iNjU4LjUiIHk9Ijk4IiB3aWR0aD0iMTQ1LjYiIGhlaWdodD0iMTYiIGNsYXNzPSJiYWNrd2FyZCIvPjx0ZXh0IHg9IjY2MS41IiB5PSIxMTAiPmJsb2Nrcy4yPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmJhY2t3YXJkIGJsb2Nrcy4xOiA0My4wNTUgbXM8L3RpdGxlPjxyZWN0IHg9IjgwNC4yIiB5PSI5OCIgd2lkdGg9IjE0MS4yIiBoZWlnaHQ9IjE2IiBjbGFzcz0iYmFja3dhcmQiLz48dGV4dCB4PSI4MDcuMiIgeT0iMTEwIj5ibG9ja3MuMTwvdGV4dD48L2c+CjxnPjx0aXRsZT5iYWNrd2FyZCBibG9ja3MuMDogNDAuMTE3IG1zPC90aXRsZT48cmVjdCB4PSI5NDUuNSIgeT0iOTgiIHdpZHRoPSIxMzEuNiIgaGVpZ2h0PSIxNiIgY2xhc3M9ImJhY2t3YXJkIi8+PHRleHQgeD0iOTQ4LjUiIHk9IjExMCI+YmxvY2tzLjA8L3RleHQ+PC9nPgo8dGV4dCB4PSI0IiB5PSIxMzEiIGNsYXNzPSJuYW1lIj5jb21tdW5pY2F0aW9uPC90ZXh0Pgo8Zz48dGl0bGU+YWxsLWdhdGhlciByb290OiA4LjI3MCBtczwvdGl0bGU+PHJlY3QgeD0iMTMwLjEiIHk9IjExOCIgd2lkdGg9IjI3LjEiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iMTMzLjEiIHk9IjEzMCI+cm9vdDwvdGV4dD48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4wOiAxLjIyNCBtczwvdGl0bGU+PHJlY3QgeD0iMTU3LjQiIHk9IjExOCIgd2lkdGg9IjQuMCIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4xOiAyNi4xNDUgbXM8L3RpdGxlPjxyZWN0IHg9IjE2MS42IiB5PSIxMTgiIHdpZHRoPSI4NS44IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYWxsLWdhdGhlciIvPjx0ZXh0IHg9IjE2NC42IiB5PSIxMzAiPmJsb2Nrcy4xPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmFsbC1nYXRoZXIgYmxvY2tzLjI6IDE1LjMwOSBtczwvdGl0bGU+PHJlY3QgeD0iMjQ3LjYiIHk9IjExOCIgd2lkdGg9IjUwLjIiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PC9nPgo8Zz48dGl0bGU+YWxsLWdhdGhlciBibG9ja3MuMzogMzEuMDM2IG1zPC90aXRsZT48cmVjdCB4PSIyOTguMCIgeT0iMTE4IiB3aWR0aD0iMTAxLjgiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iMzAxLjAiIHk9IjEzMCI+YmxvY2tzLjM8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YWxsLWdhdGhlciBibG9ja3MuMzogMTguOTU1IG1zPC90aXRsZT48cmVjdCB4PSI0NzUuMSIgeT0iMTE4IiB3aWR0aD0iNjIuMiIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48dGV4dCB4PSI0NzguMSIgeT0iMTMwIj5ibG9ja3MuMzwvdGV4dD48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4yOiA1Ni4wNDAgbXM8L3RpdGxlPjxyZWN0IHg9IjQ3Ni44IiB5PSIxMzYiIHdpZHRoPSIxODMuOCIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48dGV4dCB4PSI0NzkuOCIgeT0iMTQ4Ij5ibG9ja3MuMjwvdGV4dD48L2c+CjxnPjx0aXRsZT5yZWR1Y2Utc2NhdHRlciBibG9ja3MuMzogNDQuNDA0IG1zPC90aXRsZT48cmVjdCB4PSI2NTguNSIgeT0iMTE4IiB3aWR0aD0iMTQ1LjciIGhlaWdodD0iMTYiIGNsYXNzPSJyZWR1Y2Utc2NhdHRlciIvPjx0ZXh0IHg9IjY2MS41IiB5PSIxMzAiPmJsb2Nrcy4zPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmFsbC1nYXRoZXIgYmxvY2tzLjE6IDQ0LjkwNiBtczwvdGl0bGU+PHJlY3QgeD0iNjU4LjYiIHk9IjE1NCIgd2lkdGg9IjE0Ny4zIiBoZWlnaHQ9IjE2IiBjbGFzcz0iYWxsLWdhdGhlciIvPjx0ZXh0IHg9IjY2MS42IiB5PSIxNjYiPmJsb2Nrcy4xPC90ZXh0PjwvZz4KPGc+PHRpdGxlPnJlZHVjZS1zY2F0dGVyIGJsb2Nrcy4yOiA0My4wNzYgbXM8L3RpdGxlPjxyZWN0IHg9IjgwNC4yIiB5PSIxMzYiIHdpZHRoPSIxNDEuMyIgaGVpZ2h0PSIxNiIgY2xhc3M9InJlZHVjZS1zY2F0dGVyIi8+PHRleHQgeD0iODA3LjIiIHk9IjE0OCI+YmxvY2tzLjI8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YWxsLWdhdGhlciBibG9ja3MuMDogNDQuMDE5IG1zPC90aXRsZT48cmVjdCB4PSI4MDQuMiIgeT0iMTE4IiB3aWR0aD0iMTQ0LjQiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iODA3LjIiIHk9IjEzMCI+YmxvY2tzLjA8L3RleHQ+PC9nPgo8Zz48dGl0bGU+cmVkdWNlLXNjYXR0ZXIgYmxvY2tzLjE6IDQwLjEzNiBtczwvdGl0bGU+PHJlY3QgeD0iOTQ1LjQiIHk9IjE1NCIgd2lkdGg9IjEzMS43IiBoZWlnaHQ9IjE2IiBjbGFzcz0icmVkdWNlLXNjYXR0ZXIiLz48dGV4dCB4PSI5NDguNCIgeT0iMTY2Ij5ibG9ja3MuMTwvdGV4dD48L2c+CjxnPjx0aXRsZT5yZWR1Y2Utc2NhdHRlciBibG9ja3MuMDogNy41MzAgbXM8L3RpdGxlPjxyZWN0IHg9IjEwNzcuMSIgeT0iMTE4IiB3aWR0aD0iMjQuNyIgaGVpZ2h0PSIxNiIgY2xhc3M9InJlZHVjZS1zY2F0dGVyIi8+PC9nPgo8Zz48dGl0bGU+cmVkdWNlLXNjYXR0ZXIgcm9vdDogNy40OTAgbXM8L3RpdGxlPjxyZWN0IHg9IjEwNzcuNSIgeT0iMTM2IiB3aWR0aD0iMjQuNiIgaGVpZ2h0PSIxNiIgY2xhc3M9InJlZHVjZS1zY2F0dGVyIi8+PC9nPgo8dGV4dCB4PSI0IiB5PSIxOTkiIGNsYXNzPSJuYW1lIj5yYW5rIDI8L3RleHQ+CjxnPjx0aXRsZT5mb3J3YXJkIHJvb3Q6IDk3LjQ4MyBtczwvdGl0bGU+PHJlY3QgeD0iMTQ3LjIiIHk9IjE4NiIgd2lkdGg9IjMxOS44IiBoZWlnaHQ9IjE2IiBjbGFzcz0iZm9yd2FyZCIvPjx0ZXh0IHg9IjE1MC4yIiB5PSIxOTgiPnJvb3Q8L3RleHQ+PC9nPgo8Zz48dGl0bGU+Zm9yd2FyZCBibG9ja3MuMDogMjUuNjk3IG1zPC90aXRsZT48cmVjdCB4PSIxNDguMSIgeT0iMTg2IiB3aWR0aD0iODQuMyIgaGVpZ2h0PSIxNiIgY2xhc3M9ImZvcndhcmQiLz48dGV4dCB4PSIxNTEuMSIgeT0iMTk4Ij5ibG9ja3MuMDwvdGV4dD48L2c+CjxnPjx0aXRsZT5mb3J3YXJkIGJsb2Nrcy4xOiAyNS43MTMgbXM8L3RpdGxlPjxyZWN0IHg9IjIzMi43IiB5PSIxODYiIHdpZHRoPSI4NC4zIiBoZWlnaHQ9IjE2IiBjbGFzcz0iZm9yd2FyZCIvPjx0ZXh0IHg9IjIzNS43IiB5PSIxOTgiPmJsb2Nrcy4xPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmZvcndhcmQgYmxvY2tzLjI6IDI0LjM1NyBtczwvdGl0bGU+PHJlY3QgeD0iMzE3LjEiIHk9IjE4NiIgd2lkdGg9Ijc5LjkiIGhlaWdodD0iMTYiIGNsYXNzPSJmb3J3YXJkIi8+PHRleHQgeD0iMzIwLjEiIHk9IjE5OCI+YmxvY2tzLjI8L3RleHQ+PC9nPgo8Zz48dGl0bGU+Zm9yd2FyZCBibG9ja3MuMzogMjAuOTcwIG1zPC90aXRsZT48cmVjdCB4PSIzOTcuMiIgeT0iMTg2IiB3aWR0aD0iNjguOCIgaGVpZ2h0PSIxNiIgY2xhc3M9ImZvcndhcmQiLz48dGV4dCB4PSI0MDAuMiIgeT0iMTk4Ij5ibG9ja3MuMzwvdGV4dD48L2c+CjxnPjx0aXRsZT5iYWNrd2FyZCByb290OiAxODEuNzMzIG1zPC90aXRsZT48cmVjdCB4PSI0NjkuNCIgeT0iMTg2IiB3aWR0aD0iNTk2LjEiIGhlaWdodD0iMTYiIGNsYXNzPSJiYWNrd2FyZCIvPjx0ZXh0IHg9IjQ3Mi40IiB5PSIxOTgiPnJvb3Q8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YmFja3dhcmQgYmxvY2tzLjM6IDQ4Ljc0MCBtczwvdGl0bGU+PHJlY3QgeD0iNDg1LjQiIHk9IjE4NiIgd2lkdGg9IjE1OS45IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYmFja3dhcmQiLz48dGV4dCB4PSI0ODguNCIgeT0iMTk4Ij5ibG9ja3MuMzwvdGV4dD48L2c+CjxnPjx0aXRsZT5iYWNrd2FyZCBibG9ja3MuMjogMzcuNzI2IG1zPC90aXRsZT48cmVjdCB4PSI2NDUuMyIgeT0iMTg2IiB3aWR0aD0iMTIzLjciIGhlaWdodD0iMTYiIGNsYXNzPSJiYWNrd2FyZCIvPjx0ZXh0IHg9IjY0OC4zIiB5PSIxOTgiPmJsb2Nrcy4yPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmJhY2t3YXJkIGJsb2Nrcy4xOiA0Ni4xMjcgbXM8L3RpdGxlPjxyZWN0IHg9Ijc2OS4xIiB5PSIxODYiIHdpZHRoPSIxNTEuMyIgaGVpZ2h0PSIxNiIgY2xhc3M9ImJhY2t3YXJkIi8+PHRleHQgeD0iNzcyLjEiIHk9IjE5OCI+YmxvY2tzLjE8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YmFja3dhcmQgYmxvY2tzLjA6IDQ0LjEzOSBtczwvdGl0bGU+PHJlY3QgeD0iOTIwLjQiIHk9IjE4NiIgd2lkdGg9IjE0NC44IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYmFja3dhcmQiLz48dGV4dCB4PSI5MjMuNCIgeT0iMTk4Ij5ibG9ja3MuMDwvdGV4dD48L2c+Cjx0ZXh0IHg9IjQiIHk9IjIxOSIgY2xhc3M9Im5hbWUiPmNvbW11bmljYXRpb248L3RleHQ+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIHJvb3Q6IDAuMTEwIG1zPC90aXRsZT48cmVjdCB4PSIxNDcuMiIgeT0iMjA2IiB3aWR0aD0iMC41IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYWxsLWdhdGhlciIvPjwvZz4KPGc+PHRpdGxlPmFsbC1nYXRoZXIgYmxvY2tzLjA6IDEwLjgzMiBtczwvdGl0bGU+PHJlY3QgeD0iMTQ3LjciIHk9IjIwNiIgd2lkdGg9IjM1LjUiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PC9nPgo8Zz48dGl0bGU+YWxsLWdhdGhlciBibG9ja3MuMTogMTUuMDA3IG1zPC90aXRsZT48cmVjdCB4PSIxODMuNSIgeT0iMjA2IiB3aWR0aD0iNDkuMiIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4yOiAyNS42OTMgbXM8L3RpdGxlPjxyZWN0IHg9IjIzMi45IiB5PSIyMDYiIHdpZHRoPSI4NC4zIiBoZWlnaHQ9IjE2IiBjbGFzcz0iYWxsLWdhdGhlciIvPjx0ZXh0IHg9IjIzNS45IiB5PSIyMTgiPmJsb2Nrcy4yPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmFsbC1nYXRoZXIgYmxvY2tzLjM6IDI0LjM0MyBtczwvdGl0bGU+PHJlY3QgeD0iMzE3LjMiIHk9IjIwNiIgd2lkdGg9Ijc5LjgiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iMzIwLjMiIHk9IjIxOCI+YmxvY2tzLjM8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YWxsLWdhdGhlciBibG9ja3MuMzogMTYuNjgzIG1zPC90aXRsZT48cmVjdCB4PSI0NjkuNSIgeT0iMjA2IiB3aWR0aD0iNTQuNyIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48dGV4dCB4PSI0NzIuNSIgeT0iMjE4Ij5ibG9ja3MuMzwvdGV4dD48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4yOiA0OS4xOTIgbXM8L3RpdGxlPjxyZWN0IHg9IjQ4NS40IiB5PSIyMjQiIHdpZHRoPSIxNjEuNCIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48dGV4dCB4PSI0ODguNCIgeT0iMjM2Ij5ibG9ja3MuMjwvdGV4dD48L2c+CjxnPjx0aXRsZT5yZWR1Y2Utc2NhdHRlciBibG9ja3MuMzogMzcuNzM4IG1zPC90aXRsZT48cmVjdCB4PSI2NDUuMiIgeT0iMjA2IiB3aWR0aD0iMTIzLjgiIGhlaWdodD0iMTYiIGNsYXNzPSJyZWR1Y2Utc2NhdHRlciIvPjx0ZXh0IHg9IjY0OC4yIiB5PSIyMTgiPmJsb2Nrcy4zPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmFsbC1nYXRoZXIgYmxvY2tzLjE6IDM4LjE5NyBtczwvdGl0bGU+PHJlY3QgeD0iNjQ1LjMiIHk9IjI0MiIgd2lkdGg9IjEyNS4zIiBoZWlnaHQ9IjE2IiBjbGFzcz0iYWxsLWdhdGhlciIvPjx0ZXh0IHg9IjY0OC4zIiB5PSIyNTQiPmJsb2Nrcy4xPC90ZXh0PjwvZz4KPGc+PHRpdGxlPnJlZHVjZS1zY2F0dGVyIGJsb2Nrcy4yOiA0Ni4xNTYgbXM8L3RpdGxlPjxyZWN0IHg9Ijc2OS4wIiB5PSIyMjQiIHdpZHRoPSIxNTEuNCIgaGVpZ2h0PSIxNiIgY2xhc3M9InJlZHVjZS1zY2F0dGVyIi8+PHRleHQgeD0iNzcyLjAiIHk9IjIzNiI+YmxvY2tzLjI8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YWxsLWdhdGhlciBibG9ja3MuMDogNDYuNjA1IG1zPC90aXRsZT48cmVjdCB4PSI3NjkuMSIgeT0iMjA2IiB3aWR0aD0iMTUyLjkiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iNzcyLjEiIHk9IjIxOCI+YmxvY2tzLjA8L3RleHQ+PC9nPgo8Zz48dGl0bGU+cmVkdWNlLXNjYXR0ZXIgYmxvY2tzLjE6IDQ0LjE2NCBtczwvdGl0bGU+PHJlY3QgeD0iOTIwLjQiIHk9IjI0MiIgd2lkdGg9IjE0NC45IiBoZWlnaHQ9IjE2IiBjbGFzcz0icmVkdWNlLXNjYXR0ZXIiLz48dGV4dCB4PSI5MjMuNCIgeT0iMjU0Ij5ibG9ja3MuMTwvdGV4dD48L2c+CjxnPjx0aXRsZT5yZWR1Y2Utc2NhdHRlciBibG9ja3MuMDogMTYuNjcxIG1zPC90aXRsZT48cmVjdCB4PSIxMDY1LjIiIHk9IjIwNiIgd2lkdGg9IjU0LjciIGhlaWdodD0iMTYiIGNsYXNzPSJyZWR1Y2Utc2NhdHRlciIvPjx0ZXh0IHg9IjEwNjguMiIgeT0iMjE4Ij5ibG9ja3MuMDwvdGV4dD48L2c+CjxnPjx0aXRsZT5yZWR1Y2Utc2NhdHRlciByb290OiAxNi42NTMgbXM8L3RpdGxlPjxyZWN0IHg9IjEwNjUuNSIgeT0iMjI0IiB3aWR0aD0iNTQuNiIgaGVpZ2h0PSIxNiIgY2xhc3M9InJlZHVjZS1zY2F0dGVyIi8+PHRleHQgeD0iMTA2OC41IiB5PSIyMzYiPnJvb3Q8L3RleHQ+PC9nPgo8dGV4dCB4PSI0IiB5PSIyODciIGNsYXNzPSJuYW1lIj5yYW5rIDM8L3RleHQ+CjxnPjx0aXRsZT5mb3J3YXJkIHJvb3Q6IDk4Ljk0NyBtczwvdGl0bGU+PHJlY3QgeD0iMTQ2LjYiIHk9IjI3NCIgd2lkdGg9IjMyNC42IiBoZWlnaHQ9IjE2IiBjbGFzcz0iZm9yd2FyZCIvPjx0ZXh0IHg9IjE0OS42IiB5PSIyODYiPnJvb3Q8L3RleHQ+PC9nPgo8Zz48dGl0bGU+Zm9yd2FyZCBibG9ja3MuMDogMjcuNDk0IG1zPC90aXRsZT48cmVjdCB4PSIxNDguOCIgeT0iMjc0IiB3aWR0aD0iOTAuMiIgaGVpZ2h0PSIxNiIgY2xhc3M9ImZvcndhcmQiLz48dGV4dCB4PSIxNTEuOCIgeT0iMjg2Ij5ibG9ja3MuMDwvdGV4dD48L2c+CjxnPjx0aXRsZT5mb3J3YXJkIGJsb2Nrcy4xOiAyMS4yNTcgbXM8L3RpdGxlPjxyZWN0IHg9IjIzOS4xIiB5PSIyNzQiIHdpZHRoPSI2OS43IiBoZWlnaHQ9IjE2IiBjbGFzcz0iZm9yd2FyZCIvPjx0ZXh0IHg9IjI0Mi4xIiB5PSIyODYiPmJsb2Nrcy4xPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmZvcndhcmQgYmxvY2tzLjI6IDI0LjE1MSBtczwvdGl0bGU+PHJlY3QgeD0iMzA5LjAiIHk9IjI3NCIgd2lkdGg9Ijc5LjIiIGhlaWdodD0iMTYiIGNsYXNzPSJmb3J3YXJkIi8+PHRleHQgeD0iMzEyLjAiIHk9IjI4NiI+YmxvY2tzLjI8L3RleHQ+PC9nPgo8Zz48dGl0bGU+Zm9yd2FyZCBibG9ja3MuMzogMjQuODg5IG1zPC90aXRsZT48cmVjdCB4PSIzODguNCIgeT0iMjc0IiB3aWR0aD0iODEuNiIgaGVpZ2h0PSIxNiIgY2xhc3M9ImZvcndhcmQiLz48dGV4dCB4PSIzOTEuNCIgeT0iMjg2Ij5ibG9ja3MuMzwvdGV4dD48L2c+CjxnPjx0aXRsZT5iYWNrd2FyZCByb290OiAxNzguNzAyIG1zPC90aXRsZT48cmVjdCB4PSI0NzMuNyIgeT0iMjc0IiB3aWR0aD0iNTg2LjIiIGhlaWdodD0iMTYiIGNsYXNzPSJiYWNrd2FyZCIvPjx0ZXh0IHg9IjQ3Ni43IiB5PSIyODYiPnJvb3Q8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YmFja3dhcmQgYmxvY2tzLjM6IDQ1Ljc5NCBtczwvdGl0bGU+PHJlY3QgeD0iNDc1LjQiIHk9IjI3NCIgd2lkdGg9IjE1MC4yIiBoZWlnaHQ9IjE2IiBjbGFzcz0iYmFja3dhcmQiLz48dGV4dCB4PSI0NzguNCIgeT0iMjg2Ij5ibG9ja3MuMzwvdGV4dD48L2c+CjxnPjx0aXRsZT5iYWNrd2FyZCBibG9ja3MuMjogNDcuMDg2IG1zPC90aXRsZT48cmVjdCB4PSI2MjUuNiIgeT0iMjc0IiB3aWR0aD0iMTU0LjQiIGhlaWdodD0iMTYiIGNsYXNzPSJiYWNrd2FyZCIvPjx0ZXh0IHg9IjYyOC42IiB5PSIyODYiPmJsb2Nrcy4yPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmJhY2t3YXJkIGJsb2Nrcy4xOiA0Ni4yOTcgbXM8L3RpdGxlPjxyZWN0IHg9Ijc4MC4xIiB5PSIyNzQiIHdpZHRoPSIxNTEuOSIgaGVpZ2h0PSIxNiIgY2xhc3M9ImJhY2t3YXJkIi8+PHRleHQgeD0iNzgzLjEiIHk9IjI4NiI+YmxvY2tzLjE8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YmFja3dhcmQgYmxvY2tzLjA6IDM4LjgzNyBtczwvdGl0bGU+PHJlY3QgeD0iOTMyLjAiIHk9IjI3NCIgd2lkdGg9IjEyNy40IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYmFja3dhcmQiLz48dGV4dCB4PSI5MzUuMCIgeT0iMjg2Ij5ibG9ja3MuMDwvdGV4dD48L2c+Cjx0ZXh0IHg9IjQiIHk9IjMwNyIgY2xhc3M9Im5hbWUiPmNvbW11bmljYXRpb248L3RleHQ+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIHJvb3Q6IDAuNTE1IG1zPC90aXRsZT48cmVjdCB4PSIxNDYuNyIgeT0iMjk0IiB3aWR0aD0iMS43IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYWxsLWdhdGhlciIvPjwvZz4KPGc+PHRpdGxlPmFsbC1nYXRoZXIgYmxvY2tzLjA6IDcuMDU0IG1zPC90aXRsZT48cmVjdCB4PSIxNDguNCIgeT0iMjk0IiB3aWR0aD0iMjMuMSIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4xOiAyMC41MjIgbXM8L3RpdGxlPjxyZWN0IHg9IjE3MS45IiB5PSIyOTQiIHdpZHRoPSI2Ny4zIiBoZWlnaHQ9IjE2IiBjbGFzcz0iYWxsLWdhdGhlciIvPjx0ZXh0IHg9IjE3NC45IiB5PSIzMDYiPmJsb2Nrcy4xPC90ZXh0PjwvZz4KPGc+PHRpdGxlPmFsbC1nYXRoZXIgYmxvY2tzLjI6IDMwLjM1NiBtczwvdGl0bGU+PHJlY3QgeD0iMjM5LjQiIHk9IjI5NCIgd2lkdGg9Ijk5LjYiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iMjQyLjQiIHk9IjMwNiI+YmxvY2tzLjI8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YWxsLWdhdGhlciBibG9ja3MuMzogMTQuOTg4IG1zPC90aXRsZT48cmVjdCB4PSIzMzkuMyIgeT0iMjk0IiB3aWR0aD0iNDkuMiIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4zOiAxMi44ODQgbXM8L3RpdGxlPjxyZWN0IHg9IjQ3My43IiB5PSIyOTQiIHdpZHRoPSI0Mi4zIiBoZWlnaHQ9IjE2IiBjbGFzcz0iYWxsLWdhdGhlciIvPjwvZz4KPGc+PHRpdGxlPmFsbC1nYXRoZXIgYmxvY2tzLjI6IDQ2LjIyNiBtczwvdGl0bGU+PHJlY3QgeD0iNDc1LjQiIHk9IjMxMiIgd2lkdGg9IjE1MS42IiBoZWlnaHQ9IjE2IiBjbGFzcz0iYWxsLWdhdGhlciIvPjx0ZXh0IHg9IjQ3OC40IiB5PSIzMjQiPmJsb2Nrcy4yPC90ZXh0PjwvZz4KPGc+PHRpdGxlPnJlZHVjZS1zY2F0dGVyIGJsb2Nrcy4zOiA0Ny4wOTcgbXM8L3RpdGxlPjxyZWN0IHg9IjYyNS42IiB5PSIyOTQiIHdpZHRoPSIxNTQuNSIgaGVpZ2h0PSIxNiIgY2xhc3M9InJlZHVjZS1zY2F0dGVyIi8+PHRleHQgeD0iNjI4LjYiIHk9IjMwNiI+YmxvY2tzLjM8L3RleHQ+PC9nPgo8Zz48dGl0bGU+YWxsLWdhdGhlciBibG9ja3MuMTogNDcuNTM3IG1zPC90aXRsZT48cmVjdCB4PSI2MjUuNiIgeT0iMzMwIiB3aWR0aD0iMTU1LjkiIGhlaWdodD0iMTYiIGNsYXNzPSJhbGwtZ2F0aGVyIi8+PHRleHQgeD0iNjI4LjYiIHk9IjM0MiI+YmxvY2tzLjE8L3RleHQ+PC9nPgo8Zz48dGl0bGU+cmVkdWNlLXNjYXR0ZXIgYmxvY2tzLjI6IDQ2LjMxOSBtczwvdGl0bGU+PHJlY3QgeD0iNzgwLjEiIHk9IjMxMiIgd2lkdGg9IjE1MS45IiBoZWlnaHQ9IjE2IiBjbGFzcz0icmVkdWNlLXNjYXR0ZXIiLz48dGV4dCB4PSI3ODMuMSIgeT0iMzI0Ij5ibG9ja3MuMjwvdGV4dD48L2c+CjxnPjx0aXRsZT5hbGwtZ2F0aGVyIGJsb2Nrcy4wOiA0Ni43MzcgbXM8L3RpdGxlPjxyZWN0IHg9Ijc4MC4xIiB5PSIyOTQiIHdpZHRoPSIxNTMuMyIgaGVpZ2h0PSIxNiIgY2xhc3M9ImFsbC1nYXRoZXIiLz48dGV4dCB4PSI3ODMuMSIgeT0iMzA2Ij5ibG9ja3MuMDwvdGV4dD48L2c+CjxnPjx0aXRsZT5yZWR1Y2Utc2NhdHRlciBibG9ja3MuMTogMzguODU5IG1zPC90aXRsZT48cmVjdCB4PSI5MzIuMCIgeT0iMzMwIiB3aWR0aD0iMTI3LjUiIGhlaWdodD0iMTYiIGNsYXNzPSJyZWR1Y2Utc2NhdHRlciIvPjx0ZXh0IHg9IjkzNS4wIiB5PSIzNDIiPmJsb2Nrcy4xPC90ZXh0PjwvZz4KPGc+PHRpdGxlPnJlZHVjZS1zY2F0dGVyIGJsb2Nrcy4wOiAyMS40MTUgbXM8L3RpdGxlPjxyZWN0IHg9IjEwNTkuNCIgeT0iMjk0IiB3aWR0aD0iNzAuMiIgaGVpZ2h0PSIxNiIgY2xhc3M9InJlZHVjZS1zY2F0dGVyIi8+PHRleHQgeD0iMTA2Mi40IiB5PSIzMDYiPmJsb2Nrcy4wPC90ZXh0PjwvZz4KPGc+PHRpdGxlPnJlZHVjZS1zY2F0dGVyIHJvb3Q6IDIxLjM5MCBtczwvdGl0bGU+PHJlY3QgeD0iMTA1OS44IiB5PSIzMTIiIHdpZHRoPSI3MC4yIiBoZWlnaHQ9IjE2IiBjbGFzcz0icmVkdWNlLXNjYXR0ZXIiLz48dGV4dCB4PSIxMDYyLjgiIHk9IjMyNCI+cm9vdDwvdGV4dD48L2c+Cjx0ZXh0IHg9IjEzMCIgeT0iMzc0Ij4zMDQuOSBtcy4gQmx1ZTogZm9yd2FyZCwgYW5kIGRhcmtlciBiYWNrd2FyZDsgb3JhbmdlOiBhbGwtZ2F0aGVyczsgZ3JlZW46IHJlZHVjZS1zY2F0dGVyczsgdmlvbGV0OiBhbGwtcmVkdWNlcy48L3RleHQ+Cjwvc3ZnPgo="]
+#[doc = ""]
+#[doc = include_str!("../docs/troubleshooting.md")]
+pub mod troubleshooting {}
+
+#[doc = ""]
+#[doc = include_str!("../docs/guides/operators.md")]
+pub mod operators {}
+
+#[doc = ""]
+#[doc = include_str!("../docs/guides/backend.md")]
+pub mod backend {}
+
+#[doc = "[backend.md]: crate::book::backend"]
+#[doc = ""]
+#[doc = include_str!("../docs/guides/testing.md")]
+pub mod testing {}
+
+#[doc = ""]
+#[doc = include_str!("../docs/performance.md")]
+pub mod performance {}
+
+#[doc = "[limits.md#units-and-gradients]: crate::book::limits#units-and-gradients"]
+#[doc = ""]
+#[doc = include_str!("../docs/guarantees.md")]
+pub mod guarantees {}
+
+#[doc = ""]
+#[doc = include_str!("../docs/limits.md")]
+pub mod limits {}
+
+#[doc = "[performance.md#host-time-of-a-unit]: crate::book::performance#host-time-of-a-unit"]
+#[doc = ""]
+#[doc = include_str!("../docs/architecture.md")]
+pub mod architecture {}
+
+#[doc = "[from-pytorch.md]: crate::book::from_pytorch"]
+#[doc = ""]
+#[doc = include_str!("../docs/parity.md")]
+pub mod parity {}
