@@ -3,6 +3,7 @@
 mod devices;
 mod lists;
 mod offload;
+mod optim;
 mod order;
 mod precision;
 mod tensor_parallel;
