@@ -122,8 +122,9 @@ fn overflow_skips_the_step_and_halves_are_rounded_after_each_factor() {
             "the numbers tell one rounding from two"
         );
         let device = Device::flex().autodiff();
-        let numbers = Tensor::<1>::from_inner(numbers.clone().cast(DType::BF16));
-        let model = || Param::from_tensor(numbers.clone().to_device(&device));
+        // From zero, and with a rate of 1, the step is the gradient.
+        let zeros = Tensor::<1>::from_inner(numbers.zeros_like().cast(DType::BF16));
+        let model = || Param::from_tensor(zeros.clone().to_device(&device));
         let step = |grad: Tensor<1>, factor| {
             let param = model();
             let mut grads = GradientsParams::new();
@@ -131,7 +132,7 @@ fn overflow_skips_the_step_and_halves_are_rounded_after_each_factor() {
             let optim = || sharded(SgdConfig::new()).with_empty_steps_allowed(true);
             Ok::<_, Error>(
                 optim()
-                    .step_scaled(0.1, param, grads, factor)?
+                    .step_scaled(1.0, param, grads, factor)?
                     .val()
                     .into_data(),
             )
