@@ -3,8 +3,8 @@
 //! HSDP); data, tensor, sequence and expert parallelism combine with that on further mesh
 //! dimensions. A model keeps its types, its parameter paths and burn's optimizers.
 //!
-//! Use plain burn if one device is enough: nothing here makes a single device faster. There is no
-//! pipeline parallelism, and NCCL is not used yet.
+//! Use plain burn if one device is enough. There is no pipeline parallelism, several GPUs were not
+//! tested, and NCCL is not used yet.
 //!
 //! - [The book](book): [quick start](book::quick_start), [concepts](book::concepts), a guide for each
 //!   task, [coming from PyTorch](book::from_pytorch), [limits](book::limits).
@@ -28,6 +28,7 @@
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::optim::{AdamWConfig, GradientsParams};
 //! use burn::tensor::{Distribution, Tensor};
+//! use burn_dtensor::dtensor::ops::random;
 //! use burn_dtensor::optim::sharded;
 //! use burn_dtensor::prelude::*;
 //!
@@ -61,7 +62,7 @@
 //!
 //!     let mut optim = sharded(AdamWConfig::new());
 //!     for _ in 0..3 {
-//!         let x = Tensor::random([8, 16], Distribution::Default, &device);
+//!         let x = random::tensor([8, 16], Distribution::Default, &device); // another batch on each rank
 //!         let loss = (net.forward(x) - 1.0).square().mean();
 //!         let grads = GradientsParams::from_grads(loss.backward(), &net);
 //!         net = optim.step(1e-2, net, grads)?; // burn's AdamW, on the shards
@@ -78,7 +79,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`comm`] | ranks, groups, collectives that never hang, the ledger |
+//! | [`comm`] | ranks, groups, collectives that fail on all ranks together, the ledger |
 //! | [`mesh`] | [`DeviceMesh`](mesh::DeviceMesh): named dimensions, slices, collectives of plain tensors |
 //! | [`placement`] | placements, layouts, shard sizes, and the transitions between layouts; pure arithmetic |
 //! | [`dtensor`] | [`DTensor`](dtensor::DTensor): a tensor over a mesh, its redistribution, and its [operators](dtensor::ops) |

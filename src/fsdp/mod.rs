@@ -97,7 +97,7 @@
 //! # Units
 //! [`fully_shard`] attaches a reparameterization to every parameter: the stored value is this
 //! rank's shard, and layers read the full parameter. Parameters are gathered and reduced in
-//! **units**, each with one all-gather and one reduce-scatter. [`unit`](fn@unit) marks the
+//! **units**: one all-gather moves all parameters of a unit, and one reduce-scatter its gradients. [`unit`](fn@unit) marks the
 //! beginning and the end of a unit's forward. Units of inner modules can also be opened by the
 //! first read of a parameter.
 //!

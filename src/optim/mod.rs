@@ -1,5 +1,49 @@
 //! burn's optimizers for distributed parameters, and their state by path.
 //!
+//! ```
+//! use burn::nn::LinearConfig;
+//! use burn::optim::{AdamWConfig, GradientsParams};
+//! use burn::tensor::Tensor;
+//! use burn_dtensor::optim::sharded;
+//! use burn_dtensor::prelude::*;
+//!
+//! launch(Launch::threads(2), |world| {
+//!     let mesh = DeviceMesh::new(world, [2], ["shard"])?;
+//!     let device = world.device().clone().autodiff();
+//!     let mut model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
+//!     let mut optim = sharded(AdamWConfig::new());
+//!     for _ in 0..3 {
+//!         let x = Tensor::<2>::ones([1, 8], &device);
+//!         let loss = unit(&model, x, |model, x| model.forward(x)).square().mean();
+//!         let grads = GradientsParams::from_grads(loss.backward(), &model);
+//!         model = optim.step(1e-3, model, grads)?;
+//!     }
+//!     Ok(())
+//! })?;
+//! # Ok::<_, burn_dtensor::Error>(())
+//! ```
+//!
+//! | to | use |
+//! |---|---|
+//! | step a model that is sharded or parallelized | [`sharded`], a [`ShardedOptimizer`] |
+//! | step matrices with Muon | [`ShardedOptimizer::with_muon`] |
+//! | unscale and clip while a step reads the gradients | [`ShardedOptimizer::step_scaled`] with a [`GradFactor`] |
+//! | step parameters during backward | [`ShardedOptimizer::backward`] |
+//! | see what steps which group | [`ShardedOptimizer::describe`] |
+//! | use burn's `Learner` | [`ShardedOptimizer::into_module_optimizer`] |
+//! | step [`DTensor`](crate::dtensor::DTensor)s without a module | [`DTensorOptimizer`] |
+//! | keep a moving average of the weights | [`ema`] |
+//! | read, move and load state | [`OptimizerState`], [`FullOptimizerState`] |
+//!
+//! [`sharded`] accepts only optimizers that are exact on shards; others do not compile. AdamW, Adam,
+//! Lion and Sgd, built from their configurations, make one pass over memory on the CPU
+//! ([`FusedAdamW`], [`FusedAdam`], [`FusedLion`], [`FusedSgd`]). Their results are burn's, bit for
+//! bit. On GPUs one kernel steps a list of parameters. The other optimizers use burn's own step.
+//!
+//! # State
+//! State is named by the parameters' paths and burn's field names. Tensors are laid out like their
+//! parameters:
+//!
 //! ```text
 //! blocks.0.weight                      [8, 6] as [S(0)]     the parameter
 //! blocks.0.weight.momentum.moment_1    [8, 6] as [S(0)]     AdamW's state of it
@@ -7,19 +51,9 @@
 //! blocks.0.weight.momentum.time        3
 //! ```
 //!
-//! [`sharded`] builds the optimizer of a model that was sharded or parallelized. It accepts only
-//! optimizers that are correct on shards (others do not compile), clips by norm over all shards,
-//! and adds Muon on full matrices. burn's own [`ModuleOptimizer`](burn::optim::ModuleOptimizer)
-//! steps such a model too, without these checks, and [`optimizer_state`] returns its state. Built of
-//! their configurations, AdamW, Adam, Lion and Sgd step a parameter on the CPU in one pass over
-//! memory, with burn's bits, and lists of parameters in one kernel on GPUs ([`FusedAdamW`],
-//! [`FusedAdam`], [`FusedLion`], [`FusedSgd`]); all else is burn's step.
-//! [`ShardedOptimizer::backward`] steps parameters in backward. A
-//! [`DTensorOptimizer`] steps parameters that are [`DTensor`](crate::dtensor::DTensor)s without a
-//! module. The state of each is an [`OptimizerState`]: DTensors laid out like their parameters,
-//! named by the parameters' paths and burn's field names. [`OptimizerState::redistribute`] moves it
-//! to another layout or mesh. A checkpoint saves a [`FullOptimizerState`] of full tensors, which
-//! [`FullOptimizerState::distribute`] distributes on any mesh.
+//! [`OptimizerState::redistribute`] moves it to another layout or mesh, and
+//! [checkpoints](crate::checkpoint) save its shards. [`FullOptimizerState`] has full tensors as
+//! bytes, which [`FullOptimizerState::distribute`] distributes on any mesh:
 //!
 //! ```
 //! use burn::nn::LinearConfig;
