@@ -229,6 +229,8 @@ pub mod lora {}
 #[doc = include_str!("../docs/guides/clusters.md")]
 pub mod clusters {}
 
+#[doc = "[../limits.md#gpus]: crate::book::limits#gpus"]
+#[doc = "[../performance.md#on-an-nvidia-h200]: crate::book::performance#on-an-nvidia-h200"]
 #[doc = ""]
 #[doc = include_str!("../docs/guides/gpus.md")]
 pub mod gpus {}
