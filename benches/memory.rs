@@ -56,7 +56,7 @@ const PARTS: [(&str, f64); 3] = [("forward", 0.3), ("backward", 0.55), ("optimiz
 const NOT_MEASURED: usize = 3;
 const ENDED: usize = 4;
 
-/// How a model is trained.
+/// Kind of training.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Training {
     Unsharded,

@@ -125,7 +125,7 @@ enum Reshard {
 enum Step {
     /// burn's AdamW, one operation after another
     Burn,
-    /// That of `optim::sharded`, in one pass
+    /// `optim::sharded`, in one pass
     Sharded,
     /// The same, in backward
     InBackward,

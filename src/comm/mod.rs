@@ -93,7 +93,7 @@
 //! observe                        one stream of events of every call: ledger, flight recorder, `tracing` spans
 //! ```
 //!
-//! Of these modules, [`backend`] and [`transport`] are public.
+//! The modules [`backend`] and [`transport`] are public.
 //!
 //! # Invariants on every backend
 //!

@@ -65,7 +65,7 @@ pub enum OptimError {
         "the parameters cannot be stepped in backward: {problem}. Call `loss.backward()`, and then `step`"
     )]
     InBackward {
-        /// What a step needs that is not there in backward.
+        /// Reason: a step needs something that is not there in backward.
         problem: String,
     },
     /// The optimizer of a model that is not distributed has a state.

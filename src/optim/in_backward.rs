@@ -47,7 +47,8 @@ impl ShardedOptimizer {
     /// # let device = world.device().clone().autodiff();
     /// # let mut model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
     /// # let mut optim = sharded(AdamWConfig::new());
-    /// let loss = model.forward(Tensor::<2>::ones([1, 8], &device)).square().sum();
+    /// # let x = Tensor::<2>::ones([1, 8], &device);
+    /// let loss = unit(&model, x, |model, x| model.forward(x)).square().sum();
     /// model = optim.backward(1e-3, model, loss)?;
     /// # let _ = model;
     /// # Ok(())

@@ -1,4 +1,4 @@
-//! [`OptimizerKind`]: what a group of parameters tells of its optimizer.
+//! [`OptimizerKind`]: name of the optimizer of a group, for descriptions.
 
 use std::any::{Any, type_name};
 
@@ -6,7 +6,7 @@ use burn::optim::Optimizer;
 
 use super::fused::steps_in_one_pass;
 
-/// What a group of parameters tells of its optimizer.
+/// Optimizer of a group of parameters, for descriptions.
 #[derive(Debug, Clone)]
 pub(super) struct OptimizerKind {
     /// Name of burn's optimizer.

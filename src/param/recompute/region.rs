@@ -232,8 +232,9 @@ impl GraphOp for RecomputeNode {
     }
 
     fn backward(&self, step: &mut BackwardStep<'_>) {
-        self.0.iter().for_each(|block| block.backward(step));
+        // Before the nodes of the block's private graph.
         steps::note(step);
+        self.0.iter().for_each(|block| block.backward(step));
     }
 }
 

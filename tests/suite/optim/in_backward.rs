@@ -57,7 +57,7 @@ impl Net {
     }
 }
 
-/// How a [`Net`] is distributed.
+/// Distributes a [`Net`].
 type Distribute = fn(Net, &DeviceMesh) -> Result<Net>;
 
 fn shard(net: Net, mesh: &DeviceMesh) -> Result<Net> {
@@ -425,6 +425,33 @@ fn a_gradient_outside_the_unit_is_an_error_that_names_the_parameter() {
             panic!("{error}")
         };
         assert_eq!(param, "weight");
+        Ok(())
+    });
+}
+
+/// A checkpointed block around the unit computes in a graph of its own, which is not the loss's.
+#[test]
+fn a_gradient_outside_the_unit_is_found_where_a_block_runs_first() {
+    MeshTest::new([2], ["shard"]).run(|mesh| {
+        let device = mesh.device().clone().autodiff();
+        let model = fully_shard::<Linear>(
+            LinearConfig::new(4, 3).init(&device),
+            mesh,
+            FullyShard::new(),
+        )?;
+        let x = Tensor::<2>::ones([2, 4], &device);
+        let loss = checkpoint_activations(&model, x, |model, x| {
+            unit(model, x, |model, x| model.forward(x)).square()
+        });
+        let loss = loss.mean() + model.weight.base().square().sum();
+        let mut optim = sharded(AdamWConfig::new());
+        let error = optim
+            .backward(0.1, model.clone(), loss)
+            .map(drop)
+            .unwrap_err();
+        let found =
+            matches!(&error, Error::Param(ParamError::LateGradient { param }) if param == "weight");
+        assert!(found, "{error}");
         Ok(())
     });
 }
