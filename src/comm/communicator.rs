@@ -11,7 +11,9 @@ use burn_dtensor_flight::format::Peer;
 use parking_lot::Mutex;
 
 use super::arguments::{self, Problem};
-use super::backend::{CallContext, CallSignature, GroupBackend, GroupMember, PostResult};
+use super::backend::{
+    CallContext, CallSignature, Capabilities, GroupBackend, GroupMember, PostResult,
+};
 use super::observe::flight::Sequence;
 use super::observe::{CallInfo, ObservedCall, Posting};
 use super::rank::Rank;
@@ -92,6 +94,11 @@ impl Communicator {
     /// Returns the ranks of this group and the caller's group rank.
     pub fn group(&self) -> &Group {
         &self.channel.backend.member().group
+    }
+
+    /// Returns how the backend moves and reduces tensors on the rank's device. Local.
+    pub fn capabilities(&self) -> Capabilities {
+        self.channel.backend.capabilities()
     }
 
     /// Returns true if both are clones of the same communicator, with the same deadline.

@@ -225,6 +225,19 @@ pub enum CommError {
         rank: usize,
     },
 
+    /// A data plane could not move the tensors of a call on which all ranks had agreed.
+    #[error(
+        "rank {rank}: the data plane `{plane}` failed: {problem}. Restart the launch from a checkpoint"
+    )]
+    DataPlane {
+        /// Global rank.
+        rank: usize,
+        /// Name of the data plane.
+        plane: String,
+        /// Description of the failure.
+        problem: String,
+    },
+
     /// The program of a rank in another process did not end after a failure.
     #[error(
         "rank {rank} was still running {deadline:?} after the failure, so its process is left behind. Find out where its \
@@ -298,6 +311,7 @@ impl CommError {
             | Self::Revoked { rank }
             | Self::ExcludedFromShrink { rank }
             | Self::CannotShrink { rank }
+            | Self::DataPlane { rank, .. }
             | Self::StillRunning { rank, .. }
             | Self::Protocol { rank, .. }
             | Self::Disconnected { rank, .. }

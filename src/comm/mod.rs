@@ -136,7 +136,7 @@ mod work;
 mod world;
 
 pub(crate) use agree::{agree, agree_on_first, agree_on_success};
-pub use backend::{OpTiming, ReceivedTensors, TransferTiming};
+pub use backend::{Capabilities, OpTiming, ReceivedTensors, TransferTiming};
 pub use burn_dtensor_flight::{CollectiveId, Op, Phase};
 pub use call::{Call, ShardedModel};
 pub use communicator::Communicator;

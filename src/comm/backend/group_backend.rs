@@ -8,7 +8,8 @@ use burn::tensor::Device;
 
 use super::ranges::{full, slice};
 use super::{
-    CallContext, GroupMember, Mapped, PostResult, ReceivedTensors, Request, concat, reduce, rows,
+    CallContext, Capabilities, GroupMember, Mapped, PostResult, ReceivedTensors, Request, concat,
+    reduce, rows,
 };
 use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
 use crate::placement::ShardSizes;
@@ -28,6 +29,13 @@ pub trait GroupBackend: Debug + Send + Sync {
     /// The provided implementation returns false.
     fn can_overlap(&self) -> bool {
         false
+    }
+
+    /// Returns the capabilities of calls with tensors on the rank's device.
+    ///
+    /// The provided implementation returns the default.
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::default()
     }
 
     /// Gathers tensors of which every rank passes its shard; `plan` contains the shardings. Returns

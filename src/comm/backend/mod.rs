@@ -50,6 +50,7 @@
 //!    waits. A [`Request`] may be dropped at any time without blocking: the rank has taken part,
 //!    and the other ranks receive their results.
 
+mod capabilities;
 mod failure;
 mod generic;
 mod group_backend;
@@ -70,6 +71,7 @@ use super::launcher;
 use super::{CommError, Group, Ledger, RankReport};
 use crate::Error;
 
+pub use capabilities::Capabilities;
 pub use failure::Failure;
 pub(crate) use generic::{MAX_DIMS, concat, from_data, into_data, reduce, reshaped, rows};
 pub use group_backend::GroupBackend;

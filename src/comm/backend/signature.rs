@@ -45,6 +45,9 @@ pub struct CallSignature {
     pub pairs: Option<Box<PairwiseSignature>>,
     /// Digests of values that must be identical on all ranks.
     pub digests: Option<Arc<[Digests]>>,
+    /// Name of the data plane by which the ranks exchange the tensors, so that no bytes accompany
+    /// the call.
+    pub exchange: Option<Arc<str>>,
 }
 
 /// Tensors that one rank sends to each rank of its group, and those that it receives from each, in
@@ -220,6 +223,7 @@ impl CallSignature {
             any: false,
             pairs: None,
             digests,
+            exchange: None,
         }
     }
 
@@ -312,6 +316,18 @@ impl CallSignature {
                 ),
             })
             .or_else(|| self.compared_otherwise(other))
+            .or_else(|| {
+                differ(
+                    "tensors exchanged by",
+                    &self.exchange,
+                    &other.exchange,
+                    |plane| {
+                        plane
+                            .as_ref()
+                            .map_or("no data plane".into(), |plane| format!("`{plane}`"))
+                    },
+                )
+            })
     }
 
     /// Compares the digests of all ranks of a collective. `signatures` yields them in group order;
@@ -520,6 +536,7 @@ mod tests {
             any: false,
             pairs: None,
             digests: None,
+            exchange: None,
         }
     }
 
@@ -536,6 +553,10 @@ mod tests {
             "operation all_gather vs barrier"
         );
         assert_eq!(says(|p| p.label = "b".into()), "label `a` vs `b`");
+        assert_eq!(
+            says(|p| p.exchange = Some("nccl".into())),
+            "tensors exchanged by no data plane vs `nccl`"
+        );
         assert_eq!(
             says(|p| p.reduce = Some(ReduceOp::Sum)),
             "reduction none vs Sum"

@@ -31,6 +31,8 @@ pub(crate) struct Rendezvous<F, P> {
     spin: SpinPolicy,
     /// Other processes of the launch, if there are any.
     peers: Option<Arc<dyn PeerNotifier>>,
+    /// Called once, when the first failure is known.
+    abort: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// Other processes of a launch, as the rendezvous notifies them. Called outside its lock.
@@ -120,6 +122,8 @@ struct RendezvousState<F, P> {
     events: Vec<Arc<EventCount>>,
     /// Notified when the world has failed or a rank has returned.
     end: Arc<EventCount>,
+    /// True once `abort` has been or is about to be called.
+    is_aborted: bool,
 }
 
 /// Event count on which the waiters of a group sleep. It is notified whenever they must look again;
@@ -166,11 +170,21 @@ impl<F: Signature, P> Rendezvous<F, P> {
             table: MatchTable::new(ranks, multithreaded),
             events,
             end,
+            is_aborted: false,
         };
         Self {
             state: Mutex::new(state),
             spin,
             peers: None,
+            abort: None,
+        }
+    }
+
+    /// Sets a function that is called once, when the first failure is known, outside the lock.
+    pub fn with_abort(self, abort: impl Fn() + Send + Sync + 'static) -> Self {
+        Self {
+            abort: Some(Box::new(abort)),
+            ..self
         }
     }
 
@@ -580,10 +594,12 @@ impl<F: Signature, P> Rendezvous<F, P> {
         state.table.running()
     }
 
-    /// Unlocks, then drops the freed contributions and notifies other processes of a failure and of
-    /// declined offers.
+    /// Unlocks, then drops the freed contributions, aborts the data planes after a failure, and
+    /// notifies other processes of a failure and of declined offers.
     fn unlock(&self, mut state: Guard<'_, F, P>) {
         let freed = state.table.take_freed();
+        let aborts = !state.is_aborted && state.table.arbiter.known().is_some();
+        state.is_aborted |= aborts;
         let events = self.peers.as_ref().map(|peers| {
             let declined =
                 Some(state.table.take_declined()).filter(|declined| !declined.is_empty());
@@ -601,6 +617,9 @@ impl<F: Signature, P> Rendezvous<F, P> {
         });
         drop(state);
         drop(freed);
+        if let Some(abort) = self.abort.as_ref().filter(|_| aborts) {
+            abort();
+        }
         if let Some((peers, events)) = events {
             events
                 .into_iter()

@@ -96,6 +96,29 @@ fn a_failure_wakes_the_waiters_of_every_group() {
 }
 
 #[test]
+fn the_first_failure_aborts_the_data_planes_once() {
+    let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = calls.clone();
+    let rendezvous = Plain::new(2, SpinPolicy::Spinning(1), false).with_abort(move || {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    });
+    let count = || calls.load(std::sync::atomic::Ordering::Relaxed);
+    let group = rendezvous.group(&[0, 1], "");
+    let (op, _) = rendezvous.post(group, 0, Same, 0).unwrap();
+    assert_eq!(count(), 0);
+    rendezvous
+        .wait(op, Duration::ZERO)
+        .err()
+        .expect("rank 1 is missing");
+    assert_eq!(count(), 1);
+    rendezvous.fail(Failure::Failed {
+        rank: 1,
+        message: "later".into(),
+    });
+    assert_eq!(count(), 1);
+}
+
+#[test]
 fn a_deadline_names_who_is_missing() {
     run(3, SpinPolicy::Spinning(0), |rank, rendezvous, group| {
         if rank != 1 {

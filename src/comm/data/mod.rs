@@ -1,21 +1,248 @@
-//! Data planes: what ranks contribute to a collective, and how results are built from the
-//! contributions of all ranks.
+//! Data planes: they move the elements of calls on which all ranks have agreed.
+//!
+//! A [`DataPlane`] prepares what a rank contributes and builds its result. Which plane a call uses
+//! depends on where its tensors are: each group has [one](Planes::of) for host memory and one for
+//! the rank's device, as tensors of a call are on either. This file is the only place that picks,
+//! by plane or by the backend of a tensor. A further plane is a folder here, a case of
+//! [`PlaneContribution`] if its contributions carry something of its own, and a line in
+//! [`Planes::of`].
+//!
+//! | plane | ranks read | ranks of other processes receive | results |
+//! |---|---|---|---|
+//! | `host` | each other's memory | bytes | shared by the ranks of a process if they are identical |
+//! | `device` | each other's memory, by handle | bytes, through host memory | usable in stream order |
+//! | `double`, in tests | what was exchanged over simulated streams | nothing from the control plane | once the streams have run |
+//!
+//! A plane is an object behind a pointer, since it has no state of a call: one indirect call for a
+//! collective. Contributions are an enum, because ranks of one group may be on different planes,
+//! and each of them reads the contributions of all.
 //!
 //! | file | content |
 //! |---|---|
-//! | `contribution` | contribution of a rank |
-//! | `inputs` | contributions of all ranks, and the operations that build a result from them |
-//! | `host` | copies and reductions in host memory, and results that ranks of a process share |
-//! | `device` | packed buffers and kernels of Cube devices |
+//! | `plane` | interface, and the operations that planes share |
+//! | `call`, `contribution`, `inputs` | what a plane is given: a call, what a rank contributes, and what all have contributed |
 //! | `payload`, `payload_check` | tensors as bytes for other processes |
 //! | `result_buffer` | results into which bytes of other processes are received |
 
+pub(in crate::comm) mod call;
 pub(in crate::comm) mod contribution;
 #[cfg(feature = "cube")]
-pub(in crate::comm) mod device;
+mod device;
+#[cfg(test)]
+pub(in crate::comm) mod double;
 #[cfg(feature = "flex")]
-pub(in crate::comm) mod host;
+mod host;
 pub(in crate::comm) mod inputs;
 pub(in crate::comm) mod payload;
 pub(in crate::comm) mod payload_check;
+pub(in crate::comm) mod plane;
 pub(in crate::comm) mod result_buffer;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{Device, TensorData};
+
+use crate::comm::backend::ranges::{Ranges, slice};
+use crate::comm::control::rendezvous::SpinPolicy;
+use crate::comm::transport::Payload;
+use crate::comm::{ReduceOp, backend};
+use contribution::Contribution;
+use plane::DataPlane;
+use result_buffer::ResultBuffer;
+
+/// The planes of the ranks of a launch in one process.
+#[derive(Debug)]
+pub(in crate::comm) struct Planes {
+    #[cfg(feature = "flex")]
+    host: Arc<host::HostPlane>,
+    #[cfg(feature = "cube")]
+    device: Arc<device::DevicePlane>,
+    /// Takes the place of all others.
+    #[cfg(test)]
+    double: std::sync::OnceLock<Arc<double::DoublePlane>>,
+}
+
+impl Planes {
+    /// Creates the planes. Ranks wait for each other's part of a shared result according to
+    /// `spin`; they share none if each needs `separate_memory`. After a shrink, `before` has the
+    /// planes of the previous world.
+    pub fn new(spin: SpinPolicy, separate_memory: bool, before: Option<&Self>) -> Self {
+        let _ = (spin, separate_memory, before);
+        Self {
+            #[cfg(feature = "flex")]
+            host: Arc::new(host::HostPlane::new(
+                spin,
+                separate_memory,
+                before.map(|before| &*before.host),
+            )),
+            #[cfg(feature = "cube")]
+            device: Arc::default(),
+            #[cfg(test)]
+            double: Default::default(),
+        }
+    }
+
+    /// Returns the plane of calls whose tensors are on `device`.
+    pub fn of(&self, device: &Device) -> Arc<dyn DataPlane> {
+        #[cfg(test)]
+        if let Some(double) = self.double.get() {
+            return double.clone();
+        }
+        #[cfg(all(feature = "flex", feature = "cube"))]
+        return match crate::memory::is_host(device) {
+            true => self.host.clone(),
+            false => self.device.clone(),
+        };
+        #[cfg(all(feature = "flex", not(feature = "cube")))]
+        return (device, self.host.clone()).1;
+        #[cfg(not(feature = "flex"))]
+        return (device, self.device.clone()).1;
+    }
+
+    /// [Aborts](DataPlane::abort) all planes.
+    pub fn abort(&self) {
+        #[cfg(feature = "flex")]
+        self.host.abort();
+        #[cfg(feature = "cube")]
+        self.device.abort();
+        #[cfg(test)]
+        self.double
+            .get()
+            .into_iter()
+            .for_each(|double| double.abort());
+    }
+
+    /// Makes `double` take the place of all planes, for groups that are created from now on.
+    #[cfg(test)]
+    pub fn use_double(&self, double: Arc<double::DoublePlane>) {
+        let _ = self.double.set(double);
+    }
+}
+
+/// What the plane of a contributing rank adds to its tensors.
+#[derive(Debug)]
+pub(in crate::comm) enum PlaneContribution {
+    #[cfg(feature = "flex")]
+    Host(host::HostContribution),
+    #[cfg(feature = "cube")]
+    Device(device::DeviceContribution),
+    #[cfg(test)]
+    Double(Arc<double::Staged>),
+    /// Nothing but the tensors, or the buffer that has them if they were received there.
+    #[cfg(not(feature = "flex"))]
+    Received(Option<Arc<ResultBuffer>>),
+}
+
+impl PlaneContribution {
+    /// Nothing but the tensors, or the `buffer` that has them if they were received there.
+    fn bytes(buffer: Option<Arc<ResultBuffer>>) -> Self {
+        #[cfg(feature = "flex")]
+        return Self::Host(host::HostContribution::received(buffer));
+        #[cfg(not(feature = "flex"))]
+        Self::Received(buffer)
+    }
+
+    /// Returns the result buffer that has the data of the contribution, if it was received there.
+    pub fn result_buffer(&self) -> Option<&ResultBuffer> {
+        match self {
+            #[cfg(feature = "flex")]
+            Self::Host(host) => host.result_buffer.as_deref(),
+            #[cfg(not(feature = "flex"))]
+            Self::Received(buffer) => buffer.as_deref(),
+            #[cfg(any(feature = "cube", test))]
+            _ => None,
+        }
+    }
+}
+
+/// Returns the result of `read`, which reads the contributions `all`. On a GPU, its reads run after
+/// what the contributing ranks had submitted, and before what ranks other than `own` submit from
+/// now on: they may then write to their tensors in place.
+pub(in crate::comm) fn read_in_order<T>(
+    all: &[Contribution],
+    own: Option<usize>,
+    read: impl FnOnce() -> T,
+) -> T {
+    #[cfg(feature = "cube")]
+    return device::read_in_order(all, own, read);
+    #[cfg(not(feature = "cube"))]
+    (all, own, read()).2
+}
+
+/// Returns the tensor, or a copy if other ranks cannot read it in place for as long as they have a
+/// handle.
+fn lasting(tensor: DispatchTensor) -> DispatchTensor {
+    #[cfg(feature = "flex")]
+    let tensor = host::contiguous(tensor);
+    #[cfg(feature = "cube")]
+    let tensor = crate::memory::cube::ensure_persistent(tensor);
+    tensor
+}
+
+/// Returns the slice `range` of `tensor` along `dim`. It is a view if its elements are adjacent,
+/// and a copy otherwise.
+pub(in crate::comm) fn shard(
+    tensor: &DispatchTensor,
+    dim: usize,
+    range: Range<usize>,
+) -> DispatchTensor {
+    #[cfg(feature = "flex")]
+    if let Some(shard) = host::adjacent(tensor, dim, range.clone()) {
+        return shard;
+    }
+    concat(
+        vec![(tensor, slice(&tensor.shape()[..], dim, range))],
+        0,
+        &Device::new(tensor.device()),
+    )
+}
+
+/// Concatenates the blocks of `sources` along `dim`, on `device`.
+fn concat(sources: Vec<(&DispatchTensor, Ranges)>, dim: usize, device: &Device) -> DispatchTensor {
+    #[cfg(feature = "flex")]
+    if let Some(joined) = host::joined(&sources, dim, device) {
+        return joined;
+    }
+    backend::concat(&sources, dim, device)
+}
+
+/// Reduces the block `ranges` of every operand, in the fixed tree, on `device`.
+fn reduce(
+    operands: &[&DispatchTensor],
+    ranges: &Ranges,
+    op: ReduceOp,
+    device: &Device,
+) -> DispatchTensor {
+    #[cfg(feature = "flex")]
+    if let Some(reduced) = host::reduced(operands, ranges, op) {
+        return reduced;
+    }
+    backend::reduce(operands, ranges, op, device)
+}
+
+/// Returns the elements of a row-major tensor in its own memory, if that is host memory.
+fn in_place(tensor: &DispatchTensor) -> Option<Payload> {
+    #[cfg(feature = "flex")]
+    return host::payload(tensor);
+    #[cfg(not(feature = "flex"))]
+    (tensor, None).1
+}
+
+/// Returns a function that copies the tensor to the host, after what the calling thread has
+/// submitted so far.
+fn reader(tensor: DispatchTensor) -> Box<dyn FnOnce() -> TensorData + Send> {
+    #[cfg(feature = "cube")]
+    return device::reader(tensor);
+    #[cfg(not(feature = "cube"))]
+    Box::new(|| backend::into_data(tensor))
+}
+
+/// Returns true if the reduction has a kernel; the others use burn's operations.
+fn has_kernel(op: ReduceOp) -> bool {
+    !matches!(
+        op,
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor | ReduceOp::PremulSum(_)
+    )
+}

@@ -9,50 +9,23 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, LazyLock};
 
 use burn::backend::DispatchTensor;
-#[cfg(feature = "flex")]
-use burn::backend::flex::FlexTensor;
 use burn::tensor::{DType, TensorData};
 
+use super::{in_place, reader};
 use crate::comm::transport::{Payload, RecvBuffer};
 use crate::comm::{TensorMeta, backend};
-#[cfg(feature = "flex")]
-use crate::memory::flex;
 use crate::memory::{self, HostMemoryPool, UninitBytes};
 
 /// Returns the elements of a row-major tensor as a payload.
 pub(in crate::comm) fn payload(tensor: &DispatchTensor) -> Payload {
-    #[cfg(feature = "flex")]
-    if let Some(flex) = flex::primitive(tensor) {
-        return Arc::new(Elements(flex.clone()));
-    }
-    let tensor = tensor.clone();
-    #[cfg(feature = "cuda")]
-    let work = memory::cube::SubmittedWork::on_device_of(&tensor);
-    let read = move || {
-        #[cfg(feature = "cuda")]
-        work.iter().for_each(memory::cube::SubmittedWork::wait);
-        #[cfg(all(test, feature = "cube"))]
-        reads::note(&tensor);
-        backend::into_data(tensor)
-    };
-    Arc::new(Host(LazyLock::new(Box::new(read))))
+    in_place(tensor)
+        .unwrap_or_else(|| Arc::new(CopiedToHost(LazyLock::new(reader(tensor.clone())))))
 }
 
-/// Elements of a Flex tensor, in its own memory.
-#[cfg(feature = "flex")]
-struct Elements(FlexTensor);
+/// Elements of a tensor on a device, which the first use copies to the host.
+struct CopiedToHost(LazyLock<TensorData, Box<dyn FnOnce() -> TensorData + Send>>);
 
-#[cfg(feature = "flex")]
-impl AsRef<[u8]> for Elements {
-    fn as_ref(&self) -> &[u8] {
-        flex::elements(&self.0).expect("the tensor is row-major")
-    }
-}
-
-/// Elements of a tensor of another backend, which the first use copies to the host.
-struct Host(LazyLock<TensorData, Box<dyn FnOnce() -> TensorData + Send>>);
-
-impl AsRef<[u8]> for Host {
+impl AsRef<[u8]> for CopiedToHost {
     fn as_ref(&self) -> &[u8] {
         self.0.as_bytes()
     }
@@ -134,33 +107,4 @@ pub(in crate::comm) unsafe fn received(
         backend::from_data(TensorData::from_bytes(bytes, meta.shape, meta.dtype), &host)
     };
     tensors.into_iter().map(tensor).collect()
-}
-
-/// Record of the tensors that were copied to the host, for tests.
-#[cfg(all(test, feature = "cube"))]
-pub(in crate::comm) mod reads {
-    use std::thread;
-
-    use burn::backend::{DispatchTensor, TensorMetadata};
-    use parking_lot::Mutex;
-
-    /// Number of elements of each tensor, and the name of the thread that copied it.
-    static READS: Mutex<Vec<(usize, Option<String>)>> = Mutex::new(Vec::new());
-
-    pub fn note(tensor: &DispatchTensor) {
-        READS.lock().push((
-            tensor.shape().num_elements(),
-            thread::current().name().map(String::from),
-        ));
-    }
-
-    /// Returns the threads that have copied tensors of `elements` elements.
-    pub fn threads(elements: usize) -> Vec<Option<String>> {
-        READS
-            .lock()
-            .iter()
-            .filter(|(of, _)| *of == elements)
-            .map(|(_, thread)| thread.clone())
-            .collect()
-    }
 }

@@ -7,22 +7,25 @@ use burn::tensor::{Device, Shape};
 use parking_lot::Mutex;
 
 use super::HostBackend;
+use super::exchanged::ExchangedRequest;
 use super::recv_request::RecvRequest;
-use super::remote_group::{RecipientData, RemoteGroup};
+use super::remote_group::RemoteGroup;
 use super::request::{self, HostRequest, OpHandleGuard, OwnShards, PostedCollective};
 use crate::comm::backend::{
-    CallContext, Completed, GroupBackend, GroupMember, PostResult, ReceivedTensors, rows_for_each,
+    CallContext, CallSignature, Completed, GroupBackend, GroupMember, PostResult, ReceivedTensors,
+    rows_for_each,
 };
 use crate::comm::communicator::PRIVATE;
-use crate::comm::control::match_table::{DataMode, GroupKey, P2pMessage};
-use crate::comm::data::contribution::{self, Contribution};
-#[cfg(feature = "cube")]
-use crate::comm::data::device::CoalescedCopies;
+use crate::comm::control::match_table::{DataMode, GroupKey, OpHandle, P2pMessage};
+use crate::comm::data::call::{DataCall, RecipientData};
+use crate::comm::data::contribution::{Contribution, addressed};
 use crate::comm::data::inputs::CollectiveInputs;
-#[cfg(feature = "cube")]
-use crate::comm::data::inputs::has_kernel;
+use crate::comm::data::plane::DataPlane;
 use crate::comm::data::result_buffer::ContiguousLayout;
-use crate::comm::{CollectivePlan, ReduceOp, ShardedTensor, TensorMeta};
+use crate::comm::data::shard;
+use crate::comm::transport::SendStamp;
+use crate::comm::transport::peer_processes::PayloadData;
+use crate::comm::{Capabilities, CollectivePlan, CommError, ReduceOp, ShardedTensor, TensorMeta};
 use crate::memory;
 use crate::placement::ShardSizes;
 
@@ -32,24 +35,83 @@ pub(super) struct HostGroupBackend {
     pub backend: Arc<HostBackend>,
     pub member: GroupMember,
     pub key: GroupKey,
-    name: &'static str,
+    pub name: &'static str,
     /// Remote ranks of the group, if there are any.
     remote: Option<Arc<RemoteGroup>>,
+    /// Plane of calls with tensors on the rank's device.
+    plane: Arc<dyn DataPlane>,
+    /// Plane of calls with tensors in host memory.
+    host_plane: Arc<dyn DataPlane>,
     /// Group on which the second phases of all-reduces are posted, once there was one.
     pub second: Mutex<Option<(GroupKey, Arc<RemoteGroup>)>>,
+}
+
+/// What a rank contributes to a collective that it is about to post.
+pub(super) struct PreparedCall<'a> {
+    pub plane: Arc<dyn DataPlane>,
+    pub contribution: Contribution,
+    /// Data that other processes need.
+    needed: RecipientData<'a>,
+    /// Device of the result.
+    pub device: Device,
 }
 
 impl HostGroupBackend {
     pub fn new(backend: Arc<HostBackend>, member: GroupMember, name: &'static str) -> Self {
         let key = backend.rendezvous.group(member.group.ranks(), name);
         let remote = RemoteGroup::new(&backend, &member, name.into()).map(Arc::new);
+        let plane = backend.planes.of(&member.device);
+        let host_plane = backend.planes.of(&memory::host());
         Self {
             backend,
             member,
             key,
             name,
             remote,
+            plane,
+            host_plane,
             second: Mutex::default(),
+        }
+    }
+
+    /// Returns the plane of a call with tensors on `device`: the rank's own, or the host.
+    pub fn plane(&self, device: &Device) -> &Arc<dyn DataPlane> {
+        if *device == self.member.device {
+            &self.plane
+        } else {
+            &self.host_plane
+        }
+    }
+
+    /// Lets the plane of `tensors` prepare the contribution to a call, of which other ranks need
+    /// `needed`.
+    pub fn prepare<'a>(
+        &self,
+        call: &CallContext,
+        needed: RecipientData<'a>,
+        plan: Option<&Arc<CollectivePlan>>,
+        (recipients, tensors): (Vec<usize>, Vec<DispatchTensor>),
+    ) -> PreparedCall<'a> {
+        let device = self.member.home(&tensors);
+        if let Some(tensor) = tensors.first() {
+            self.member.ledger.ran_on(tensor.device());
+        }
+        let plane = self.plane(&device).clone();
+        let call = DataCall {
+            op: call.signature.op,
+            member: &self.member,
+            name: self.name,
+            needed,
+            plan,
+            is_distributed: self.remote.is_some(),
+            is_deferred: call.is_deferred,
+        };
+        let contribution = plane.contribute(&call, tensors, recipients);
+        PreparedCall {
+            plane,
+            contribution,
+            needed,
+            device,
         }
     }
 
@@ -68,80 +130,51 @@ impl HostGroupBackend {
         )
     }
 
-    /// Records the device of a contribution in the ledger.
-    pub fn note_device(&self, contribution: &Contribution) {
-        if let Some(tensor) = contribution.tensors.first() {
-            self.member.ledger.ran_on(tensor.device());
-        }
-    }
-
-    /// Posts the next collective of the group. Other processes receive the data of the contribution
-    /// that they `need`. If this rank has `own` shards, remote data may be received into the
-    /// result, to which it writes them.
+    /// Posts the next collective of the group. If `own` returns this rank's shards of the result,
+    /// remote data may be received into the result, to which the rank writes them.
     fn post<T: Send + 'static>(
         &self,
-        post: CallContext,
-        contribution: Contribution,
-        needed: RecipientData<'_>,
-        mut own: Option<OwnShards>,
-        finish: impl FnOnce(&CollectiveInputs) -> T + Send + 'static,
+        call: CallContext,
+        prepared: PreparedCall<'_>,
+        own: impl FnOnce(&Contribution) -> Option<OwnShards>,
+        finish: impl FnOnce(&dyn DataPlane, &CollectiveInputs) -> T + Send + 'static,
     ) -> PostResult<T> {
-        self.note_device(&contribution);
-        let contribution = contribution.after_submitted_work();
-        let backend = &self.backend;
-        let member = self.member.group.rank();
+        if !prepared.plane.capabilities().needs_remote_bytes {
+            return self.post_exchanged(call, prepared, finish);
+        }
+        let PreparedCall {
+            plane,
+            contribution,
+            needed,
+            device,
+        } = prepared;
         let CallContext {
             signature,
             is_deferred,
-        } = post;
-        let device = self.member.home(&contribution.tensors);
+        } = call;
+        let own = own(&contribution);
         let in_background =
             !is_deferred && self.completes_in_background(signature.bytes(), &device);
-        let (op, sent) = match &self.remote {
-            None => (
-                backend
-                    .rendezvous
-                    .post(self.key, member, signature, contribution)?
-                    .0,
-                None,
-            ),
-            Some(remote) => {
-                let data = remote.data(&contribution, needed);
-                let mode = if is_deferred {
-                    DataMode::OnDemand
-                } else {
-                    DataMode::Eager
-                };
-                let (op, sent) = remote.post(signature, data, mode, |signature| {
-                    let contribution = contribution.arrived(None);
-                    let (op, _) =
-                        backend
-                            .rendezvous
-                            .post(self.key, member, signature, contribution)?;
-                    if let Some(own) = own.as_mut().filter(|_| !is_deferred) {
-                        own.create_buffer(backend, op);
-                    }
-                    Ok(op)
-                })?;
-                if !is_deferred {
-                    backend.pull(backend.rendezvous.read(|table| table.request(op)));
-                }
-                (op, Some(sent))
-            }
+        let data = self
+            .remote
+            .as_ref()
+            .map(|remote| remote.data(&contribution, needed));
+        let mode = if is_deferred {
+            DataMode::OnDemand
+        } else {
+            DataMode::Eager
         };
-        let is_deferred = is_deferred && self.remote.is_some();
-        let handle = OpHandleGuard {
-            backend: backend.clone(),
-            op: Some(op),
-        };
-        let finish = Box::new(finish);
+        let (op, sent, own) = self.post_everywhere(signature, contribution, data, mode, own)?;
         let collective = PostedCollective {
-            handle,
-            is_deferred,
+            handle: OpHandleGuard {
+                backend: self.backend.clone(),
+                op: Some(op),
+            },
+            is_deferred: is_deferred && self.remote.is_some(),
             own,
             sent,
             device,
-            finish,
+            finish: Box::new(move |inputs| finish(&*plane, inputs)),
         };
         let request = HostRequest::new(self.member.rank(), false, collective);
         Ok(Box::new(if in_background {
@@ -149,6 +182,89 @@ impl HostGroupBackend {
         } else {
             request
         }))
+    }
+
+    /// Posts the next collective of the group, whose tensors the ranks exchange by their plane. It
+    /// is started once all ranks agree, also if this rank drops its request.
+    fn post_exchanged<T: Send + 'static>(
+        &self,
+        call: CallContext,
+        prepared: PreparedCall<'_>,
+        finish: impl FnOnce(&dyn DataPlane, &CollectiveInputs) -> T + Send + 'static,
+    ) -> PostResult<T> {
+        let PreparedCall {
+            plane,
+            contribution,
+            device,
+            ..
+        } = prepared;
+        let signature = CallSignature {
+            exchange: Some(plane.name().into()),
+            ..call.signature
+        };
+        let data = self
+            .remote
+            .as_ref()
+            .map(|remote| remote.same_for_all(Default::default()));
+        let (op, sent, _) =
+            self.post_everywhere(signature, contribution, data, DataMode::Eager, None)?;
+        let backend = &self.backend;
+        let rank = self.member.rank();
+        let collective = PostedCollective {
+            handle: OpHandleGuard {
+                backend: backend.clone(),
+                op: Some(op),
+            },
+            is_deferred: false,
+            own: None,
+            sent,
+            device: device.clone(),
+            finish: ExchangedRequest::<T>::start(rank, plane.clone(), backend.clone()),
+        };
+        Ok(Box::new(ExchangedRequest {
+            started: HostRequest::new(rank, true, collective).complete_when_ready(op),
+            backend: backend.clone(),
+            plane,
+            rank,
+            op,
+            device,
+            finish: Box::new(finish),
+        }))
+    }
+
+    /// Posts a collective here, and sends it to the other processes of the group, each with its
+    /// `data`. Creates the result buffer of `own` shards, unless the data is sent on demand.
+    fn post_everywhere(
+        &self,
+        signature: CallSignature,
+        contribution: Contribution,
+        data: Option<Vec<PayloadData>>,
+        mode: DataMode,
+        mut own: Option<OwnShards>,
+    ) -> Result<(OpHandle, Option<SendStamp>, Option<OwnShards>), CommError> {
+        let backend = &self.backend;
+        let member = self.member.group.rank();
+        let Some((remote, data)) = self.remote.as_ref().zip(data) else {
+            let (op, _) = backend
+                .rendezvous
+                .post(self.key, member, signature, contribution)?;
+            return Ok((op, None, own));
+        };
+        let is_deferred = mode == DataMode::OnDemand;
+        let (op, sent) = remote.post(signature, data, mode, |signature| {
+            let contribution = contribution.arrived(None);
+            let (op, _) = backend
+                .rendezvous
+                .post(self.key, member, signature, contribution)?;
+            if let Some(own) = own.as_mut().filter(|_| !is_deferred) {
+                own.create_buffer(backend, op);
+            }
+            Ok(op)
+        })?;
+        if !is_deferred {
+            backend.pull(backend.rendezvous.read(|table| table.request(op)));
+        }
+        Ok((op, Some(sent), own))
     }
 
     /// Returns true if remote data is received in place in results of `bytes` bytes.
@@ -196,139 +312,105 @@ impl GroupBackend for HostGroupBackend {
         self.remote.is_some()
     }
 
+    fn capabilities(&self) -> Capabilities {
+        self.plane.capabilities()
+    }
+
     fn all_gather(
         &self,
-        post: CallContext,
+        call: CallContext,
         plan: Arc<CollectivePlan>,
         shards: Vec<DispatchTensor>,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let contribution = Contribution {
-            plan: Some(plan.clone()),
-            ..Contribution::new(shards)
-        };
-        #[cfg(feature = "cube")]
-        let (packed, contribution) = match &self.remote {
-            None => {
-                CoalescedCopies::pack_parts(post.is_deferred, contribution, &plan, &self.member)
-            }
-            // Ranks of other processes contribute host tensors without rows.
-            Some(_) => (None, contribution),
-        };
-        let layouts = self
-            .receives_in_place(post.signature.bytes())
-            .then(|| ContiguousLayout::of_full(&post.signature.tensors, self.member.group.size()));
-        let tensors = &contribution.tensors;
-        let own = layouts.flatten().map(|layouts| OwnShards {
-            tensors: tensors.clone(),
-            layouts,
-            buffer: None,
-        });
-        self.post(
-            post,
-            contribution,
+        let prepared = self.prepare(
+            &call,
             RecipientData::Full,
-            own,
-            move |inputs| {
-                if let Some(full_tensors) = inputs.received() {
-                    return full_tensors;
-                }
-                #[cfg(feature = "cube")]
-                if let Some(full_tensors) = packed.and_then(|packed| packed.gathered(inputs.all)) {
-                    return full_tensors;
-                }
-                inputs.gather(&plan)
-            },
-        )
+            Some(&plan),
+            (Vec::new(), shards),
+        );
+        let bytes = call.signature.bytes();
+        let full = call.signature.tensors.clone();
+        let own = |contribution: &Contribution| {
+            if !self.receives_in_place(bytes) {
+                return None;
+            }
+            Some(OwnShards {
+                layouts: ContiguousLayout::of_full(&full, self.member.group.size())?,
+                tensors: contribution.tensors.clone(),
+                buffer: None,
+            })
+        };
+        self.post(call, prepared, own, move |plane, inputs| {
+            plane.all_gather(inputs, &plan)
+        })
     }
 
     fn reduce_scatter(
         &self,
-        post: CallContext,
+        call: CallContext,
         plan: Arc<CollectivePlan>,
         full_tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let contribution = Contribution::new(full_tensors);
-        #[cfg(feature = "cube")]
-        let (packed, contribution) = match &self.remote {
-            None => CoalescedCopies::pack_full(contribution, &plan, &self.member),
-            Some(_) => (None, contribution),
-        };
+        let needed = RecipientData::Shards(plan.shardings());
+        let prepared = self.prepare(&call, needed, Some(&plan), (Vec::new(), full_tensors));
         let shardings = plan.clone();
         self.post(
-            post,
-            contribution,
-            RecipientData::Shards(shardings.shardings()),
-            None,
-            move |inputs| {
-                #[cfg(feature = "cube")]
-                if let Some(shards) = packed
-                    .filter(|_| has_kernel(op))
-                    .and_then(|packed| packed.reduced(inputs.all, op))
-                {
-                    return shards;
-                }
-                inputs.reduce_scatter(plan.shardings(), op)
-            },
+            call,
+            prepared,
+            |_| None,
+            move |plane, inputs| plane.reduce_scatter(inputs, shardings.shardings(), op),
         )
     }
 
     fn all_to_all(
         &self,
-        post: CallContext,
+        call: CallContext,
         mut shards: Vec<Vec<DispatchTensor>>,
         _metas: Vec<Vec<TensorMeta>>,
     ) -> PostResult<Vec<Vec<DispatchTensor>>> {
         let own = std::mem::take(&mut shards[self.member.group.rank()]);
-        let contribution = Contribution::addressed(shards);
+        let prepared = self.prepare(&call, RecipientData::Addressed, None, addressed(shards));
         self.post(
-            post,
-            contribution,
-            RecipientData::Addressed,
-            None,
-            move |inputs| inputs.addressed(own),
+            call,
+            prepared,
+            |_| None,
+            move |plane, inputs| plane.all_to_all(inputs, own),
         )
     }
 
     fn broadcast(
         &self,
-        post: CallContext,
+        call: CallContext,
         tensors: Vec<DispatchTensor>,
         _metas: Vec<TensorMeta>,
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
-        let contribution = Contribution::new(tensors);
+        let prepared = self.prepare(&call, RecipientData::Full, None, (Vec::new(), tensors));
         self.post(
-            post,
-            contribution,
-            RecipientData::Full,
-            None,
-            move |inputs| inputs.of_root(root),
+            call,
+            prepared,
+            |_| None,
+            move |plane, inputs| plane.broadcast(inputs, root),
         )
     }
 
-    fn barrier(&self, post: CallContext) -> PostResult<()> {
-        self.post(
-            post,
-            Contribution::new(Vec::new()),
-            RecipientData::Full,
-            None,
-            |_| (),
-        )
+    fn barrier(&self, call: CallContext) -> PostResult<()> {
+        let prepared = self.prepare(&call, RecipientData::Full, None, Default::default());
+        self.post(call, prepared, |_| None, |_, _| ())
     }
 
     fn send(
         &self,
-        post: CallContext,
+        call: CallContext,
         tensors: Vec<DispatchTensor>,
         to: usize,
         tag: u32,
     ) -> PostResult<()> {
         let from = self.member.group.rank();
-        let part = Contribution::new(tensors);
-        let signature = post.signature;
-        self.note_device(&part);
-        let part = part.after_submitted_work();
+        let prepared = self.prepare(&call, RecipientData::Full, None, (Vec::new(), tensors));
+        let part = prepared.contribution;
+        let signature = call.signature;
         let rendezvous = &self.backend.rendezvous;
         match self
             .remote
@@ -356,22 +438,24 @@ impl GroupBackend for HostGroupBackend {
 
     fn receive(
         &self,
-        post: CallContext,
+        call: CallContext,
         from: Option<usize>,
         tag: u32,
         _metas: Option<Vec<TensorMeta>>,
     ) -> PostResult<ReceivedTensors> {
         let backend = self.backend.clone();
         let member = self.member.clone();
+        let plane = self.plane.clone();
         let handle = Some(backend.rendezvous.receive(
             self.key,
             member.group.rank(),
             from,
             tag,
-            post.signature,
+            call.signature,
         )?);
         Ok(Box::new(RecvRequest {
             backend,
+            plane,
             handle,
             member,
         }))
@@ -380,24 +464,24 @@ impl GroupBackend for HostGroupBackend {
     /// Every rank reads the operands in place. Of large tensors, each rank reduces a part for all.
     fn all_reduce(
         &self,
-        post: CallContext,
+        call: CallContext,
         tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
         if let Some(remote) = &self.remote
-            && self.has_two_phases(remote, post.signature.bytes())
+            && self.has_two_phases(remote, call.signature.bytes(), &tensors)
         {
-            return self.all_reduce_in_two_phases(remote, post, tensors, op);
+            return self.all_reduce_in_two_phases(remote, call, tensors, op);
         }
         let count = tensors.len();
+        let prepared = self.prepare(&call, RecipientData::Full, None, (Vec::new(), tensors));
         self.post(
-            post,
-            Contribution::new(tensors),
-            RecipientData::Full,
-            None,
-            move |inputs| {
+            call,
+            prepared,
+            |_| None,
+            move |plane, inputs| {
                 (0..count)
-                    .map(|index| inputs.all_reduce(index, op))
+                    .map(|index| plane.all_reduce(inputs, index, op))
                     .collect()
             },
         )
@@ -406,77 +490,77 @@ impl GroupBackend for HostGroupBackend {
     /// Copies each element once.
     fn shard_dim_all_to_all(
         &self,
-        post: CallContext,
-        shard: ShardedTensor,
+        call: CallContext,
+        sharded: ShardedTensor,
         to_dim: usize,
         to_sizes: ShardSizes,
     ) -> PostResult<DispatchTensor> {
         let ranks = self.member.group.size();
         let rank = self.member.group.rank();
-        let ShardedTensor { tensor, dim, sizes } = shard;
+        let ShardedTensor { tensor, dim, sizes } = sharded;
         let mut shape = tensor.shape();
         let lengths: Vec<_> = (0..ranks)
             .map(|rank| sizes.range(ranks, rank).len())
             .collect();
         let range = to_sizes.range(ranks, rank);
         (shape[dim], shape[to_dim]) = (lengths.iter().sum(), range.len());
-        let contribution = Contribution::new(vec![tensor]);
-        let tensor = &contribution.tensors[0];
-        let own = self.own_shard(shape, dim, &lengths, tensor, || {
-            contribution::shard(tensor, to_dim, range)
-        });
         let shardings = [(to_dim, to_sizes.clone())];
-        self.post(
-            post,
-            contribution,
-            RecipientData::Shards(&shardings),
-            own,
-            move |inputs| inputs.reshard(dim, to_dim, &to_sizes),
-        )
+        let needed = RecipientData::Shards(&shardings);
+        let prepared = self.prepare(&call, needed, None, (Vec::new(), vec![tensor]));
+        let own = |contribution: &Contribution| {
+            let tensor = &contribution.tensors[0];
+            self.own_shard(shape, dim, &lengths, tensor, || {
+                shard(tensor, to_dim, range)
+            })
+        };
+        self.post(call, prepared, own, move |plane, inputs| {
+            plane.reshard(inputs, dim, to_dim, &to_sizes)
+        })
     }
 
     /// Every rank reads its rows in place.
     fn all_to_all_v(
         &self,
-        post: CallContext,
+        call: CallContext,
         tensor: DispatchTensor,
         send_counts: &[usize],
         recv_counts: &[usize],
     ) -> PostResult<DispatchTensor> {
-        let contribution = Contribution::addressed(rows_for_each(&tensor, send_counts));
+        let rows = addressed(rows_for_each(&tensor, send_counts));
+        let prepared = self.prepare(&call, RecipientData::Addressed, None, rows);
         let mut shape = tensor.shape();
         shape[0] = recv_counts.iter().sum();
-        let own = || contribution.tensors_for(self.member.group.rank())[0].clone();
-        let own = self.own_shard(shape, 0, recv_counts, &tensor, own);
-        self.post(
-            post,
-            contribution,
-            RecipientData::Addressed,
-            own,
-            |inputs| inputs.addressed_rows(),
-        )
+        let rank = self.member.group.rank();
+        let own = |contribution: &Contribution| {
+            let rows = &contribution.tensors_for(rank)[0];
+            self.own_shard(shape, 0, recv_counts, rows, || rows.clone())
+        };
+        self.post(call, prepared, own, |plane, inputs| {
+            plane.all_to_all_v(inputs)
+        })
     }
 
     /// Every rank reads its shards in place.
     fn scatter(
         &self,
-        post: CallContext,
+        call: CallContext,
         tensors: Vec<DispatchTensor>,
         _metas: Vec<TensorMeta>,
         shardings: Vec<(usize, ShardSizes)>,
         root: usize,
     ) -> PostResult<Vec<DispatchTensor>> {
         let needed = shardings.clone();
+        let needed = RecipientData::Shards(&needed);
+        let prepared = self.prepare(&call, needed, None, (Vec::new(), tensors));
         self.post(
-            post,
-            Contribution::new(tensors),
-            RecipientData::Shards(&needed),
-            None,
-            move |inputs| {
+            call,
+            prepared,
+            |_| None,
+            move |plane, inputs| {
                 shardings
                     .iter()
                     .enumerate()
-                    .map(|(index, (dim, sizes))| inputs.shard(index, root, *dim, sizes))
+                    .map(|(index, (dim, sizes))| plane.scatter(inputs, index, root, *dim, sizes))
                     .collect()
             },
         )

@@ -120,7 +120,7 @@ impl HostBackend {
     /// completes its requests.
     pub(super) fn provide_data(&self, op: OpHandle, contribution: Contribution) {
         if self.rendezvous.provide_data(op, contribution) {
-            self.remote().completion.complete(op);
+            self.completion.complete(op);
         }
     }
 

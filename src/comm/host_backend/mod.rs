@@ -42,6 +42,7 @@
 //! Processes whose numbers of ranks differ cannot agree on anything, so each reports that.
 
 mod completion_thread;
+mod exchanged;
 mod group_backend;
 mod incoming;
 mod process_job;
@@ -70,9 +71,8 @@ use super::backend::{
 use super::control::match_table::{GroupKey, OpHandle, Signature};
 use super::control::membership::Membership;
 use super::control::rendezvous::{LINGER, PeerNotifier, Rendezvous, SpinPolicy};
+use super::data::Planes;
 use super::data::contribution::Contribution;
-#[cfg(feature = "flex")]
-use super::data::host::SharedResultCache;
 use super::data::inputs::CollectiveInputs;
 use super::data::result_buffer::ResultBuffer;
 use super::panic::panic_text;
@@ -101,9 +101,8 @@ pub(super) struct HostBackend {
     exited: AtomicUsize,
     options: ProcessOptions,
     membership: Membership,
-    /// Cache of results that several local ranks share; `None` if every rank needs separate memory.
-    #[cfg(feature = "flex")]
-    shared: Option<SharedResultCache>,
+    planes: Arc<Planes>,
+    completion: CompletionThread,
     this: Weak<Self>,
 }
 
@@ -111,7 +110,6 @@ pub(super) struct HostBackend {
 struct RemoteRanks {
     peers: Arc<PeerProcesses>,
     job: Weak<ProcessJob>,
-    completion: CompletionThread,
     /// Result buffers into which remote shards are received.
     result_buffers: Mutex<HashMap<(GroupKey, u64), Weak<ResultBuffer>>>,
     /// Pool of the memory of result buffers. The thread of the rank, of the completion or of the
@@ -176,13 +174,11 @@ impl HostBackend {
     ) -> Arc<Self> {
         let size = peers.size();
         let peers = Arc::new(peers);
-        let completion = CompletionThread::default();
         let result_buffers = Mutex::default();
         let memory = Arc::default();
         let remote = RemoteRanks {
             peers,
             job,
-            completion,
             result_buffers,
             memory,
         };
@@ -224,12 +220,10 @@ impl HostBackend {
                 )
             }
         };
-        #[cfg(feature = "flex")]
-        let shared = (!options.separate_memory).then(|| {
-            SharedResultCache::new(spin, before.and_then(|before| before.shared.as_ref()))
-        });
-        #[cfg(not(feature = "flex"))]
-        let _ = (before, spin);
+        let before = before.map(|before| &*before.planes);
+        let planes = Arc::new(Planes::new(spin, options.separate_memory, before));
+        let aborted = planes.clone();
+        let rendezvous = rendezvous.with_abort(move || aborted.abort());
         Arc::new_cyclic(|this| Self {
             rendezvous,
             size,
@@ -239,8 +233,8 @@ impl HostBackend {
             exited: AtomicUsize::new(0),
             options,
             membership,
-            #[cfg(feature = "flex")]
-            shared,
+            planes,
+            completion: CompletionThread::default(),
             this: this.clone(),
         })
     }
@@ -292,7 +286,7 @@ impl HostBackend {
                 });
             }
         };
-        if let Err(refused) = self.remote().completion.run(Box::new(read)) {
+        if let Err(refused) = self.completion.run(Box::new(read)) {
             refused();
         }
     }
@@ -316,8 +310,6 @@ impl HostBackend {
             op,
             device,
             is_distributed: self.remote.is_some(),
-            #[cfg(feature = "flex")]
-            shared: self.shared.as_ref(),
             result_buffer: None,
             waited: Default::default(),
         }
@@ -392,8 +384,8 @@ impl Backend for HostBackend {
     fn shrink(&self, rank: usize, deadline: Duration) -> Result<ShrunkWorld, CommError> {
         self.fail(Failure::Collective(CommError::Revoked { rank }));
         // No collective completes any more, and none of the offered data is requested.
+        self.completion.forget();
         if let Some(remote) = &self.remote {
-            remote.completion.forget();
             remote.withdraw_offers();
         }
         let ranks = self.membership.survivors(rank, deadline)?;
@@ -409,6 +401,7 @@ impl Backend for HostBackend {
 
     fn finish(&self, deadline: Duration) -> RemoteOutcome {
         let Some(remote) = self.remote.as_ref() else {
+            self.completion.forget();
             return RemoteOutcome::default();
         };
         let running = self.rendezvous.finish(deadline);
@@ -422,7 +415,7 @@ impl Backend for HostBackend {
                 at: None,
             });
         }
-        remote.completion.forget();
+        self.completion.forget();
         // If the other ranks have continued without a remote rank, the outcome of that rank does
         // not matter.
         let roster = self.membership.roster();

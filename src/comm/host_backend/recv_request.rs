@@ -9,10 +9,13 @@ use crate::comm::CommError;
 use crate::comm::backend::{Completed, GroupMember, ReceivedTensors, Request};
 use crate::comm::control::match_table::{OpHandle, RecvHandle, Wait};
 use crate::comm::data::contribution::Contribution;
+use crate::comm::data::plane::DataPlane;
+use crate::comm::data::read_in_order;
 
 /// A receive that this rank has posted. Dropping it releases the message.
 pub(super) struct RecvRequest {
     pub backend: Arc<HostBackend>,
+    pub plane: Arc<dyn DataPlane>,
     pub handle: Option<RecvHandle>,
     pub member: GroupMember,
 }
@@ -44,7 +47,7 @@ impl Request<ReceivedTensors> for RecvRequest {
                 seq: 0,
             };
             let inputs = self.backend.inputs(part, op, &self.member.device);
-            let tensors = Contribution::read_in_order(part, None, || inputs.of_root(0));
+            let tensors = read_in_order(part, None, || self.plane.broadcast(&inputs, 0));
             ReceivedTensors {
                 from: message.from,
                 tensors,

@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 use super::HostBackend;
 use crate::comm::backend::{CallSignature, GroupMember};
 use crate::comm::control::match_table::DataMode;
-use crate::comm::data::contribution::{self, Contribution};
+use crate::comm::data::call::RecipientData;
+use crate::comm::data::contribution::Contribution;
 use crate::comm::data::payload::payload;
-use crate::comm::data::result_buffer;
+use crate::comm::data::{result_buffer, shard};
 use crate::comm::transport::SendStamp;
 use crate::comm::transport::header::{
     ControlMessage, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo, SentSignature,
@@ -19,17 +20,6 @@ use crate::comm::transport::header::{
 use crate::comm::transport::peer_processes::PayloadData;
 use crate::comm::{CommError, TensorMeta};
 use crate::memory;
-use crate::placement::ShardSizes;
-
-/// Data of a contribution that the ranks of another process need.
-pub(super) enum RecipientData<'a> {
-    /// All tensors.
-    Full,
-    /// Shards of the recipients, each given as (dimension, shard sizes).
-    Shards(&'a [(usize, ShardSizes)]),
-    /// Tensors that are addressed to the recipients.
-    Addressed,
-}
 
 /// A rank's view of a group that has members in other processes.
 pub(super) struct RemoteGroup {
@@ -229,9 +219,7 @@ impl RemoteGroup {
                     .tensors
                     .iter()
                     .zip(shardings)
-                    .map(|(tensor, (dim, sizes))| {
-                        contribution::shard(tensor, *dim, sizes.range(ranks, member))
-                    })
+                    .map(|(tensor, (dim, sizes))| shard(tensor, *dim, sizes.range(ranks, member)))
                     .collect(),
                 RecipientData::Full | RecipientData::Addressed => {
                     contribution.tensors_for(member).to_vec()

@@ -38,6 +38,7 @@ use crate::comm::control::match_table::OpHandle;
 use crate::comm::control::rendezvous::{LONGEST, Matched};
 use crate::comm::data::contribution::Contribution;
 use crate::comm::data::inputs::CollectiveInputs;
+use crate::comm::data::read_in_order;
 use crate::comm::data::result_buffer::{ContiguousLayout, ResultBuffer};
 use crate::comm::panic::panic_text;
 use crate::comm::transport::SendStamp;
@@ -166,9 +167,8 @@ impl<T> PostedCollective<T> {
             result_buffer: put.value.as_deref(),
             ..backend.inputs(&parts, op, &device)
         };
-        let finished = Completed::timed(|| {
-            Contribution::read_in_order(&parts, Some(op.member), || finish(&inputs))
-        });
+        let finished =
+            Completed::timed(|| read_in_order(&parts, Some(op.member), || finish(&inputs)));
         let local_work = put.local_work + finished.local_work.saturating_sub(inputs.waited.get());
         // Without other processes, every rank would search all contributions for nothing.
         let transfer = backend
@@ -208,7 +208,7 @@ impl<T: Send + 'static> HostRequest<T> {
     /// the rank is first.
     pub fn complete_when_ready(self, op: OpHandle) -> Self {
         let backend = &self.shared.backend;
-        let thread = &backend.remote().completion;
+        let thread = &backend.completion;
         thread
             .open
             .lock()
@@ -338,9 +338,9 @@ impl<T> Drop for HostRequest<T> {
             backend,
             op: Some(op),
         }) = handle
-            && let Some(remote) = &backend.remote
+            && backend.remote.is_some()
         {
-            remote.completion.discard(*op);
+            backend.completion.discard(*op);
         }
     }
 }
@@ -401,7 +401,12 @@ mod tests {
         let signature = CallSignature::new(Op::Barrier, &"".into(), Vec::new());
         let (op, _) = backend
             .rendezvous
-            .post(group, 0, signature, Contribution::new(Vec::new()))
+            .post(
+                group,
+                0,
+                signature,
+                Contribution::received(Vec::new(), Vec::new()),
+            )
             .unwrap();
         let handle = OpHandleGuard {
             backend: backend.clone(),

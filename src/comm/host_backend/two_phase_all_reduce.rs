@@ -18,15 +18,15 @@ use std::sync::Arc;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::Shape;
 
-use super::group_backend::HostGroupBackend;
-use super::remote_group::{RecipientData, RemoteGroup};
+use super::group_backend::{HostGroupBackend, PreparedCall};
+use super::remote_group::RemoteGroup;
 use super::request::{HostRequest, OpHandleGuard, PostedCollective};
-use crate::comm::ReduceOp;
 use crate::comm::backend::{CallContext, CallSignature, PostResult, reshaped};
 use crate::comm::control::match_table::{CallData, DataMode};
-use crate::comm::data::contribution::Contribution;
+use crate::comm::data::call::{DataCall, RecipientData};
 use crate::comm::data::inputs::CollectiveInputs;
 use crate::comm::data::result_buffer::ContiguousLayout;
+use crate::comm::{Op, ReduceOp};
 use crate::placement::ShardSizes;
 
 /// Number of bytes that are copied in the time that a second message takes.
@@ -46,10 +46,18 @@ fn pay(bytes: u64, ranks: usize, processes: usize) -> bool {
 }
 
 impl HostGroupBackend {
-    /// Returns true if an all-reduce of `bytes` bytes is faster in two phases in this group, which
-    /// `remote` connects to other processes.
-    pub(super) fn has_two_phases(&self, remote: &RemoteGroup, bytes: u64) -> bool {
-        pay(bytes, self.member.group.size(), remote.processes())
+    /// Returns true if an all-reduce of `tensors`, of `bytes` bytes, is faster in two phases in
+    /// this group, which `remote` connects to other processes.
+    pub(super) fn has_two_phases(
+        &self,
+        remote: &RemoteGroup,
+        bytes: u64,
+        tensors: &[DispatchTensor],
+    ) -> bool {
+        self.plane(&self.member.home(tensors))
+            .capabilities()
+            .needs_remote_bytes
+            && pay(bytes, self.member.group.size(), remote.processes())
     }
 
     /// Posts an [`all_reduce`](crate::comm::backend::GroupBackend::all_reduce) in a group of
@@ -60,25 +68,30 @@ impl HostGroupBackend {
     pub(super) fn all_reduce_in_two_phases(
         &self,
         remote: &RemoteGroup,
-        post: CallContext,
+        call: CallContext,
         tensors: Vec<DispatchTensor>,
         op: ReduceOp,
     ) -> PostResult<Vec<DispatchTensor>> {
         let backend = &self.backend;
         let group = &self.member.group;
-        let bytes = post.signature.bytes();
+        let bytes = call.signature.bytes();
         let shapes: Vec<_> = tensors.iter().map(DispatchTensor::shape).collect();
         let row = |(tensor, shape): (DispatchTensor, &Shape)| {
             reshaped(tensor, Shape::from([shape.num_elements()]))
         };
-        let contribution = Contribution::new(tensors.into_iter().zip(&shapes).map(row).collect());
-        let contribution = contribution.after_submitted_work().arrived(None);
-        self.note_device(&contribution);
-        let device = self.member.home(&contribution.tensors);
+        let rows = tensors.into_iter().zip(&shapes).map(row).collect();
         let shardings: Vec<_> = shapes
             .iter()
             .map(|shape| (0, ShardSizes::Chunked(shape.num_elements())))
             .collect();
+        let needed = RecipientData::Shards(&shardings);
+        let PreparedCall {
+            plane,
+            contribution,
+            device,
+            ..
+        } = self.prepare(&call, needed, None, (Vec::new(), rows));
+        let contribution = contribution.arrived(None);
         let layout = |(row, (_, sizes)): (&DispatchTensor, &(usize, ShardSizes))| {
             let lengths = (0..group.size()).map(|rank| sizes.range(group.size(), rank).len());
             ContiguousLayout::new(row.shape(), row.dtype(), 0, lengths)
@@ -92,7 +105,7 @@ impl HostGroupBackend {
                 .collect::<Option<Vec<_>>>()
         };
         let layouts = remote.receives_in_place(bytes).then(layouts).flatten();
-        let data = remote.data(&contribution, RecipientData::Shards(&shardings));
+        let data = remote.data(&contribution, needed);
         // All other properties are compared in the first phase.
         let agreed = CallSignature {
             tensors: Arc::new([]),
@@ -100,13 +113,13 @@ impl HostGroupBackend {
             global_tensor: None,
             operand_shapes: None,
             digests: None,
-            ..post.signature.clone()
+            ..call.signature.clone()
         };
 
         let mut phases = self.second.lock();
         let (key, later) = phases.get_or_insert_with(|| self.second_phases()).clone();
         let ((first, _), sent) =
-            remote.post(post.signature, data, DataMode::Eager, |signature| {
+            remote.post(call.signature, data, DataMode::Eager, |signature| {
                 backend
                     .rendezvous
                     .post(self.key, group.rank(), signature, contribution)
@@ -126,8 +139,9 @@ impl HostGroupBackend {
 
         let result = layouts.and_then(|layouts| backend.result_buffer(second, || Some(layouts)));
         let rank = self.member.rank();
+        let gathering = plane.clone();
         let finish = Box::new(move |inputs: &CollectiveInputs| {
-            let rows = inputs.rows(shapes.len()).into_iter();
+            let rows = gathering.rows(inputs, shapes.len()).into_iter();
             // Remote sums were received into it until now.
             drop(result);
             rows.zip(shapes)
@@ -152,14 +166,26 @@ impl HostGroupBackend {
             gather = gather.complete_when_ready(second);
         }
         let this = backend.clone();
+        let member = self.member.clone();
+        let name = self.name;
         // Contributes this rank's sums to the second phase.
         let finish = Box::new(move |inputs: &CollectiveInputs| {
-            let contribution = Contribution::new(inputs.reduce_scatter(&shardings, op));
+            let sums = plane.reduce_scatter(inputs, &shardings, op);
+            let call = DataCall {
+                op: Op::AllReduce,
+                member: &member,
+                name,
+                needed: RecipientData::Full,
+                plan: None,
+                is_distributed: true,
+                is_deferred: false,
+            };
+            let contribution = plane.contribute(&call, sums, Vec::new());
             let data = later.data(&contribution, RecipientData::Full);
             later.send_data(second.seq, data);
             // While the other contributions are in flight.
             this.progress();
-            this.provide_data(second, contribution.after_submitted_work().arrived(None));
+            this.provide_data(second, contribution.arrived(None));
         });
         let handle = first_handle;
         let sent = Some(sent);

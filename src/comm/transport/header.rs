@@ -25,7 +25,7 @@ use crate::comm::{Digests, RankReport, TensorMeta};
 
 /// Version of the messages: that of this crate, and a number. Increase the number when the encoding
 /// or the meaning of a message changes.
-pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+3");
+pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+4");
 
 /// A control message, with the launch to which it belongs.
 #[derive(Debug, Serialize, Deserialize)]

@@ -450,7 +450,7 @@ fn the_encoding_is_that_of_the_version() {
             number,
             format!("{:032x}", XxHash3_128::oneshot(&messages)).as_str()
         ),
-        ("3", "9f2bd5f99898f8536e942f7002d017c9")
+        ("4", "3c305d9ce6d97ebd0c58138b5db4f13f")
     );
 }
 

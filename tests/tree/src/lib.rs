@@ -3,6 +3,7 @@
 //!
 //! - [`book`]: the module `book` of the library has the pages of the book.
 //! - `collective`: public functions say whether they are collective.
+//! - `data_planes`: in `comm`, only the data planes know the backends.
 //! - [`layers`]: modules of the crate use only modules of lower layers, and no files use each other
 //!   in a cycle.
 //! - `inner_types`: which folders use inner types of burn and cubecl, and why.
@@ -23,6 +24,8 @@
 pub mod book;
 #[cfg(test)]
 mod collective;
+#[cfg(test)]
+mod data_planes;
 #[cfg(test)]
 mod inner_types;
 pub mod layers;

@@ -14,8 +14,11 @@
 //! on different devices and one of them does not support this path, they can still use burn's own
 //! operations.
 
+mod plane;
+#[cfg(test)]
+mod reads;
 mod reduce;
-#[cfg(all(test, feature = "cube"))]
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
@@ -31,9 +34,11 @@ use crate::comm::{CollectivePlan, Ledger, PackStats, ReduceOp};
 use crate::kernels::FlatLayout;
 use crate::kernels::cube::{CopySide, CubePlan, alignment, plan};
 use crate::memory::cube::{primitive, wrap};
+pub(super) use plane::{DeviceContribution, DevicePlane, read_in_order, reader};
 
 /// Copies before and after one collective of a list of tensors.
-pub(in crate::comm) struct CoalescedCopies {
+#[derive(Debug)]
+struct CoalescedCopies {
     layout: FlatLayout,
     device: CubeDevice,
     dtype: DType,
@@ -42,30 +47,29 @@ pub(in crate::comm) struct CoalescedCopies {
 }
 
 impl CoalescedCopies {
-    /// Prepares an all-gather: adds this rank's row to its contribution, unless the call is
+    /// Prepares an all-gather: returns the copies, and this rank's row, unless the call is
     /// `deferred`.
-    pub fn pack_parts(
+    fn pack_parts(
         deferred: bool,
-        mut contribution: Contribution,
+        tensors: &[DispatchTensor],
         plan: &CollectivePlan,
         member: &GroupMember,
-    ) -> (Option<Self>, Contribution) {
-        let coalesced = Self::new(&contribution.tensors, plan, member);
+    ) -> (Option<Self>, Option<CubeTensor>) {
+        let coalesced = Self::new(tensors, plan, member);
         let now = coalesced.as_ref().filter(|_| !deferred);
-        contribution.flat = now.and_then(|coalesced| {
-            coalesced.pack(CopySide::PackParts(coalesced.member), &contribution.tensors)
-        });
-        (coalesced, contribution)
+        let row = now
+            .and_then(|coalesced| coalesced.pack(CopySide::PackParts(coalesced.member), tensors));
+        (coalesced, row)
     }
 
-    /// Prepares a reduce-scatter: adds rows for all ranks to this rank's contribution, if the
+    /// Prepares a reduce-scatter: returns the copies, and this rank's rows for all ranks, if the
     /// device can reduce them.
-    pub fn pack_full(
-        mut contribution: Contribution,
+    fn pack_full(
+        tensors: &[DispatchTensor],
         plan: &CollectivePlan,
         member: &GroupMember,
-    ) -> (Option<Self>, Contribution) {
-        let coalesced = Self::new(&contribution.tensors, plan, member);
+    ) -> (Option<Self>, Option<CubeTensor>) {
+        let coalesced = Self::new(tensors, plan, member);
         let coalesced = coalesced.filter(|coalesced| {
             reduce::is_possible(
                 &coalesced.device.client(),
@@ -73,10 +77,10 @@ impl CoalescedCopies {
                 coalesced.dtype,
             )
         });
-        contribution.flat = coalesced
+        let rows = coalesced
             .as_ref()
-            .and_then(|coalesced| coalesced.pack(CopySide::PackFull, &contribution.tensors));
-        (coalesced, contribution)
+            .and_then(|coalesced| coalesced.pack(CopySide::PackFull, tensors));
+        (coalesced, rows)
     }
 
     /// Returns the copies for at least two float tensors of one dtype on one Cube device; `None`
@@ -128,7 +132,7 @@ impl CoalescedCopies {
 
     /// Returns the full tensors of an all-gather, if every rank has contributed its row, or shards
     /// that this device can read.
-    pub fn gathered(&self, contributions: &[Contribution]) -> Option<Vec<DispatchTensor>> {
+    fn gathered(&self, contributions: &[Contribution]) -> Option<Vec<DispatchTensor>> {
         let full_tensors = match self.flats(contributions) {
             Some(rows) => self.run(CopySide::UnpackRows, &rows),
             None => self.run(CopySide::JoinParts, &self.parts(contributions)?),
@@ -151,11 +155,7 @@ impl CoalescedCopies {
     }
 
     /// Returns this rank's shards of a reduce-scatter, if every rank has contributed its rows.
-    pub fn reduced(
-        &self,
-        contributions: &[Contribution],
-        op: ReduceOp,
-    ) -> Option<Vec<DispatchTensor>> {
+    fn reduced(&self, contributions: &[Contribution], op: ReduceOp) -> Option<Vec<DispatchTensor>> {
         let flats = self.flats(contributions)?;
         let bytes = self.layout.row() * self.dtype.size();
         let row = reduce::reduce_row(&flats, self.member, op);
@@ -178,7 +178,7 @@ impl CoalescedCopies {
         contributions
             .iter()
             .map(|contribution| {
-                contribution
+                plane::of_device(contribution)?
                     .flat
                     .clone()
                     .filter(|flat| flat.device == self.device)

@@ -5,9 +5,11 @@ use burn::tensor::{DType, Distribution, Tensor};
 use itertools::Itertools;
 
 use super::*;
-use crate::comm::backend;
 use crate::comm::backend::ranges::slice;
+use crate::comm::{Call, Launch, ShardedTensor, backend, launch};
 use crate::memory::gpu::gpu;
+use crate::placement::ShardSizes;
+use crate::testing::LoopbackJob;
 
 const OPS: [ReduceOp; 5] = [
     ReduceOp::Sum,
@@ -121,6 +123,75 @@ fn nan_and_infinities_are_reduced_as_on_the_cpu() {
                 found(generic),
                 expected,
                 "burn's operations, {dtype:?} {ranks} ranks {op:?}"
+            );
+        }
+    }
+}
+
+/// Data on a device is copied to the host once for all processes, when the call is due to be sent:
+/// that of a deferred call when it is requested. The completion thread copies it, so that neither
+/// the rank nor the transport waits for the device.
+#[expect(clippy::result_large_err, reason = "made once per test")]
+#[test]
+fn data_on_a_device_is_read_once_and_not_before_it_is_needed() {
+    // No other test sends tensors of so many elements.
+    for (processes, each, elements) in [(3, 1, 1009), (2, 2, 2003)] {
+        let job = LoopbackJob::new(processes, 30);
+        let device = gpu();
+        let ends = job.run(|_, processes| {
+            launch(
+                Launch::on_backend(processes.backend(each)).with_device(device.clone()),
+                |world| {
+                    let gather = |call: Call, len: usize| {
+                        let tensor = Tensor::<1>::full([len], world.rank() as f32, world.device())
+                            .into_dispatch();
+                        let shard = ShardedTensor {
+                            tensor,
+                            dim: 0,
+                            sizes: ShardSizes::Chunked(world.size() * len),
+                        };
+                        world.all().all_gather(call, vec![shard])
+                    };
+                    let deferred = || Call::new("deferred").with_deferred();
+                    let dropped = gather(deferred(), elements);
+                    let waited_for = gather(deferred(), elements + 1);
+                    world.barrier("all have posted")?;
+                    let before = [0, 1].map(|at| reads::threads(elements + at).len());
+                    world.barrier("all have counted")?;
+                    let mut got = waited_for.wait()?;
+                    got.extend(gather("eager".into(), elements + 2).wait()?);
+                    drop(dropped);
+                    world.barrier("all have their results")?;
+                    let got = got
+                        .into_iter()
+                        .map(|tensor| Tensor::<1>::from_dispatch(tensor).into_data());
+                    let values = got
+                        .map(|data| data.iter::<f32>().collect::<Vec<_>>())
+                        .collect::<Vec<_>>();
+                    Ok((
+                        before,
+                        values,
+                        [0, 1, 2].map(|at| reads::threads(elements + at)),
+                    ))
+                },
+            )
+        });
+        let ranks = processes * each;
+        let expected = [1, 2].map(|at| {
+            (0..ranks)
+                .flat_map(|rank| vec![rank as f32; elements + at])
+                .collect::<Vec<_>>()
+        });
+        for (_, (before, values, after)) in ends
+            .into_iter()
+            .flat_map(|end| end.unwrap_or_else(|error| panic!("{error}")))
+        {
+            assert_eq!((before, values), ([0, 0], expected.to_vec()));
+            let once = vec![Some("completion".to_string()); ranks];
+            assert_eq!(
+                after,
+                [vec![], once.clone(), once],
+                "{processes} processes of {each}"
             );
         }
     }

@@ -301,7 +301,7 @@ impl<C> Drop for Failing<'_, C> {
 }
 
 /// Cache of the results that ranks of a process share.
-pub(in crate::comm) struct SharedResultCache {
+pub(super) struct SharedResultCache {
     /// Policy by which ranks spin or yield before they sleep.
     spin: SpinPolicy,
     /// Pool of the memory of shared results.

@@ -5,6 +5,7 @@ mod block;
 mod cooperative;
 mod copy;
 mod element;
+mod plane;
 mod reduce;
 #[cfg(test)]
 mod tests;
@@ -17,27 +18,33 @@ use std::time::Duration;
 use burn::backend::flex::FlexTensor;
 use burn::backend::{
     BackendTensor, DispatchAutodiffContext, DispatchTensor, DispatchTensorKind, Flex,
+    TensorMetadata,
 };
+use burn::tensor::Device;
 use smallvec::SmallVec;
 
+use crate::comm::ReduceOp;
+use crate::comm::backend::ranges::Ranges;
 use crate::comm::control::match_table::OpHandle;
 use crate::comm::plan::offered;
+use crate::comm::transport::Payload;
 use crate::memory::flex as memory;
 use cooperative::CachedResults;
 use copy::GatherSources;
 
-pub(super) use crate::memory::flex::primitive;
-pub(in crate::comm) use cooperative::SharedResultCache;
-pub(super) use cooperative::{Owner, ResultRetention};
-pub(super) use copy::{GatherCopyPlan, concat};
-pub(super) use reduce::ReduceOperands;
+use super::has_kernel;
+use crate::memory::flex::primitive;
+use cooperative::{Owner, ResultRetention, SharedResultCache};
+use copy::{GatherCopyPlan, concat};
+pub(super) use plane::{HostContribution, HostPlane};
+use reduce::ReduceOperands;
 
 /// Data that every rank needs of a collective and that is identical for all: the addresses of the
 /// tensors of all ranks, and the shared results. The first rank creates it; it is stored in the
 /// contribution of the first member. If each rank looked the tensors up, the work would grow with
 /// the square of the number of ranks, for any size of the tensors.
 #[derive(Debug, Default)]
-pub(in crate::comm) struct CollectiveCache {
+struct CollectiveCache {
     parts: OnceLock<Option<GatherSources>>,
     /// Operands of the reduction of each tensor.
     terms: OnceLock<Box<[OnceLock<Option<ReduceOperands>>]>>,
@@ -96,6 +103,51 @@ pub(super) fn contiguous(tensor: DispatchTensor) -> DispatchTensor {
             wrap(memory::copied(flex))
         }
         _ => tensor,
+    }
+}
+
+/// Concatenates the blocks of `sources` along `dim`, if they are Flex tensors and `device` is their
+/// device.
+pub(super) fn joined(
+    sources: &[(&DispatchTensor, Ranges)],
+    dim: usize,
+    device: &Device,
+) -> Option<DispatchTensor> {
+    // Received data is on the host, whatever the rank's device is.
+    if sources[0].0.device() != *device.as_dispatch() {
+        return None;
+    }
+    let primitives = sources
+        .iter()
+        .map(|(tensor, ranges)| Some((primitive(tensor)?, ranges.clone())));
+    let sources: Vec<_> = primitives.collect::<Option<_>>()?;
+    Some(concat(&sources, dim))
+}
+
+/// Reduces the block `ranges` of the operands, if all are Flex tensors and `op` has a kernel.
+pub(super) fn reduced(
+    operands: &[&DispatchTensor],
+    ranges: &Ranges,
+    op: ReduceOp,
+) -> Option<DispatchTensor> {
+    if !has_kernel(op) {
+        return None;
+    }
+    let operands: Option<SmallVec<[_; 8]>> = operands.iter().copied().map(primitive).collect();
+    Some(ReduceOperands::new(&operands?).reduce(ranges, op))
+}
+
+/// Returns the elements of a row-major Flex tensor, in its own memory.
+pub(super) fn payload(tensor: &DispatchTensor) -> Option<Payload> {
+    primitive(tensor).map(|flex| -> Payload { Arc::new(Elements(flex.clone())) })
+}
+
+/// Elements of a Flex tensor, in its own memory.
+struct Elements(FlexTensor);
+
+impl AsRef<[u8]> for Elements {
+    fn as_ref(&self) -> &[u8] {
+        memory::elements(&self.0).expect("the tensor is row-major")
     }
 }
 

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use super::block::RunBlock;
 use super::cooperative::{CooperativeResult, Owner, PartitionedJob};
 use super::element::{Element, ReduceElement};
-use super::{primitive, wrap};
+use super::wrap;
 use crate::comm::ReduceOp;
 use crate::comm::backend::ranges::{Ranges, full};
 use crate::kernels::flex::{OutputBuffers, OutputPtrs, Sources};
@@ -30,12 +30,6 @@ pub(in crate::comm) struct ReduceOperands {
 }
 
 impl ReduceOperands {
-    /// Returns `None` if they are not all Flex tensors.
-    pub fn of(terms: &[DispatchTensor]) -> Option<Self> {
-        let terms: Option<SmallVec<[_; 8]>> = terms.iter().map(primitive).collect();
-        Some(Self::new(&terms?))
-    }
-
     pub fn new(terms: &[&FlexTensor]) -> Self {
         let shape = terms[0].layout().shape().clone();
         Self {

@@ -13,7 +13,9 @@ use crate::comm::backend::{CallSignature, ShardSignature, TensorSignature, conca
 use crate::comm::control::match_table::{MatchTable, OpHandle};
 use crate::comm::control::rendezvous::SpinPolicy;
 use crate::comm::data::host;
+use crate::comm::data::result_buffer::{ContiguousLayout, ResultBuffer};
 use crate::comm::{CollectivePlan, Op, ReduceOp};
+use crate::memory::{HostMemoryPool, flex};
 use crate::placement::ShardSizes;
 
 const OPS: [ReduceOp; 5] = [
@@ -449,4 +451,42 @@ fn nan_and_infinities_are_reduced_like_the_kernels() {
             }
         }
     }
+}
+
+/// Fills a result of 8 elements, with shards of 3 and 5, and adds 1 to it. Returns the result's
+/// address, the sum, and the sum's address; the addresses are equal if burn wrote in place.
+fn add_one(results: &ResultBuffer) -> (usize, Tensor<1>, usize) {
+    let address =
+        |tensor: &DispatchTensor| flex::primitive(tensor).unwrap().bytes().as_ptr().addr();
+    let device = crate::memory::host();
+    for (member, part) in [vec![0.0, 1.0, 2.0], vec![3.0, 4.0, 5.0, 6.0, 7.0_f32]]
+        .into_iter()
+        .enumerate()
+    {
+        let part = Tensor::<1>::from_floats(&part[..], &device).into_dispatch();
+        // SAFETY: only this thread accesses the buffer.
+        unsafe { results.put(member, &[part], || {}) };
+    }
+    // SAFETY: the shards of all members are copied.
+    let full = unsafe { results.take(&device) }.pop().unwrap();
+    let before = address(&full);
+    let changed = Tensor::<1>::from_dispatch(full).add_scalar(1.0);
+    let after = address(&changed.clone().into_dispatch());
+    (before, changed, after)
+}
+
+#[test]
+fn a_result_is_written_in_place() {
+    let layout = ContiguousLayout::new(Shape::from([8]), DType::F32, 0, [3, 5]).unwrap();
+    let (before, changed, after) = add_one(&ResultBuffer::new(
+        vec![layout],
+        &HostMemoryPool::of_thread(),
+    ));
+    assert_eq!(before, after, "the handle is unique");
+    assert!(
+        changed
+            .into_data()
+            .iter::<f32>()
+            .eq((1..9).map(|value| value as f32))
+    );
 }

@@ -15,6 +15,7 @@ use crate::comm::transport::header::{
     ControlMessage, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
     SentSignature,
 };
+use crate::comm::transport::peer_processes::PayloadData;
 use crate::comm::transport::{Message, Transport};
 use crate::comm::{
     Call, CommError, Communicator, Launch, LaunchError, Op, RankReport, ReduceOp, ShardedTensor,
@@ -778,4 +779,47 @@ fn ranks_that_wait_for_long_and_not_for_each_other_go_on() {
         })
     });
     ends.into_iter().for_each(|end| drop(end.unwrap()));
+}
+
+struct Unreadable;
+
+impl AsRef<[u8]> for Unreadable {
+    fn as_ref(&self) -> &[u8] {
+        panic!("the device is lost")
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_read_fails_its_rank() {
+    let ends = Job::new(2, 31).run(|process, processes| {
+        launch(Launch::on_backend(processes.backend(1)), |world| {
+            world.barrier("both have begun")?;
+            if process == 1 {
+                let backend = processes
+                    .state
+                    .lock()
+                    .backends()
+                    .next()
+                    .expect("the launch has one");
+                let device_of = Some(world.rank());
+                let data = PayloadData {
+                    payloads: vec![Arc::new(Unreadable)],
+                    device_of,
+                    ..PayloadData::default()
+                };
+                backend.send_data(0, 0, 0, data);
+            }
+            (0..100_000).try_for_each(|_| world.barrier("until the device is lost"))
+        })
+    });
+    for end in ends {
+        let cause = end.expect_err("a rank has failed").cause;
+        let Error::Comm(CommError::RankPanicked {
+            rank: 1, message, ..
+        }) = &cause
+        else {
+            panic!("{cause}")
+        };
+        assert_eq!(message, "the device is lost");
+    }
 }

@@ -193,7 +193,7 @@ fn nothing_is_kept_of_large_operations_that_all_ranks_drop() {
                 .backends()
                 .next()
                 .expect("the launch has one");
-            Ok(backend.remote().completion.open())
+            Ok(backend.completion.open())
         });
         ranks.unwrap_or_else(|error| panic!("{error}"))
     });

@@ -1,9 +1,7 @@
 //! Tests of ranks in several processes. Each process is simulated by a thread, connected to the
 //! others by queues.
 
-#[cfg(feature = "cube")]
-#[expect(clippy::result_large_err, reason = "made once per test")]
-mod device;
+mod exchanged;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod failures;
 #[expect(clippy::result_large_err, reason = "made once per test")]

@@ -103,6 +103,7 @@ fn agreement(signature: &CallSignature) -> u64 {
         pairs: _,
         digests: _,
         decision: _,
+        exchange: _,
     } = signature;
     let mut hasher = StableHasher::default();
     (

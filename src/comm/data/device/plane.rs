@@ -1,0 +1,157 @@
+//! [`DevicePlane`]: ranks read each other's tensors on Cube devices by handle.
+
+use burn::backend::{DispatchTensor, DispatchTensorKind, TensorMetadata};
+use burn::tensor::TensorData;
+use burn_cubecl::tensor::CubeTensor;
+use itertools::Itertools;
+
+use super::CoalescedCopies;
+#[cfg(test)]
+use super::reads;
+use crate::comm::data::call::DataCall;
+use crate::comm::data::contribution::{Contribution, ContributionSource};
+use crate::comm::data::inputs::CollectiveInputs;
+use crate::comm::data::plane::{DataPlane, gather_by_tensor, reduce_by_tensor};
+use crate::comm::data::{PlaneContribution, has_kernel};
+use crate::comm::{Capabilities, CollectivePlan, Op, ReduceOp, backend};
+use crate::memory::cube;
+#[cfg(feature = "cuda")]
+use crate::memory::cube::SubmittedWork;
+use crate::placement::ShardSizes;
+
+/// The plane for tensors on Cube devices.
+#[derive(Debug, Default)]
+pub(in crate::comm::data) struct DevicePlane;
+
+/// What a rank adds to its tensors for others on Cube devices.
+#[derive(Debug, Default)]
+pub(in crate::comm) struct DeviceContribution {
+    /// Copies of this rank, before and after the collective.
+    copies: Option<CoalescedCopies>,
+    /// All tensors packed into one buffer, in addition to the tensors.
+    pub flat: Option<CubeTensor>,
+    /// Work that the rank had submitted to its GPU when it contributed.
+    #[cfg(feature = "cuda")]
+    work: Option<SubmittedWork>,
+}
+
+/// Returns what the rank adds for others on Cube devices, if its own tensors are on one.
+pub(super) fn of_device(contribution: &Contribution) -> Option<&DeviceContribution> {
+    match &contribution.plane {
+        PlaneContribution::Device(device) => Some(device),
+        _ => None,
+    }
+}
+
+/// Returns the copies of this rank.
+fn copies<'a>(inputs: &CollectiveInputs<'a>) -> Option<&'a CoalescedCopies> {
+    of_device(inputs.own())?.copies.as_ref()
+}
+
+impl DataPlane for DevicePlane {
+    fn name(&self) -> &'static str {
+        "device"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            stream_ordered: true,
+            ..Capabilities::default()
+        }
+    }
+
+    fn contribute(
+        &self,
+        call: &DataCall<'_>,
+        tensors: Vec<DispatchTensor>,
+        recipients: Vec<usize>,
+    ) -> Contribution {
+        let mut contribution = Contribution::new(
+            tensors,
+            PlaneContribution::Device(DeviceContribution::default()),
+        )
+        .with_recipients(recipients);
+        let tensors = &contribution.tensors;
+        // Ranks of other processes contribute host tensors without rows.
+        let (copies, flat) = match call.plan.filter(|_| !call.is_distributed) {
+            Some(plan) if call.op == Op::AllGather => {
+                CoalescedCopies::pack_parts(call.is_deferred, tensors, plan, call.member)
+            }
+            Some(plan) => CoalescedCopies::pack_full(tensors, plan, call.member),
+            None => (None, None),
+        };
+        // After all that prepares the tensors.
+        #[cfg(feature = "cuda")]
+        let work = tensors.first().and_then(SubmittedWork::on_device_of);
+        contribution.plane = PlaneContribution::Device(DeviceContribution {
+            copies,
+            flat,
+            #[cfg(feature = "cuda")]
+            work,
+        });
+        contribution
+    }
+
+    fn all_gather(
+        &self,
+        inputs: &CollectiveInputs<'_>,
+        plan: &CollectivePlan,
+    ) -> Vec<DispatchTensor> {
+        inputs
+            .received()
+            .or_else(|| copies(inputs)?.gathered(inputs.all))
+            .unwrap_or_else(|| gather_by_tensor(inputs, plan))
+    }
+
+    fn reduce_scatter(
+        &self,
+        inputs: &CollectiveInputs<'_>,
+        shardings: &[(usize, ShardSizes)],
+        op: ReduceOp,
+    ) -> Vec<DispatchTensor> {
+        copies(inputs)
+            .filter(|_| has_kernel(op))
+            .and_then(|copies| copies.reduced(inputs.all, op))
+            .unwrap_or_else(|| reduce_by_tensor(self, inputs, shardings, op))
+    }
+}
+
+/// Returns the result of `read`, which reads the contributions `all`. Its reads run after what the
+/// contributing ranks had submitted, and before what ranks other than `own` submit from now on.
+pub(in crate::comm::data) fn read_in_order<T>(
+    all: &[Contribution],
+    own: Option<usize>,
+    read: impl FnOnce() -> T,
+) -> T {
+    #[cfg(feature = "cuda")]
+    all.iter()
+        .filter_map(|contribution| of_device(contribution)?.work.as_ref())
+        .for_each(SubmittedWork::wait);
+    let value = read();
+    all.iter()
+        .enumerate()
+        .filter(|(member, contribution)| {
+            Some(*member) != own && contribution.source == ContributionSource::Local
+        })
+        .filter_map(|(_, contribution)| contribution.tensors.first())
+        .filter(|tensor| matches!(tensor.kind, DispatchTensorKind::Cube(_)))
+        .dedup_by(|a, b| a.device() == b.device())
+        .for_each(cube::run_before_others);
+    value
+}
+
+/// Returns a function that copies the tensor to the host, after what the calling thread has
+/// submitted so far.
+pub(in crate::comm::data) fn reader(
+    tensor: DispatchTensor,
+) -> Box<dyn FnOnce() -> TensorData + Send> {
+    #[cfg(feature = "cuda")]
+    let work = SubmittedWork::on_device_of(&tensor);
+    Box::new(move || {
+        #[cfg(feature = "cuda")]
+        work.iter().for_each(SubmittedWork::wait);
+        #[cfg(test)]
+        reads::note(&tensor);
+        backend::into_data(tensor)
+    })
+}

@@ -1,0 +1,193 @@
+//! Collectives whose tensors the ranks exchange by their data plane, on its test double.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::optim::{GradientsParams, SgdConfig};
+use burn::tensor::{Distribution, Tensor};
+use burn_dtensor_flight::LaunchId;
+use parking_lot::Mutex;
+
+use super::super::{HostBackend, ProcessJob};
+use crate::comm::backend::{Backend, ProcessOptions};
+use crate::comm::data::double::{DoublePlane, Step, Streams};
+use crate::comm::{CommError, Launch, ReduceOp, World, launch};
+use crate::dtensor::ops::random;
+use crate::fsdp::{FullyShard, fully_shard};
+use crate::mesh::DeviceMesh;
+use crate::optim::sharded;
+use crate::testing::{Conformance, LoopbackJob};
+use crate::{Error, Result};
+
+/// Streams of each launch of a job, which its simulated processes share.
+type JobStreams = Mutex<HashMap<LaunchId, Arc<Streams>>>;
+
+/// Launches `ranks` ranks of this process on the double, which forgets a step.
+fn threads(ranks: usize, forgotten: Option<Step>) -> Launch {
+    let backend = HostBackend::new(ranks, ProcessOptions::default());
+    backend
+        .planes
+        .use_double(DoublePlane::new(Arc::default(), forgotten));
+    Launch::on_backend(backend)
+}
+
+/// Launches `each` ranks in this simulated process on the double, which forgets a step.
+fn process(job: &ProcessJob, all: &JobStreams, each: usize, forgotten: Option<Step>) -> Launch {
+    let backend = job.backend(each);
+    let id = backend.launch_id();
+    let streams = all.lock().entry(id).or_default().clone();
+    for backend in job.state.lock().backends() {
+        if backend.launch_id() == id {
+            let double = DoublePlane::new(streams.clone(), forgotten);
+            backend.planes.use_double(double);
+        }
+    }
+    Launch::on_backend(backend)
+}
+
+#[test]
+fn ranks_of_one_process_conform() {
+    let report = Conformance::of(|ranks| threads(ranks, None))
+        .with_ranks([2, 3])
+        .with_few_cases()
+        .run();
+    assert!(report.total() > 1000, "{report}");
+}
+
+#[test]
+fn two_processes_conform() {
+    for (each, seed) in [(1, 41), (2, 42)] {
+        let streams = JobStreams::default();
+        let reports = LoopbackJob::new(2, seed).run(|_, job| {
+            Conformance::of(|_| process(job, &streams, each, None))
+                .with_ranks([2 * each])
+                .with_few_cases()
+                .run()
+        });
+        for report in reports {
+            assert!(report.total() > 1000, "{report}");
+        }
+    }
+}
+
+/// Returns true if every value of an all-reduce and of an all-gather is right, over two rounds.
+fn are_right(world: &World) -> Result<bool> {
+    let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
+    let rank = world.rank() as f32;
+    let mut right = true;
+    for round in 0..2 {
+        let own = Tensor::<1>::full([5], rank + round as f32, world.device());
+        let sum = mesh.all_reduce(own.clone(), ReduceOp::Sum)?.into_data();
+        let all = mesh.all_gather(own, 0)?.into_data();
+        let values = |rank: usize| vec![rank as f32 + round as f32; 5];
+        let total: f32 = (0..world.size()).map(|rank| values(rank)[0]).sum();
+        right &= sum.iter::<f32>().eq(vec![total; 5]);
+        right &= all.iter::<f32>().eq((0..world.size()).flat_map(values));
+    }
+    Ok(right)
+}
+
+#[test]
+fn a_forgotten_step_gives_wrong_values() {
+    for forgotten in [None].into_iter().chain(Step::ALL.map(Some)) {
+        let right = launch(threads(2, forgotten), are_right).unwrap();
+        let streams = JobStreams::default();
+        let processes = LoopbackJob::new(2, 43)
+            .run(|_, job| launch(process(job, &streams, 1, forgotten), are_right).unwrap());
+        for right in [right].into_iter().chain(processes) {
+            assert!(
+                right.iter().all(|(_, right)| *right == forgotten.is_none()),
+                "{forgotten:?}: {right:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_drops_its_request_still_takes_part() {
+    let sums = launch(threads(3, None), |world| {
+        let sum = |value: f32| {
+            let tensor = Tensor::<1>::full([3], value, world.device()).into_dispatch();
+            world
+                .all()
+                .all_reduce("sum".into(), vec![tensor], ReduceOp::Sum)
+        };
+        if world.rank() == 1 {
+            drop(sum(10.0));
+            return Ok(None);
+        }
+        let sum = sum(1.0).wait()?.remove(0);
+        let sum = Tensor::<1>::from_dispatch(sum).into_data();
+        Ok(sum.iter::<f32>().next())
+    });
+    let sums: Vec<_> = sums.unwrap().into_iter().map(|(_, sum)| sum).collect();
+    assert_eq!(sums, [Some(12.0), None, Some(12.0)]);
+}
+
+#[test]
+fn a_plane_that_cannot_start_an_exchange_fails_the_world() {
+    let backend = HostBackend::new(2, ProcessOptions::default());
+    let streams: Arc<Streams> = Arc::default();
+    streams.abort();
+    backend.planes.use_double(DoublePlane::new(streams, None));
+    // Rank 1 drops its request, so only the completion thread sees that its exchange fails.
+    let error = launch(Launch::on_backend(backend), |world| {
+        let work = world.all().barrier("exchanged".into());
+        if world.rank() == 0 {
+            work.wait()?;
+        }
+        Ok(())
+    })
+    .unwrap_err();
+    let Error::Comm(CommError::DataPlane { plane, problem, .. }) = &error.cause else {
+        panic!("{error}")
+    };
+    assert_eq!(
+        (&plane[..], &problem[..]),
+        ("double", "the exchange was aborted")
+    );
+}
+
+#[test]
+fn abort_ends_what_waits_for_members_that_do_not_start() {
+    let streams: Arc<Streams> = Arc::default();
+    let waiting = streams.clone();
+    let waits = std::thread::spawn(move || waiting.waits_for_a_member_that_does_not_start());
+    streams.abort();
+    assert!(waits.join().unwrap().is_err());
+}
+
+/// Returns the bits of the losses of each rank over a few steps.
+fn losses(launched: Launch) -> Vec<(usize, Vec<u32>)> {
+    launch(launched, |world| {
+        let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
+        let device = world.device().clone().autodiff();
+        let layer = |_| LinearConfig::new(5, 5).init(&device);
+        let net: Vec<Linear> = world.run_seeded(3, || (0..3).map(layer).collect())?;
+        let mut net = fully_shard(net, &mesh, FullyShard::new().with_units(["*"]))?;
+        let mut optim = sharded(SgdConfig::new());
+        let mut losses = Vec::new();
+        for _ in 0..4 {
+            let x: Tensor<2> = random::tensor([3, 5], Distribution::Default, &device);
+            let run = |x, layer: &Linear| {
+                crate::fsdp::unit(layer, x, |layer, x: Tensor<2>| layer.forward(x).tanh())
+            };
+            let loss = net.iter().fold(x, run).square().mean();
+            losses.push(loss.clone().into_scalar::<f32>().to_bits());
+            let grads = GradientsParams::from_grads(loss.backward(), &net);
+            net = optim.step(0.1, net, grads)?;
+        }
+        assert!(net.num_params() > 0);
+        Ok(losses)
+    })
+    .unwrap()
+}
+
+#[test]
+fn sharded_training_has_the_same_losses() {
+    for ranks in [2, 3] {
+        assert_eq!(losses(threads(ranks, None)), losses(Launch::threads(ranks)));
+    }
+}
