@@ -72,6 +72,18 @@ pub(crate) fn is_host(device: &Device) -> bool {
     HAS_HOST && device.as_dispatch() == host().as_dispatch()
 }
 
+/// Returns zeros in the shape and on the device of `tensor`, without memory of their own and without
+/// autodiff.
+pub(crate) fn placeholder(tensor: &DispatchTensor) -> DispatchTensor {
+    let shape = tensor.shape();
+    let device = Device::new(tensor.device()).inner();
+    let zeros = |shape| Dispatch::float_zeros(shape, device.as_dispatch(), tensor.dtype().into());
+    match shape.num_elements() {
+        0 => zeros(shape),
+        _ => Dispatch::float_expand(zeros(vec![1; shape.num_dims()].into()), shape),
+    }
+}
+
 /// Returns true if the memory of a plain tensor stays valid as long as a handle to it lives.
 pub(crate) fn is_persistent(tensor: &DispatchTensor) -> bool {
     match &tensor.kind {

@@ -18,6 +18,7 @@ use super::factor::scaled_losses;
 use super::sharded::ShardedOptimizer;
 use crate::autodiff;
 use crate::burn_compat::{ModulePath, TensorMapper, map_tensors};
+use crate::memory;
 use crate::param::{
     LeftGradients, ParamError, awaited_leaves, backward_with_steps, check_not_replaced, copying,
     stored_like, walk,
@@ -241,12 +242,8 @@ impl TensorMapper for TakeShards {
         self.placed.insert(path.join(), leaf);
         let id = param.id;
         param.map(|shard| {
-            let on = (&shard.device().inner(), shard.dtype());
-            let zeros = match shard.shape().num_elements() {
-                0 => Tensor::zeros(shard.shape(), on),
-                _ => Tensor::<D>::zeros([1; D], on).expand(shard.shape()),
-            };
-            let placeholder = stored_like(&shard, zeros);
+            let placeholder = memory::placeholder(&shard.clone().into_dispatch());
+            let placeholder = stored_like(&shard, Tensor::from_dispatch(placeholder));
             self.shards.entry(leaf).or_insert_with(|| ShardInBackward {
                 id,
                 path: path.names().to_vec(),

@@ -17,6 +17,7 @@ use crate::burn_compat::{
     self, ModulePath, TensorMapper, TensorVisitor, map_tensors, undrawn, visit_tensors,
 };
 use crate::dtensor::{DTensorSpec, Kind, associate, cast, own};
+use crate::memory;
 
 /// A tensor that a model stores: a parameter, this rank's shard of one, or a buffer.
 pub(crate) struct StoredTensor {
@@ -145,12 +146,8 @@ impl TensorMapper for Release {
             return param;
         }
         param.map(|shard| {
-            let on = (&shard.device().inner(), shard.dtype());
-            let zeros = match shard.shape().num_elements() {
-                0 => Tensor::zeros(shard.shape(), on),
-                _ => Tensor::<D>::zeros([1; D], on).expand(shard.shape()),
-            };
-            stored_like(&shard, zeros)
+            let placeholder = memory::placeholder(&shard.clone().into_dispatch());
+            stored_like(&shard, Tensor::from_dispatch(placeholder))
         })
     }
 }

@@ -83,6 +83,16 @@ pub(super) fn steps_in_one_pass(optimizer: &dyn Any) -> bool {
     }
 }
 
+/// Makes the first step of a parameter, which creates its state.
+fn first_step<O: Optimizer, const D: usize>(
+    burn: &O,
+    lr: LearningRate,
+    param: Tensor<D>,
+    grad: Tensor<D>,
+) -> (Tensor<D>, Option<O::State<D>>) {
+    burn.step(lr, param, factor::current().scale(grad), None)
+}
+
 /// Fields of Adam and AdamW.
 #[derive(Debug, Clone, Copy, Deserialize)]
 struct Moments {
@@ -174,9 +184,7 @@ impl Optimizer for FusedAdamW {
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let Some(AdamWState { momentum }) = state else {
-            return self
-                .burn
-                .step(lr, param, factor::current().scale(grad), None);
+            return first_step(&self.burn, lr, param, grad);
         };
         let decay_rate = lr * f64::from(self.weight_decay);
         let rule = AdamRule::AdamW {
@@ -233,9 +241,7 @@ impl Optimizer for FusedAdam {
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let Some(AdamState { momentum }) = state else {
-            return self
-                .burn
-                .step(lr, param, factor::current().scale(grad), None);
+            return first_step(&self.burn, lr, param, grad);
         };
         let rule = AdamRule::Adam {
             penalty: self.penalty,
@@ -287,9 +293,7 @@ impl Optimizer for FusedLion {
         state: Option<Self::State<D>>,
     ) -> (Tensor<D>, Option<Self::State<D>>) {
         let Some(LionState { momentum }) = state else {
-            return self
-                .burn
-                .step(lr, param, factor::current().scale(grad), None);
+            return first_step(&self.burn, lr, param, grad);
         };
         let LionFields {
             beta_1,

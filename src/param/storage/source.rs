@@ -70,12 +70,7 @@ impl ShardGatherer {
             return;
         }
         let shard = &mut self.shards.0.lock()[position];
-        let (shape, device, dtype) = (shard.shape(), shard.device(), shard.dtype());
-        let zeros = |shape| Dispatch::float_zeros(shape, &device, dtype.into());
-        *shard = match shape.num_elements() {
-            0 => zeros(shape),
-            _ => Dispatch::float_expand(zeros(vec![1; shape.num_dims()].into()), shape),
-        };
+        *shard = memory::placeholder(shard);
     }
 
     /// Returns the parameter at `position`.
