@@ -23,7 +23,7 @@ use super::call::{DataCall, RecipientData};
 use super::contribution::Contribution;
 use super::inputs::CollectiveInputs;
 use super::payload::payload;
-use super::plane::{DataPlane, PlaneResult, TakeExchanged};
+use super::plane::{DataPlane, DataPlaneError, PlaneResult, TakeExchanged};
 use super::shard;
 use crate::comm::{Capabilities, Group, Op, TensorMeta, backend};
 use crate::memory;
@@ -61,6 +61,8 @@ pub(in crate::comm) struct DoublePlane {
     streams: Arc<Streams>,
     /// Step that the plane forgets.
     forgotten: Option<Step>,
+    /// Rank whose device is lost: it cannot start an exchange.
+    lost: Option<usize>,
 }
 
 /// What a rank has copied to its device for a call.
@@ -77,7 +79,20 @@ pub(in crate::comm) struct Staged {
 
 impl DoublePlane {
     pub fn new(streams: Arc<Streams>, forgotten: Option<Step>) -> Arc<Self> {
-        Arc::new(Self { streams, forgotten })
+        Arc::new(Self {
+            streams,
+            forgotten,
+            lost: None,
+        })
+    }
+
+    /// Creates the plane of ranks of which one has lost its device.
+    pub fn without_device(lost: usize) -> Arc<Self> {
+        Arc::new(Self {
+            streams: Arc::default(),
+            forgotten: None,
+            lost: Some(lost),
+        })
     }
 
     fn takes(&self, step: Step) -> bool {
@@ -177,6 +192,11 @@ impl DataPlane for DoublePlane {
         } = &**staged;
         let member = group.rank();
         let rank = group.ranks()[member];
+        if self.lost == Some(rank) {
+            return Err(DataPlaneError {
+                problem: "the device is lost".into(),
+            });
+        }
         let id: ExchangeId = (group.ranks().to_vec(), name, inputs.op.seq);
         let stream = StreamId::Exchange(rank, id.clone());
         let streams = self.streams.clone();

@@ -6,11 +6,15 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
 use crate::comm::TensorMeta;
 use crate::comm::data::plane::{DataPlaneError, PlaneResult};
+
+/// Time after which a wait that nothing ends is over.
+const FAR: Duration = Duration::from_secs(60);
 
 /// Byte that fills memory before anything is written to it.
 const POISON: u8 = 0xA5;
@@ -179,7 +183,10 @@ impl Streams {
             if let Some(received) = state.exchanges[id].received.get(member) {
                 return Ok(received.clone());
             }
-            self.changed.wait(&mut state);
+            // A failure ends the wait. Bounded, so that a test without it ends, too.
+            if self.changed.wait_for(&mut state, FAR).timed_out() {
+                return Err(aborted());
+            }
         }
     }
 

@@ -127,12 +127,11 @@ fn a_rank_that_drops_its_request_still_takes_part() {
 }
 
 #[test]
-fn a_plane_that_cannot_start_an_exchange_fails_the_world() {
+fn a_rank_that_cannot_start_an_exchange_fails_the_world() {
     let backend = HostBackend::new(2, ProcessOptions::default());
-    let streams: Arc<Streams> = Arc::default();
-    streams.abort();
-    backend.planes.use_double(DoublePlane::new(streams, None));
-    // Rank 1 drops its request, so only the completion thread sees that its exchange fails.
+    backend.planes.use_double(DoublePlane::without_device(1));
+    // Rank 1 drops its request, so only the completion thread sees that its exchange fails. Rank 0
+    // waits for it inside the plane.
     let error = launch(Launch::on_backend(backend), |world| {
         let work = world.all().barrier("exchanged".into());
         if world.rank() == 0 {
@@ -141,12 +140,17 @@ fn a_plane_that_cannot_start_an_exchange_fails_the_world() {
         Ok(())
     })
     .unwrap_err();
-    let Error::Comm(CommError::DataPlane { plane, problem, .. }) = &error.cause else {
+    let Error::Comm(CommError::DataPlane {
+        rank,
+        plane,
+        problem,
+    }) = &error.cause
+    else {
         panic!("{error}")
     };
     assert_eq!(
-        (&plane[..], &problem[..]),
-        ("double", "the exchange was aborted")
+        (*rank, &plane[..], &problem[..]),
+        (1, "double", "the device is lost")
     );
 }
 
