@@ -343,6 +343,13 @@ impl<F: Signature, P> Rendezvous<F, P> {
         result
     }
 
+    /// Like [`wait`](Self::wait), but keeps the handle.
+    pub fn wait_until_complete(&self, op: OpHandle, deadline: Duration) -> Result<(), CommError> {
+        let (state, result) = self.block(Wait::All(op), deadline, |table| table.poll(op));
+        self.unlock(state);
+        result.map(drop)
+    }
+
     /// Blocks until the message of `receive` has arrived, the world has failed, or `deadline` has
     /// passed. Afterwards the handle is no longer valid.
     pub fn wait_for_message(

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::comm::backend::GroupMember;
-use crate::comm::{CollectivePlan, Op};
+use crate::comm::CollectivePlan;
+use crate::comm::backend::{CallSignature, GroupMember};
 use crate::placement::ShardSizes;
 
 /// Data of a contribution that another rank needs.
@@ -21,7 +21,8 @@ pub(in crate::comm) enum RecipientData<'a> {
 #[derive(Debug, Clone, Copy)]
 #[allow(dead_code, reason = "a plane reads what it needs")]
 pub(in crate::comm) struct DataCall<'a> {
-    pub op: Op,
+    /// Signature of the call: the operation, and the tensors that all ranks pass and receive.
+    pub signature: &'a CallSignature,
     pub member: &'a GroupMember,
     /// Name of the channel, which distinguishes groups of the same ranks.
     pub name: &'static str,
@@ -33,4 +34,6 @@ pub(in crate::comm) struct DataCall<'a> {
     pub is_distributed: bool,
     /// True if the result is needed later.
     pub is_deferred: bool,
+    /// True for the rank's first call on the channel whose tensors are exchanged.
+    pub is_first_exchange: bool,
 }

@@ -72,6 +72,14 @@ impl Contribution {
         }
     }
 
+    /// Makes the contribution one whose memory only one local rank uses.
+    pub fn exclusive(self) -> Self {
+        Self {
+            source: ContributionSource::RemoteExclusive,
+            ..self
+        }
+    }
+
     /// Creates a contribution whose data is in the result buffer of the only local rank.
     pub fn of_result_buffer(buffer: Arc<ResultBuffer>) -> Self {
         Self {

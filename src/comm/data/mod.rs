@@ -1,11 +1,10 @@
 //! Data planes: they move the elements of calls on which all ranks have agreed.
 //!
 //! A [`DataPlane`] prepares what a rank contributes and builds its result. Which plane a call uses
-//! depends on where its tensors are: each group has [one](Planes::of) for host memory and one for
-//! the rank's device, as tensors of a call are on either. This file is the only place that picks,
-//! by plane or by the backend of a tensor. A further plane is a folder here, a case of
-//! [`PlaneContribution`] if its contributions carry something of its own, and a line in
-//! [`Planes::of`].
+//! depends on where its tensors are: each rank's handle on a group has [two planes](Planes::of), one
+//! for host memory and one for the rank's device. This file is the only place that picks, by plane
+//! or by the backend of a tensor. A further plane is a directory here, a case of
+//! [`PlaneContribution`] if its contributions carry something of its own, and a field of [`Planes`].
 //!
 //! | plane | ranks read | ranks of other processes receive | results |
 //! |---|---|---|---|
@@ -13,8 +12,8 @@
 //! | `device` | each other's memory, by handle | bytes, through host memory | usable in stream order |
 //! | `double`, in tests | what was exchanged over simulated streams | nothing from the control plane | once the streams have run |
 //!
-//! A plane is an object behind a pointer, since it has no state of a call: one indirect call for a
-//! collective. Contributions are an enum, because ranks of one group may be on different planes,
+//! Planes are shared trait objects, because they hold no state of a call: one indirect call for a
+//! collective. Contributions are an enum, because ranks of one group may be on the first two planes,
 //! and each of them reads the contributions of all.
 //!
 //! | file | content |
@@ -59,7 +58,7 @@ pub(in crate::comm) struct Planes {
     host: Arc<host::HostPlane>,
     #[cfg(feature = "cube")]
     device: Arc<device::DevicePlane>,
-    /// Takes the place of all others.
+    /// Takes the place of the others for the tensors that it takes.
     #[cfg(test)]
     double: std::sync::OnceLock<Arc<double::DoublePlane>>,
 }
@@ -87,7 +86,7 @@ impl Planes {
     /// Returns the plane of calls whose tensors are on `device`.
     pub fn of(&self, device: &Device) -> Arc<dyn DataPlane> {
         #[cfg(test)]
-        if let Some(double) = self.double.get() {
+        if let Some(double) = self.double.get().filter(|double| double.takes(device)) {
             return double.clone();
         }
         #[cfg(all(feature = "flex", feature = "cube"))]
@@ -114,7 +113,7 @@ impl Planes {
             .for_each(|double| double.abort());
     }
 
-    /// Makes `double` take the place of all planes, for groups that are created from now on.
+    /// Makes `double` take the place of the others, for groups that are created from now on.
     #[cfg(test)]
     pub fn use_double(&self, double: Arc<double::DoublePlane>) {
         let _ = self.double.set(double);

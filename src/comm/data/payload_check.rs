@@ -5,6 +5,9 @@ use crate::comm::backend::{CallSignature, ShardSignature, TensorSignature};
 use crate::comm::transport::header::PayloadDesc;
 use crate::comm::{Op, TensorMeta};
 
+/// Maximum number of bytes that accompany a call whose tensors are exchanged.
+const INTRODUCTION: usize = 4096;
+
 /// Number of a group's ranks, and those of them that receive a call's data in this process,
 /// ascending.
 pub(in crate::comm) struct Recipients<'a> {
@@ -24,7 +27,11 @@ impl PayloadDesc {
             ..
         } = signature;
         if signature.exchange.is_some() {
-            return self.tensors.is_empty() && self.recipients.is_empty();
+            let bytes = self
+                .tensors
+                .iter()
+                .map(|meta| meta.shape.num_elements() * meta.dtype.size());
+            return self.recipients.is_empty() && bytes.sum::<usize>() <= INTRODUCTION;
         }
         let recipients_are = |count: usize| {
             let each = to

@@ -1,6 +1,7 @@
 //! [`DataPlane`]: the interface of a data plane, and the operations that all planes share.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 
@@ -21,18 +22,23 @@ pub(in crate::comm) struct DataPlaneError {
 
 pub(in crate::comm) type PlaneResult<T> = Result<T, DataPlaneError>;
 
-/// Takes the tensors that all ranks sent to this one in an exchange that was
-/// [started](DataPlane::start).
-pub(in crate::comm) type TakeExchanged = Box<dyn FnOnce() -> PlaneResult<Vec<Contribution>> + Send>;
+/// Takes what all ranks sent to this one in an exchange that was [started](DataPlane::start), as
+/// contributions from which the plane builds the result. Called when the rank waits, on its thread,
+/// with the time that is left until its deadline. Fails when that has passed.
+///
+/// If results are usable in stream order, it only lets the rank's stream wait. Time that it takes is
+/// counted as time that the rank waits for others.
+pub(in crate::comm) type TakeExchanged =
+    Box<dyn FnOnce(Duration) -> PlaneResult<Vec<Contribution>> + Send>;
 
 /// Moves the elements of calls on which all ranks have agreed. Nothing here decides whether or in
 /// which order a call takes place: that is the control plane's.
 ///
 /// ```text
-/// a rank posts        contribute                     on its thread; waits for nothing
-/// all have posted     start                          only if ranks exchange: on every rank, also if it drops the request
-/// the rank waits      take, all_gather, reduce, ..   builds the result
-/// the world fails     abort                          once; ends what waits inside the plane
+/// a rank posts        contribute              on its thread, in the order of the calls; waits for nothing
+/// all have posted     start                   only if ranks exchange: on every rank, also if it drops the request
+/// the rank waits      all_gather, reduce, ..  on its thread; of an exchange, after its `TakeExchanged`
+/// the world fails     abort                   once; ends what waits inside the plane
 /// ```
 ///
 /// A plane implements [`capabilities`](Self::capabilities) and [`contribute`](Self::contribute).
@@ -48,6 +54,12 @@ pub(in crate::comm) trait DataPlane: Debug + Send + Sync {
 
     /// Returns the contribution of a rank to the call that it is about to post. `recipients` are
     /// the members that the tensors are for, or empty. Must not wait for another rank.
+    ///
+    /// If ranks exchange, the contribution keeps what [`start`](Self::start) needs, such as tensors
+    /// in staging memory and the layout of the result. Its own `tensors` are empty, or a few bytes
+    /// that the ranks of other processes receive with the call: of the
+    /// [first exchange](DataCall::is_first_exchange) of a channel, what they need to connect. A call
+    /// of which some ranks pass no tensors may be given tensors in host memory.
     fn contribute(
         &self,
         call: &DataCall<'_>,
@@ -56,17 +68,21 @@ pub(in crate::comm) trait DataPlane: Debug + Send + Sync {
     ) -> Contribution;
 
     /// Starts the exchange of a call on which all ranks have agreed, and returns how the rank takes
-    /// what the others sent. Called once for every rank of this process, in any order of the calls.
-    /// Must not wait for other ranks.
+    /// what the others sent. Called once for every rank of this process, on any thread, in the order
+    /// of the rank's calls on a channel. Calls on several channels have no order: a plane that needs
+    /// one makes it. Must not wait for other ranks: one thread starts the exchanges of all ranks of
+    /// a process.
     ///
-    /// Only called if the plane's ranks [exchange](Capabilities::needs_remote_bytes) tensors.
+    /// The contributions are dropped once all local ranks have started. Memory that a stream is
+    /// still to read is the plane's to keep. Only called if the plane's ranks
+    /// [exchange](Capabilities::needs_remote_bytes) tensors.
     fn start(&self, inputs: &CollectiveInputs<'_>) -> PlaneResult<TakeExchanged> {
         let _ = inputs;
         unreachable!("ranks read each other's contributions")
     }
 
-    /// Ends what waits inside the plane, and everything that it does later, with an error. Called
-    /// once, when the world has failed.
+    /// Makes all current and later waits and exchanges of the plane return an error. Called once,
+    /// when the world has failed.
     fn abort(&self) {}
 
     /// Returns the full tensors of an all-gather, built from the shards of all ranks.

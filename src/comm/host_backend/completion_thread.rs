@@ -52,6 +52,12 @@ impl Default for CompletionThread {
 }
 
 impl CompletionThread {
+    /// Adds a task that is completed once the collective of `op` is.
+    pub fn add(&self, op: OpHandle, task: Arc<dyn CompletionTask>) {
+        let mut open = self.open.lock();
+        open.entry((op.group, op.seq)).or_default().push(task);
+    }
+
     /// Completes the requests that no thread has taken, now that the collective of `op` is
     /// complete. If the thread does not start, the requests are left to their ranks, except those
     /// that other ranks wait for: the caller completes these.

@@ -1,13 +1,14 @@
 //! [`HostGroupBackend`]: the collectives of a group, as a local rank calls them.
 
+use std::mem;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Shape};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::HostBackend;
-use super::exchanged::ExchangedRequest;
+use super::exchanged::{ExchangeQueue, ExchangedRequest};
 use super::recv_request::RecvRequest;
 use super::remote_group::RemoteGroup;
 use super::request::{self, HostRequest, OpHandleGuard, OwnShards, PostedCollective};
@@ -25,7 +26,9 @@ use crate::comm::data::result_buffer::ContiguousLayout;
 use crate::comm::data::shard;
 use crate::comm::transport::SendStamp;
 use crate::comm::transport::peer_processes::PayloadData;
-use crate::comm::{Capabilities, CollectivePlan, CommError, ReduceOp, ShardedTensor, TensorMeta};
+use crate::comm::{
+    Capabilities, CollectivePlan, CommError, Op, ReduceOp, ShardedTensor, TensorMeta,
+};
 use crate::memory;
 use crate::placement::ShardSizes;
 
@@ -42,12 +45,19 @@ pub(super) struct HostGroupBackend {
     plane: Arc<dyn DataPlane>,
     /// Plane of calls with tensors in host memory.
     host_plane: Arc<dyn DataPlane>,
+    /// Exchanges that are not started.
+    exchanges: Arc<ExchangeQueue>,
+    /// Whether a call was posted whose tensors are exchanged. Locked while such a call is prepared
+    /// and posted, so that a plane prepares the calls of a channel in their order.
+    has_exchanged: Mutex<bool>,
     /// Group on which the second phases of all-reduces are posted, once there was one.
     pub second: Mutex<Option<(GroupKey, Arc<RemoteGroup>)>>,
 }
 
 /// What a rank contributes to a collective that it is about to post.
 pub(super) struct PreparedCall<'a> {
+    /// Lock of a call whose tensors are exchanged, until it is posted.
+    exchange: Option<MutexGuard<'a, bool>>,
     pub plane: Arc<dyn DataPlane>,
     pub contribution: Contribution,
     /// Data that other processes need.
@@ -60,6 +70,7 @@ impl HostGroupBackend {
     pub fn new(backend: Arc<HostBackend>, member: GroupMember, name: &'static str) -> Self {
         let key = backend.rendezvous.group(member.group.ranks(), name);
         let remote = RemoteGroup::new(&backend, &member, name.into()).map(Arc::new);
+        let exchanges = ExchangeQueue::new(backend.clone());
         let plane = backend.planes.of(&member.device);
         let host_plane = backend.planes.of(&memory::host());
         Self {
@@ -70,13 +81,20 @@ impl HostGroupBackend {
             remote,
             plane,
             host_plane,
+            exchanges,
+            has_exchanged: Mutex::new(false),
             second: Mutex::default(),
         }
     }
 
-    /// Returns the plane of a call with tensors on `device`: the rank's own, or the host.
-    pub fn plane(&self, device: &Device) -> &Arc<dyn DataPlane> {
-        if *device == self.member.device {
+    /// Returns the plane of a call with tensors on `device`: the rank's own, or the host. Ranks that
+    /// exchange must use the same plane, so calls of which some pass no tensors use the rank's own.
+    pub fn plane(&self, op: Op, device: &Device) -> &Arc<dyn DataPlane> {
+        let some_pass_none = matches!(
+            op,
+            Op::Broadcast | Op::Scatter | Op::Gather | Op::AllToAllList | Op::Barrier
+        );
+        if *device == self.member.device || (some_pass_none && exchanges(&*self.plane)) {
             &self.plane
         } else {
             &self.host_plane
@@ -86,7 +104,7 @@ impl HostGroupBackend {
     /// Lets the plane of `tensors` prepare the contribution to a call, of which other ranks need
     /// `needed`.
     pub fn prepare<'a>(
-        &self,
+        &'a self,
         call: &CallContext,
         needed: RecipientData<'a>,
         plan: Option<&Arc<CollectivePlan>>,
@@ -96,18 +114,25 @@ impl HostGroupBackend {
         if let Some(tensor) = tensors.first() {
             self.member.ledger.ran_on(tensor.device());
         }
-        let plane = self.plane(&device).clone();
+        let plane = self.plane(call.signature.op, &device).clone();
+        let is_message = call.signature.op == Op::Send;
+        let mut exchange = (exchanges(&*plane) && !is_message).then(|| self.has_exchanged.lock());
+        let has_exchanged = exchange
+            .as_mut()
+            .is_none_or(|before| mem::replace(&mut **before, true));
         let call = DataCall {
-            op: call.signature.op,
+            signature: &call.signature,
             member: &self.member,
             name: self.name,
             needed,
             plan,
             is_distributed: self.remote.is_some(),
             is_deferred: call.is_deferred,
+            is_first_exchange: !has_exchanged,
         };
         let contribution = plane.contribute(&call, tensors, recipients);
         PreparedCall {
+            exchange,
             plane,
             contribution,
             needed,
@@ -139,7 +164,7 @@ impl HostGroupBackend {
         own: impl FnOnce(&Contribution) -> Option<OwnShards>,
         finish: impl FnOnce(&dyn DataPlane, &CollectiveInputs) -> T + Send + 'static,
     ) -> PostResult<T> {
-        if !prepared.plane.capabilities().needs_remote_bytes {
+        if exchanges(&*prepared.plane) {
             return self.post_exchanged(call, prepared, finish);
         }
         let PreparedCall {
@@ -147,6 +172,7 @@ impl HostGroupBackend {
             contribution,
             needed,
             device,
+            exchange: _,
         } = prepared;
         let CallContext {
             signature,
@@ -193,6 +219,7 @@ impl HostGroupBackend {
         finish: impl FnOnce(&dyn DataPlane, &CollectiveInputs) -> T + Send + 'static,
     ) -> PostResult<T> {
         let PreparedCall {
+            exchange: posting,
             plane,
             contribution,
             device,
@@ -205,7 +232,7 @@ impl HostGroupBackend {
         let data = self
             .remote
             .as_ref()
-            .map(|remote| remote.same_for_all(Default::default()));
+            .map(|remote| remote.data(&contribution, RecipientData::Full));
         let (op, sent, _) =
             self.post_everywhere(signature, contribution, data, DataMode::Eager, None)?;
         let backend = &self.backend;
@@ -221,8 +248,12 @@ impl HostGroupBackend {
             device: device.clone(),
             finish: ExchangedRequest::<T>::start(rank, plane.clone(), backend.clone()),
         };
+        let started = HostRequest::new(rank, true, collective);
+        self.exchanges.add(op, started.task());
+        drop(posting);
         Ok(Box::new(ExchangedRequest {
-            started: HostRequest::new(rank, true, collective).complete_when_ready(op),
+            started,
+            queue: self.exchanges.clone(),
             backend: backend.clone(),
             plane,
             rank,
@@ -303,6 +334,11 @@ impl HostGroupBackend {
     }
 }
 
+/// Returns true if ranks exchange the tensors of calls by the plane.
+fn exchanges(plane: &dyn DataPlane) -> bool {
+    !plane.capabilities().needs_remote_bytes
+}
+
 impl GroupBackend for HostGroupBackend {
     fn member(&self) -> &GroupMember {
         &self.member
@@ -369,7 +405,7 @@ impl GroupBackend for HostGroupBackend {
         mut shards: Vec<Vec<DispatchTensor>>,
         _metas: Vec<Vec<TensorMeta>>,
     ) -> PostResult<Vec<Vec<DispatchTensor>>> {
-        let own = std::mem::take(&mut shards[self.member.group.rank()]);
+        let own = mem::take(&mut shards[self.member.group.rank()]);
         let prepared = self.prepare(&call, RecipientData::Addressed, None, addressed(shards));
         self.post(
             call,

@@ -9,7 +9,7 @@ use crate::comm::control::match_table::{
     CallData, DataMode, GroupKey, MessageHandle, OpHandle, P2pMessage,
 };
 use crate::comm::control::wait_for_graph::WaitForEdge;
-use crate::comm::data::contribution::{Contribution, ContributionSource};
+use crate::comm::data::contribution::Contribution;
 use crate::comm::data::payload_check::Recipients;
 use crate::comm::data::result_buffer::{self, ContiguousLayout, ResultBuffer};
 use crate::comm::transport::RecvBuffer;
@@ -92,27 +92,20 @@ impl HostBackend {
 
     /// Delivers received payloads to the collective or message that waits for them.
     pub(super) fn deliver(&self, target: PayloadTarget, contribution: Contribution) {
-        let exclusive = |contribution| Contribution {
-            source: ContributionSource::RemoteExclusive,
-            ..contribution
-        };
         match target {
             PayloadTarget::Collective(op) => {
                 let ranks = self.rendezvous.read(|table| table.ranks(op.group).clone());
                 let is_for_one =
                     !contribution.recipients.is_empty() || self.local_members(&ranks).count() == 1;
-                self.provide_data(
-                    op,
-                    if is_for_one {
-                        exclusive(contribution)
-                    } else {
-                        contribution
-                    },
-                );
+                let contribution = match is_for_one {
+                    true => contribution.exclusive(),
+                    false => contribution,
+                };
+                self.provide_data(op, contribution);
             }
             PayloadTarget::Message(message) => self
                 .rendezvous
-                .provide_message(message, exclusive(contribution)),
+                .provide_message(message, contribution.exclusive()),
         }
     }
 

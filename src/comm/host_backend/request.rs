@@ -208,18 +208,17 @@ impl<T: Send + 'static> HostRequest<T> {
     /// the rank is first.
     pub fn complete_when_ready(self, op: OpHandle) -> Self {
         let backend = &self.shared.backend;
-        let thread = &backend.completion;
-        thread
-            .open
-            .lock()
-            .entry((op.group, op.seq))
-            .or_default()
-            .push(self.shared.clone());
+        backend.completion.add(op, self.shared.clone());
         if self.shared.is_complete() {
             // The collective was complete before.
-            thread.complete(op);
+            backend.completion.complete(op);
         }
         self
+    }
+
+    /// Returns the request, without the type of its result.
+    pub fn task(&self) -> Arc<dyn CompletionTask> {
+        self.shared.clone()
     }
 }
 

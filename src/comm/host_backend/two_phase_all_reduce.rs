@@ -54,7 +54,7 @@ impl HostGroupBackend {
         bytes: u64,
         tensors: &[DispatchTensor],
     ) -> bool {
-        self.plane(&self.member.home(tensors))
+        self.plane(Op::AllReduce, &self.member.home(tensors))
             .capabilities()
             .needs_remote_bytes
             && pay(bytes, self.member.group.size(), remote.processes())
@@ -133,6 +133,7 @@ impl HostGroupBackend {
                 .rendezvous
                 .post(key, group.rank(), signature, CallData::Local(None))
         };
+        let signature = agreed.clone();
         let nothing = later.same_for_all(Default::default());
         let ((second, _), _) = later.post(agreed, nothing, DataMode::Deferred, post_second)?;
         drop(phases);
@@ -172,13 +173,14 @@ impl HostGroupBackend {
         let finish = Box::new(move |inputs: &CollectiveInputs| {
             let sums = plane.reduce_scatter(inputs, &shardings, op);
             let call = DataCall {
-                op: Op::AllReduce,
+                signature: &signature,
                 member: &member,
                 name,
                 needed: RecipientData::Full,
                 plan: None,
                 is_distributed: true,
                 is_deferred: false,
+                is_first_exchange: false,
             };
             let contribution = plane.contribute(&call, sums, Vec::new());
             let data = later.data(&contribution, RecipientData::Full);

@@ -74,7 +74,7 @@ impl DataPlane for DevicePlane {
         let tensors = &contribution.tensors;
         // Ranks of other processes contribute host tensors without rows.
         let (copies, flat) = match call.plan.filter(|_| !call.is_distributed) {
-            Some(plan) if call.op == Op::AllGather => {
+            Some(plan) if call.signature.op == Op::AllGather => {
                 CoalescedCopies::pack_parts(call.is_deferred, tensors, plan, call.member)
             }
             Some(plan) => CoalescedCopies::pack_full(tensors, plan, call.member),

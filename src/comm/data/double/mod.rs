@@ -8,15 +8,20 @@
 //! the rank's thread                                                                   waits for the compute stream
 //! ```
 //!
-//! Each call has an exchange stream of its own, so processes may start calls in different orders. A
-//! plane with one stream for several calls needs one order of all calls on it.
+//! The ranks of a channel connect in its first exchange: member 0 sends a number with the call, by
+//! which all know the channel. Each call has an exchange stream of its own, so ranks may start the
+//! calls of several channels in different orders. A plane with one stream for several channels needs
+//! one order of all calls on it.
 
 mod streams;
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
-use burn::tensor::TensorData;
+use burn::tensor::{DType, Device, TensorData};
+use parking_lot::Mutex;
 
 use super::PlaneContribution;
 use super::call::{DataCall, RecipientData};
@@ -27,8 +32,7 @@ use super::plane::{DataPlane, DataPlaneError, PlaneResult, TakeExchanged};
 use super::shard;
 use crate::comm::{Capabilities, Group, Op, TensorMeta, backend};
 use crate::memory;
-pub(in crate::comm) use streams::Streams;
-use streams::{DeviceTensor, EventId, ExchangeId, StreamId};
+use streams::{DeviceTensor, Event, ExchangePart, PlaneId, StreamId};
 
 /// A step that orders the streams. Without any of them, ranks read memory before it is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,11 +62,16 @@ impl Step {
 /// The plane of the ranks of one process.
 #[derive(Debug)]
 pub(in crate::comm) struct DoublePlane {
-    streams: Arc<Streams>,
+    id: PlaneId,
     /// Step that the plane forgets.
     forgotten: Option<Step>,
     /// Rank whose device is lost: it cannot start an exchange.
     lost: Option<usize>,
+    /// True if tensors in host memory have another plane.
+    is_of_device: bool,
+    /// Number of each connected channel, by its ranks and its name.
+    channels: Mutex<HashMap<(Vec<usize>, &'static str), u64>>,
+    aborts: AtomicUsize,
 }
 
 /// What a rank has copied to its device for a call.
@@ -74,44 +83,83 @@ pub(in crate::comm) struct Staged {
     sent: Vec<Vec<DeviceTensor>>,
     /// True if each member receives only its own shards or tensors.
     is_addressed: bool,
-    packed: EventId,
+    packed: Event,
 }
 
 impl DoublePlane {
-    pub fn new(streams: Arc<Streams>, forgotten: Option<Step>) -> Arc<Self> {
-        Arc::new(Self {
-            streams,
-            forgotten,
-            lost: None,
-        })
-    }
-
-    /// Creates the plane of ranks of which one has lost its device.
-    pub fn without_device(lost: usize) -> Arc<Self> {
-        Arc::new(Self {
-            streams: Arc::default(),
+    pub fn new() -> Self {
+        Self {
+            id: streams::number(),
             forgotten: None,
-            lost: Some(lost),
-        })
+            lost: None,
+            is_of_device: false,
+            channels: Mutex::default(),
+            aborts: AtomicUsize::new(0),
+        }
     }
 
-    fn takes(&self, step: Step) -> bool {
+    pub fn with_forgotten(self, forgotten: Option<Step>) -> Self {
+        Self { forgotten, ..self }
+    }
+
+    pub fn with_lost(self, rank: usize) -> Self {
+        Self {
+            lost: Some(rank),
+            ..self
+        }
+    }
+
+    /// Leaves tensors in host memory to their own plane.
+    #[cfg(feature = "wgpu")]
+    pub fn of_device(self) -> Self {
+        Self {
+            is_of_device: true,
+            ..self
+        }
+    }
+
+    /// Returns true if the plane takes tensors on `device`.
+    pub fn takes(&self, device: &Device) -> bool {
+        !self.is_of_device || !memory::is_host(device)
+    }
+
+    /// Returns how often the plane was aborted.
+    pub fn aborts(&self) -> usize {
+        self.aborts.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of exchanges that a rank has started and neither taken nor dropped.
+    pub fn open_exchanges(&self) -> usize {
+        streams::open_exchanges(self.id)
+    }
+
+    fn makes(&self, step: Step) -> bool {
         self.forgotten != Some(step)
     }
 
-    /// Copies a tensor to the device, on the compute stream.
-    fn copied_in(&self, stream: &StreamId, tensor: &DispatchTensor) -> DeviceTensor {
-        let copy = DeviceTensor::new(TensorMeta {
-            shape: tensor.shape(),
-            dtype: tensor.dtype(),
-        });
-        let to = copy.bytes.clone();
-        let elements = payload(tensor);
-        self.streams.run(stream, move || {
-            *to.lock() = (*elements).as_ref().to_vec();
-        });
-        copy
+    /// Returns the number of the channel, which the call connects if it has none yet.
+    fn channel(&self, staged: &Staged, inputs: &CollectiveInputs<'_>) -> u64 {
+        let key = (staged.group.ranks().to_vec(), staged.name);
+        *self.channels.lock().entry(key).or_insert_with(|| {
+            let number = backend::into_data(inputs.all[0].tensors[0].clone());
+            let number = number.as_bytes().try_into().expect("eight bytes");
+            u64::from_le_bytes(number)
+        })
     }
+}
+
+/// Copies a tensor to the device, on the compute stream.
+fn copied_in(stream: StreamId, tensor: &DispatchTensor) -> DeviceTensor {
+    let copy = DeviceTensor::new(TensorMeta {
+        shape: tensor.shape(),
+        dtype: tensor.dtype(),
+    });
+    let to = copy.bytes.clone();
+    let elements = payload(tensor);
+    streams::run(stream, move || {
+        *to.lock() = (*elements).as_ref().to_vec();
+    });
+    copy
 }
 
 /// Returns the tensors of `contribution` that `member` of `size` members needs.
@@ -152,23 +200,29 @@ impl DataPlane for DoublePlane {
     ) -> Contribution {
         let contribution =
             Contribution::new(tensors, PlaneContribution::bytes(None)).with_recipients(recipients);
-        if call.op == Op::Send {
+        if call.signature.op == Op::Send {
             return contribution;
         }
         let group = call.member.group.clone();
         let size = group.size();
-        let stream = StreamId::Compute(call.member.rank());
+        let stream = StreamId::Compute(self.id, call.member.rank());
         let sent = (0..size).map(|member| {
             needed_by(member, size, &contribution, call.needed)
                 .iter()
-                .map(|tensor| self.copied_in(&stream, tensor))
+                .map(|tensor| copied_in(stream, tensor))
                 .collect()
         });
         let sent = sent.collect();
-        let packed = self.streams.event();
-        if self.takes(Step::RecordPacked) {
-            self.streams.record(&stream, packed);
+        let packed = Event::default();
+        if self.makes(Step::RecordPacked) {
+            streams::record(stream, &packed);
         }
+        let introduces = call.is_first_exchange && group.rank() == 0;
+        let introduction = introduces.then(|| {
+            let number = streams::number().to_le_bytes().to_vec();
+            let data = TensorData::from_bytes_vec(number, [8], DType::U8);
+            backend::from_data(data, &memory::host())
+        });
         let staged = Staged {
             group,
             name: call.name,
@@ -176,71 +230,65 @@ impl DataPlane for DoublePlane {
             is_addressed: !matches!(call.needed, RecipientData::Full),
             packed,
         };
-        Contribution::new(Vec::new(), PlaneContribution::Double(Arc::new(staged)))
+        let introduction = introduction.into_iter().collect();
+        Contribution::new(introduction, PlaneContribution::Double(Arc::new(staged)))
     }
 
     fn start(&self, inputs: &CollectiveInputs<'_>) -> PlaneResult<TakeExchanged> {
         let PlaneContribution::Double(staged) = &inputs.own().plane else {
             unreachable!("the plane has prepared the contribution")
         };
-        let Staged {
-            group,
-            name,
-            sent,
-            is_addressed,
-            packed,
-        } = &**staged;
-        let member = group.rank();
-        let rank = group.ranks()[member];
+        let member = staged.group.rank();
+        let rank = staged.group.ranks()[member];
         if self.lost == Some(rank) {
             return Err(DataPlaneError {
                 problem: "the device is lost".into(),
             });
         }
-        let id: ExchangeId = (group.ranks().to_vec(), name, inputs.op.seq);
-        let stream = StreamId::Exchange(rank, id.clone());
-        let streams = self.streams.clone();
-        if self.takes(Step::WaitPacked) {
-            streams.wait(&stream, *packed);
+        let id = (self.channel(staged, inputs), inputs.op.seq);
+        let stream = StreamId::Exchange(self.id, rank, id);
+        if self.makes(Step::WaitPacked) {
+            streams::wait(stream, &staged.packed);
         }
-        streams.exchange(&stream, &id, (member, group.size()), sent.clone())?;
-        let exchanged = streams.event();
-        if self.takes(Step::RecordExchanged) {
-            streams.record(&stream, exchanged);
+        let part = ExchangePart::start(self.id, stream, id, member, staged.sent.clone())?;
+        let exchanged = Event::default();
+        if self.makes(Step::RecordExchanged) {
+            streams::record(stream, &exchanged);
         }
-        let waits = self.takes(Step::WaitExchanged);
-        let synchronizes = self.takes(Step::Synchronize);
-        let is_addressed = *is_addressed;
-        Ok(Box::new(move || {
-            let received = streams.receives(&id, member)?;
-            let compute = StreamId::Compute(rank);
+        let waits = self.makes(Step::WaitExchanged);
+        let synchronizes = self.makes(Step::Synchronize);
+        let compute = StreamId::Compute(self.id, rank);
+        let is_addressed = staged.is_addressed;
+        Ok(Box::new(move |time| {
+            let received = part.received(time)?;
             if waits {
-                streams.wait(&compute, exchanged);
+                streams::wait(compute, &exchanged);
             }
+            let copied_out = |from: &DeviceTensor| {
+                let result = DeviceTensor::new(from.meta.clone());
+                let (from, to) = (from.bytes.clone(), result.bytes.clone());
+                streams::run(compute, move || *to.lock() = from.lock().clone());
+                result
+            };
             let results: Vec<Vec<_>> = received
                 .iter()
-                .map(|list| {
-                    let result = |tensor: &DeviceTensor| DeviceTensor::new(tensor.meta.clone());
-                    list.iter().map(result).collect()
-                })
+                .map(|list| list.iter().map(copied_out).collect())
                 .collect();
-            for (from, to) in received.iter().flatten().zip(results.iter().flatten()) {
-                let (from, to) = (from.bytes.clone(), to.bytes.clone());
-                streams.run(&compute, move || *to.lock() = from.lock().clone());
-            }
             if synchronizes {
-                streams.synchronize(&compute)?;
+                streams::synchronize(compute);
             }
             let contribution = |list: Vec<DeviceTensor>| {
                 let recipients = vec![member; if is_addressed { list.len() } else { 0 }];
-                Contribution::received(recipients, list.into_iter().map(on_host).collect())
+                let tensors = list.into_iter().map(on_host).collect();
+                Contribution::received(recipients, tensors).exclusive()
             };
             Ok(results.into_iter().map(contribution).collect())
         }))
     }
 
     fn abort(&self) {
-        self.streams.abort();
+        self.aborts.fetch_add(1, Ordering::Relaxed);
+        streams::abort(self.id);
     }
 }
 

@@ -118,7 +118,10 @@ impl DataPlane for HostPlane {
         recipients: Vec<usize>,
     ) -> Contribution {
         let host = HostContribution {
-            plan: call.plan.filter(|_| call.op == Op::AllGather).cloned(),
+            plan: call
+                .plan
+                .filter(|_| call.signature.op == Op::AllGather)
+                .cloned(),
             ..HostContribution::default()
         };
         Contribution::new(tensors, PlaneContribution::Host(host)).with_recipients(recipients)

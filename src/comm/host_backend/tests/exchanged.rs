@@ -1,67 +1,80 @@
 //! Collectives whose tensors the ranks exchange by their data plane, on its test double.
 
-use std::collections::HashMap;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Distribution, Tensor};
-use burn_dtensor_flight::LaunchId;
 use parking_lot::Mutex;
 
 use super::super::{HostBackend, ProcessJob};
 use crate::comm::backend::{Backend, ProcessOptions};
-use crate::comm::data::double::{DoublePlane, Step, Streams};
+use crate::comm::data::double::{DoublePlane, Step};
 use crate::comm::{CommError, Launch, ReduceOp, World, launch};
 use crate::dtensor::ops::random;
-use crate::fsdp::{FullyShard, fully_shard};
+use crate::fsdp::{FullyShard, fully_shard, unit};
 use crate::mesh::DeviceMesh;
 use crate::optim::sharded;
 use crate::testing::{Conformance, LoopbackJob};
 use crate::{Error, Result};
 
-/// Streams of each launch of a job, which its simulated processes share.
-type JobStreams = Mutex<HashMap<LaunchId, Arc<Streams>>>;
-
-/// Launches `ranks` ranks of this process on the double, which forgets a step.
-fn threads(ranks: usize, forgotten: Option<Step>) -> Launch {
+/// Returns the configuration of a launch of `ranks` ranks of this process on `double`.
+fn threads(ranks: usize, double: &Arc<DoublePlane>) -> Launch {
     let backend = HostBackend::new(ranks, ProcessOptions::default());
-    backend
-        .planes
-        .use_double(DoublePlane::new(Arc::default(), forgotten));
+    backend.planes.use_double(double.clone());
     Launch::on_backend(backend)
 }
 
-/// Launches `each` ranks in this simulated process on the double, which forgets a step.
-fn process(job: &ProcessJob, all: &JobStreams, each: usize, forgotten: Option<Step>) -> Launch {
+/// Returns the configuration of a launch of `each` ranks in this simulated process on `double`.
+fn process(job: &ProcessJob, each: usize, double: DoublePlane) -> Launch {
     let backend = job.backend(each);
-    let id = backend.launch_id();
-    let streams = all.lock().entry(id).or_default().clone();
-    for backend in job.state.lock().backends() {
-        if backend.launch_id() == id {
-            let double = DoublePlane::new(streams.clone(), forgotten);
-            backend.planes.use_double(double);
+    let double = Arc::new(double);
+    for other in job.state.lock().backends() {
+        if other.launch_id() == backend.launch_id() {
+            other.planes.use_double(double.clone());
         }
     }
     Launch::on_backend(backend)
 }
 
+fn double() -> Arc<DoublePlane> {
+    Arc::new(DoublePlane::new())
+}
+
+/// Waits until all memory of exchanges is free: the completion thread drops what ranks gave up.
+fn assert_free(double: &DoublePlane) {
+    let is_free = |_| {
+        thread::yield_now();
+        double.open_exchanges() == 0
+    };
+    assert!((0..10_000_000).any(is_free), "an exchange keeps its memory");
+}
+
 #[test]
 fn ranks_of_one_process_conform() {
-    let report = Conformance::of(|ranks| threads(ranks, None))
+    let doubles = Mutex::new(Vec::new());
+    let launch = |ranks| {
+        doubles.lock().push(double());
+        threads(ranks, doubles.lock().last().expect("was added"))
+    };
+    let report = Conformance::of(launch)
         .with_ranks([2, 3])
         .with_few_cases()
         .run();
     assert!(report.total() > 1000, "{report}");
+    for double in doubles.lock().iter() {
+        assert_free(double);
+    }
 }
 
 #[test]
 fn two_processes_conform() {
     for (each, seed) in [(1, 41), (2, 42)] {
-        let streams = JobStreams::default();
         let reports = LoopbackJob::new(2, seed).run(|_, job| {
-            Conformance::of(|_| process(job, &streams, each, None))
+            Conformance::of(|_| process(job, each, DoublePlane::new()))
                 .with_ranks([2 * each])
                 .with_few_cases()
                 .run()
@@ -92,10 +105,10 @@ fn are_right(world: &World) -> Result<bool> {
 #[test]
 fn a_forgotten_step_gives_wrong_values() {
     for forgotten in [None].into_iter().chain(Step::ALL.map(Some)) {
-        let right = launch(threads(2, forgotten), are_right).unwrap();
-        let streams = JobStreams::default();
+        let double = || DoublePlane::new().with_forgotten(forgotten);
+        let right = launch(threads(2, &Arc::new(double())), are_right).unwrap();
         let processes = LoopbackJob::new(2, 43)
-            .run(|_, job| launch(process(job, &streams, 1, forgotten), are_right).unwrap());
+            .run(|_, job| launch(process(job, 1, double()), are_right).unwrap());
         for right in [right].into_iter().chain(processes) {
             assert!(
                 right.iter().all(|(_, right)| *right == forgotten.is_none()),
@@ -107,7 +120,8 @@ fn a_forgotten_step_gives_wrong_values() {
 
 #[test]
 fn a_rank_that_drops_its_request_still_takes_part() {
-    let sums = launch(threads(3, None), |world| {
+    let double = double();
+    let sums = launch(threads(3, &double), |world| {
         let sum = |value: f32| {
             let tensor = Tensor::<1>::full([3], value, world.device()).into_dispatch();
             world
@@ -124,43 +138,44 @@ fn a_rank_that_drops_its_request_still_takes_part() {
     });
     let sums: Vec<_> = sums.unwrap().into_iter().map(|(_, sum)| sum).collect();
     assert_eq!(sums, [Some(12.0), None, Some(12.0)]);
+    assert_free(&double);
+    assert_eq!(double.aborts(), 0);
 }
 
-#[test]
-fn a_rank_that_cannot_start_an_exchange_fails_the_world() {
-    let backend = HostBackend::new(2, ProcessOptions::default());
-    backend.planes.use_double(DoublePlane::without_device(1));
-    // Rank 1 drops its request, so only the completion thread sees that its exchange fails. Rank 0
-    // waits for it inside the plane.
-    let error = launch(Launch::on_backend(backend), |world| {
+/// Launches two ranks, of which rank 1 drops its request and has lost its device. Rank 0 waits for
+/// it inside the plane, at most for `deadline`.
+fn without_device(double: &Arc<DoublePlane>, deadline: Duration) -> CommError {
+    let launched = threads(2, double).with_deadline(deadline);
+    let error = launch(launched, |world| {
         let work = world.all().barrier("exchanged".into());
         if world.rank() == 0 {
             work.wait()?;
         }
         Ok(())
-    })
-    .unwrap_err();
-    let Error::Comm(CommError::DataPlane {
+    });
+    let Error::Comm(cause) = error.unwrap_err().cause else {
+        panic!("not an error of a collective")
+    };
+    cause
+}
+
+#[test]
+fn a_rank_that_cannot_start_an_exchange_fails_the_world() {
+    let double = Arc::new(DoublePlane::new().with_lost(1));
+    let cause = without_device(&double, Duration::from_secs(60));
+    let CommError::DataPlane {
         rank,
         plane,
         problem,
-    }) = &error.cause
+    } = &cause
     else {
-        panic!("{error}")
+        panic!("{cause}")
     };
     assert_eq!(
         (*rank, &plane[..], &problem[..]),
         (1, "double", "the device is lost")
     );
-}
-
-#[test]
-fn abort_ends_what_waits_for_members_that_do_not_start() {
-    let streams: Arc<Streams> = Arc::default();
-    let waiting = streams.clone();
-    let waits = std::thread::spawn(move || waiting.waits_for_a_member_that_does_not_start());
-    streams.abort();
-    assert!(waits.join().unwrap().is_err());
+    assert_eq!(double.aborts(), 1);
 }
 
 /// Returns the bits of the losses of each rank over a few steps.
@@ -175,9 +190,8 @@ fn losses(launched: Launch) -> Vec<(usize, Vec<u32>)> {
         let mut losses = Vec::new();
         for _ in 0..4 {
             let x: Tensor<2> = random::tensor([3, 5], Distribution::Default, &device);
-            let run = |x, layer: &Linear| {
-                crate::fsdp::unit(layer, x, |layer, x: Tensor<2>| layer.forward(x).tanh())
-            };
+            let run =
+                |x, layer: &Linear| unit(layer, x, |layer, x: Tensor<2>| layer.forward(x).tanh());
             let loss = net.iter().fold(x, run).square().mean();
             losses.push(loss.clone().into_scalar::<f32>().to_bits());
             let grads = GradientsParams::from_grads(loss.backward(), &net);
@@ -192,6 +206,49 @@ fn losses(launched: Launch) -> Vec<(usize, Vec<u32>)> {
 #[test]
 fn sharded_training_has_the_same_losses() {
     for ranks in [2, 3] {
-        assert_eq!(losses(threads(ranks, None)), losses(Launch::threads(ranks)));
+        let double = double();
+        assert_eq!(
+            losses(threads(ranks, &double)),
+            losses(Launch::threads(ranks))
+        );
+        assert_free(&double);
+    }
+}
+
+/// Ranks that pass no tensors use the same plane as those that pass some, wherever these are.
+#[cfg(feature = "wgpu")]
+#[test]
+fn tensors_of_the_host_and_of_a_device_are_told_apart_by_all_ranks() {
+    use burn::tensor::DType;
+
+    use crate::comm::TensorMeta;
+    use crate::memory::gpu::gpu;
+
+    let double = Arc::new(DoublePlane::new().of_device());
+    let launched = threads(2, &double).with_device(gpu());
+    let values = launch(launched, |world| {
+        let mut values = Vec::new();
+        for device in [crate::memory::host(), world.device().clone()] {
+            let own = Tensor::<1>::full([3], 1.0 + world.rank() as f32, &device).into_dispatch();
+            let comm = world.all();
+            let sum = comm.all_reduce("sum".into(), vec![own.clone()], ReduceOp::Sum);
+            values.extend(sum.wait()?);
+            let metas = vec![TensorMeta {
+                shape: [3].into(),
+                dtype: DType::F32,
+            }];
+            let of_root = (world.rank() == 0).then_some(vec![own]);
+            values.extend(comm.broadcast("root".into(), of_root, metas, 0).wait()?);
+        }
+        let values = values
+            .into_iter()
+            .map(|tensor| Tensor::<1>::from_dispatch(tensor).into_data());
+        Ok(values
+            .map(|data| data.iter::<f32>().next())
+            .collect::<Vec<_>>())
+    })
+    .unwrap();
+    for (_, values) in values {
+        assert_eq!(values, [3.0, 1.0, 3.0, 1.0].map(Some));
     }
 }
