@@ -1,6 +1,21 @@
 //! Distributed tensors: a [`DTensor`] is one global tensor, stored as one local tensor on each rank
 //! of a device mesh.
 //!
+//! A program computes with the global tensor, by burn's operators and with global shapes. A
+//! placement for each mesh dimension says which local tensor a rank stores. A tensor of shape `[4,
+//! 6]` on a mesh of two ranks:
+//!
+//! | placement | rank 0 stores | rank 1 stores |
+//! |---|---|---|
+//! | `Shard(0)` | rows 0 and 1: `[2, 6]` | rows 2 and 3: `[2, 6]` |
+//! | `Shard(1)` | columns 0 to 2: `[4, 3]` | columns 3 to 5: `[4, 3]` |
+//! | `Replicate` | the full tensor: `[4, 6]` | the same values: `[4, 6]` |
+//! | `Partial(sum)` | a summand: `[4, 6]` | another summand: `[4, 6]`; the tensor is the sum of both |
+//!
+//! In tables and errors they are written `S(0)`, `S(1)`, `R` and `P(sum)`. The sum of a `Partial`
+//! tensor is computed when the tensor is redistributed to another placement. There are other
+//! partial reductions: `P(avg)`, `P(max)`, `P(min)` and `P(product)`.
+//!
 //! ```
 //! use burn::tensor::Tensor;
 //! use burn_dtensor::placement::Placement::Shard;
@@ -22,8 +37,74 @@
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
+//! # How an operator runs
+//! An operator decides from the placements of its inputs. Every rank decides the same, without
+//! communication:
+//!
+//! 1. Its sharding rule lists the placements with which each rank computes its local result from
+//!    its local inputs only.
+//! 2. If the inputs do not have such placements, they are redistributed, in the cheapest way.
+//! 3. burn's operator runs on the local tensors.
+//! 4. The result is a DTensor. The rule determines its placements.
+//!
+//! Two matrix products, for instance, need one all-reduce at the end:
+//!
+//! ```
+//! use burn_dtensor::comm::Op;
+//! use burn_dtensor::placement::{PartialOp, Placement::{Partial, Replicate, Shard}};
+//! use burn_dtensor::prelude::*;
+//!
+//! launch(Launch::threads(2), |world| {
+//!     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+//!     let ones = |shape: [usize; 2], placement| DTensor::<2>::ones(shape, &mesh, &[placement], world.device());
+//!     let x = ones([4, 6], Replicate)?;
+//!     // Each rank multiplies [4, 6] by its half of the columns, [6, 4].
+//!     let h = x.matmul(ones([6, 8], Shard(1))?);
+//!     assert_eq!((h.dims(), h.local().dims(), h.placements()), ([4, 8], [4, 4], &[Shard(1)][..]));
+//!     // Each rank multiplies [4, 4] by its half of the rows, [4, 6]. The products are summands.
+//!     let y = h.matmul(ones([8, 6], Shard(0))?);
+//!     assert_eq!((y.dims(), y.local().dims(), y.placements()), ([4, 6], [4, 6], &[Partial(PartialOp::Sum)][..]));
+//!     assert_eq!(world.ledger().calls(Op::AllReduce), 0);
+//!     let y = y.redistribute(&[Replicate])?;
+//!     assert_eq!(world.ledger().calls(Op::AllReduce), 1);
+//!     assert_eq!(y.full_tensor()?.dims(), [4, 6]); // Replicate already: nothing is sent
+//!     Ok(())
+//! })?;
+//! # Ok::<_, burn_dtensor::Error>(())
+//! ```
+//!
+//! # When ranks communicate
+//! | call | communication |
+//! |---|---|
+//! | [`from_local`](DTensor::from_local), [`distribute_replicated`](DTensor::distribute_replicated), [`ones`](DTensor::ones) and other factories, random values | none |
+//! | [`distribute_tensor`](DTensor::distribute_tensor) | one rank sends the shards |
+//! | [`local`](DTensor::local), [`to_local`](DTensor::to_local), shapes and specs | none |
+//! | [`redistribute`](DTensor::redistribute) | by the [table of changes](#changes-of-layout) |
+//! | [`full_tensor`](DTensor::full_tensor), [`into_scalar`](DTensor::into_scalar) | as `redistribute` to `Replicate` |
+//! | an operator | if it redistributes an input, and for some operators along a sharded dimension: [the list](ops#collective) |
+//! | backward | in reverse, by the same table; a `Replicate` value with which ranks compute different things takes one all-reduce of its gradient |
+//!
+//! [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) makes calls that take
+//! replicated values compare them, so those calls communicate too. The
+//! [ledger](crate::comm::World::ledger) counts every collective. [`ops::explain`] shows why an
+//! operator communicates. [`RedistributePolicy::Deny`](ops::RedistributePolicy::Deny) turns an
+//! implicit redistribution into an error.
+//!
+//! # DTensor or `fully_shard`
+//! | purpose | use |
+//! |---|---|
+//! | store a model in shards, while each rank computes on its own rows | [`fully_shard`](crate::fsdp::fully_shard): the program computes with plain tensors |
+//! | compute one layer on several ranks, because it is too large or the batch is too small | DTensors, and [`parallelize`](crate::parallel::parallelize) for the parameters |
+//! | both | `parallelize` over one mesh dimension, then `fully_shard` over another |
+//! | compute with a few large tensors, without a model | DTensors, and [`DTensorOptimizer`](crate::optim::DTensorOptimizer) |
+//!
+//! Do not gather parameters one by one with `redistribute` in place of `fully_shard`. It gathers
+//! all parameters of a unit in one collective, overlaps it with computation between processes, and
+//! frees the unsharded parameters between forward and backward.
+//!
+//! # Structure
 //! A DTensor consists of this rank's local tensor and a [`DTensorSpec`], which describes the global
-//! tensor: mesh, layout, shape and element type. Local tensors live in burn's own autodiff graph,
+//! tensor: mesh, layout, shape and element type. Local tensors are in burn's own autodiff graph,
 //! and each change of layout is one node of that graph.
 //!
 //! ```text

@@ -1,9 +1,9 @@
-//! Fully sharded data parallelism (FSDP): trains ordinary burn modules whose parameters, gradients
-//! and optimizer states are sharded over ranks.
+//! Fully sharded data parallelism (FSDP): trains a model whose parameters, gradients and optimizer
+//! states are sharded over the ranks of a mesh.
 //!
-//! [`fully_shard`] replaces each parameter by this rank's shard; layers still read the full
-//! parameter. Path patterns name the modules whose parameters are gathered and freed together, and
-//! [`unit`](fn@unit) marks the forward of such a module:
+//! Each of `n` ranks stores `1 / n` of all three. Use it for a model that is too large for one
+//! device. If the model fits on every device, [`replicate`](crate::replicate) communicates less.
+//! The model is an ordinary burn module, and keeps its type and its parameter paths:
 //!
 //! ```
 //! # use burn::nn::{Linear, LinearConfig};
@@ -35,7 +35,30 @@
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
-//! Options of [`FullyShard`]:
+//! - [`fully_shard`] replaces each parameter by this rank's shard. A layer that reads the parameter
+//!   still gets the unsharded one.
+//! - [`with_units`](FullyShard::with_units) makes a *unit* of each module whose path matches a
+//!   pattern. The parameters of a unit are gathered, reduced and freed together.
+//! - [`unit`](fn@unit) marks where the forward of a module begins and ends.
+//! - The optimizer steps the shards. It does not communicate.
+//!
+//! # Units
+//! A unit makes one all-gather in forward, one in backward if its parameters were freed in between,
+//! and one reduce-scatter of its gradients:
+//!
+//! ```text
+//! forward    root: all-gather │ block 0: all-gather, compute, free │ block 1: ... │ head
+//! backward   head │ block 1: all-gather, gradients, reduce-scatter, free │ block 0: ... │ root: reduce-scatter
+//! optimizer  burn's own, on the shards
+//! ```
+//!
+//! Make a unit of each large block, such as a transformer layer. All other parameters belong to the
+//! root unit, which is the model itself. Write [`unit`](fn@unit) around the model's forward and
+//! around the forward of each block. If you cannot change a block's forward, the call around the
+//! model is enough: a unit inside it is entered when one of its parameters is first read.
+//!
+//! # Options
+//! The options of [`FullyShard`]:
 //!
 //! | option | sets | default |
 //! |---|---|---|
@@ -51,7 +74,7 @@
 //! | [`with_replica_check_every`](FullyShard::with_replica_check_every), [`with_weight_check`](FullyShard::with_weight_check) | comparison of values that must be identical on several ranks | every 10 steps, without stored parameters |
 //! | [`with_layer_warnings`](FullyShard::with_layer_warnings), [`with_dropout_warning`](FullyShard::with_dropout_warning) | warnings about layers that compute something else on several ranks | on |
 //!
-//! Functions for the sharded model:
+//! # Functions for the sharded model
 //!
 //! | purpose | use |
 //! |---|---|
@@ -67,46 +90,6 @@
 //! | continue on the ranks that survive a failure | [`remesh`] |
 //! | compress, count or replace what units send | [`ShardCodec`], [`UnitCollectives`] |
 //!
-//! # Optimizers
-//! burn's optimizers step shards. An optimizer that works element by element gives the same result
-//! as on full parameters. One that needs a full parameter, or all parameters, sees only shards.
-//! `tests/suite/fsdp/optimizers.rs` checks this table on 2 and 3 ranks with uneven shards on Flex.
-//! It covers every configuration of an optimizer that changes the computation, and "equal" means
-//! bit for bit:
-//!
-//! | optimizer | on shards | why |
-//! |---|---|---|
-//! | `Sgd` | equal | with momentum (also Nesterov's) and weight decay |
-//! | `Adam` | equal | with AMSGrad and weight decay |
-//! | `AdamW` | equal | with AMSGrad and cautious weight decay |
-//! | `AdaGrad` | equal | with decaying rates and weight decay |
-//! | `RmsProp` | equal | centered or not, with weight decay |
-//! | `Adan` | equal | with weight decay, by the proximal step or not |
-//! | `Lion` | equal | with weight decay |
-//! | `GradientClipping::Value` | equal | works element by element |
-//! | `GradientClipping::Norm` | different | norm of one parameter's shard; [`clip_grad_norm`] uses the norm of all |
-//! | `Lamb` | different | scales steps by the norm of each parameter |
-//! | `Adafactor` | different | uses means over rows, columns and all elements of a parameter |
-//! | `Muon` | different | orthogonalizes the step of a full parameter, and scales it by the parameter's shape |
-//! | `LBFGS` | different | uses products of vectors of all parameters, and the loss of a single rank |
-//!
-//! [`optim::sharded`](crate::optim::sharded) accepts only the equal ones, and has correct versions
-//! of clipping by norm and of `Muon`. [`optim`](crate::optim) also saves and loads optimizer
-//! states, by path and for any mesh.
-//!
-//! # Units
-//! [`fully_shard`] attaches a reparameterization to every parameter: the stored value is this
-//! rank's shard, and layers read the full parameter. Parameters are gathered and reduced in
-//! **units**: one all-gather moves all parameters of a unit, and one reduce-scatter its gradients. [`unit`](fn@unit) marks the
-//! beginning and the end of a unit's forward. Units of inner modules can also be opened by the
-//! first read of a parameter.
-//!
-//! ```text
-//! forward    root: all-gather │ block 0: all-gather, compute, free │ block 1: ... │ head
-//! backward   head │ block 1: all-gather, gradients, reduce-scatter, free │ block 0: ... │ root: reduce-scatter
-//! optimizer  burn's own, on the shards
-//! ```
-//!
 //! # When units are freed
 //! | [`ReshardAfterForward`] | between forward and backward | all-gathers of a step |
 //! |---|---|---|
@@ -115,17 +98,80 @@
 //! | [`Never`](ReshardAfterForward::Never) | kept | one for each unit |
 //! | [`Ranks(n)`](ReshardAfterForward::Ranks) | sharded over `n` neighbouring ranks | two for each unit, the second over `n` ranks |
 //!
+//! # Memory
+//! What a rank holds, if `n` ranks shard the model:
+//!
+//! | time | parameters | gradients |
+//! |---|---|---|
+//! | before [`fully_shard`] | the full model; of lazy parameters nothing | |
+//! | between two steps | the shards: `1 / n` | |
+//! | in a unit's forward | the shards; unsharded, this unit and the units around it | |
+//! | between forward and backward | the shards; unsharded, the units that are [not freed](#when-units-are-freed) | |
+//! | in a unit's backward | the shards; unsharded, this unit and the units around it | unsharded, this unit's, and the gradients of the previous unit, which are being reduced; the shards of all units whose reduction is complete |
+//! | after backward, until the step | the shards | the shards: `1 / n` |
+//!
+//! The optimizer's state is sharded at all times. In addition, a rank holds its activations, its
+//! buffers, and the full value and gradient of each parameter that is placed `Replicate`. With
+//! [`Ranks(m)`](ReshardAfterForward::Ranks), it keeps `1 / m` of each unit between forward and
+//! backward.
+//!
+//! - **Peak.** Beyond shards, their gradients and activations, backward needs at most four times
+//!   the memory of a unit, however many units the model has. So smaller units lower the peak.
+//!   `tests/memory` checks this for ranks that are threads.
+//! - **AdamW in `f32`.** Between steps a rank holds three times its shards: values and two moments.
+//!   At the end of backward, gradients make it four times.
+//!   [`ShardedOptimizer::backward`](crate::optim::ShardedOptimizer::backward) steps parameters
+//!   during backward, which keeps it at three times.
+//! - **Prefetch.** Between processes, the next unit is gathered while the current one computes, so
+//!   one more unit is unsharded. Threads transfer a unit only when it is entered.
+//! - **Threads.** On the CPU, the ranks of one process share one copy of an unsharded parameter.
+//! - **Initial values.** A parameter that is lazy is drawn in [`fully_shard`], on the first rank
+//!   only, and sent as shards before the next one is drawn. No rank ever holds more than one
+//!   unsharded parameter.
+//! - **Accumulation.** Gradients that wait for a later reduction are unsharded: as large as the
+//!   model. See [`FsdpModule::set_requires_gradient_sync`].
+//! - **Mixed precision.** Unsharded parameters take the bytes of their computation type. Between
+//!   forward and backward, a rank also holds its shards in that type, for the all-gather in
+//!   backward.
+//! - **[`full_model`]** holds the full model on every rank. [`full_model_on`] holds it on one rank;
+//!   every other rank holds one unsharded unit at a time.
+//! - **Activations** are not sharded. [`checkpoint_activations`] recomputes them in backward, and
+//!   [tensor parallelism](crate::parallel) shards them.
+//!
+//! With [`FullyShard::with_offload`], shards, their gradients and the optimizer's state are in host
+//! memory. The device holds only activations and the parameters of open units. If ranks compute on
+//! the CPU, this saves no memory.
+//!
+//! **What freeing needs.** burn's autodiff graph may keep views of an unsharded parameter, as
+//! burn's layers do for inputs of three dimensions. A unit frees the memory under such views when
+//! forward leaves it, and fills it in backward. On the CPU, every unit can do so. On a GPU, only a
+//! unit of one module that [`unit`](fn@unit) has opened can, and burn's fusion must be off. Any
+//! other unit on a GPU stays in memory until backward if the graph keeps a view.
+//!
+//! Two kinds of values are freed only when the graph drops them: a parameter that is read outside
+//! its unit, and the full value of a parallelized parameter that is read with
+//! [`val`](burn::module::Param::val). Read the rank's tensor-parallel shard with
+//! [`dtensor`](ParamExt::dtensor) instead.
+//!
+//! **Held gradients.** To keep the order of reductions (invariant 6), a rank may have to keep a
+//! unit's gradients until other units are reduced. This does not happen inside a unit that encloses
+//! the others. Without an enclosing unit, two parallel towers may belong to two losses, so the
+//! gradients of one tower are held until the other is complete. Write `unit` around the model to
+//! avoid this.
+//!
 //! # Meshes of several dimensions
 //! [`FullyShard::with_shard_dims`] and [`FullyShard::with_replicate_dims`] name the mesh dimensions
 //! that shard and that replicate. Several dimensions act as one. Tensor parallelism uses other
 //! dimensions, in any order.
 //!
-//! A parameter may be on a separate mesh. Its placement can shard it over fewer dimensions
-//! ([`ParamPlacement::with_mesh_dims`]); the others then replicate it. Or it may already be placed
-//! over some of the data-parallel dimensions, as experts are:
-//! [`parallelize`](crate::parallel::parallelize) places the stacked weights of all experts as
-//! `Shard(0)` over a data-parallel dimension `ep`, and `fully_shard` shards them over the remaining
-//! ones:
+//! A parameter may be sharded over fewer ranks than the others:
+//!
+//! - Its placement names fewer dimensions, with [`ParamPlacement::with_mesh_dims`]. The other
+//!   data-parallel dimensions replicate it.
+//! - It is already placed over a data-parallel dimension. Experts are an example:
+//!   [`parallelize`](crate::parallel::parallelize) places the stacked weights of all experts as
+//!   `Shard(0)` over a dimension `ep`. `fully_shard` then shards them over the remaining
+//!   dimensions:
 //!
 //! ```
 //! # use burn::module::{Module, Param};
@@ -157,57 +203,65 @@
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
-//! If the parameters of a unit are on several meshes, there is one unit per mesh. These units are
-//! entered together, and each has its collectives over its own ranks.
+//! If the parameters of a unit are on several meshes, there is one unit for each mesh. These units
+//! are entered together, and each has its collectives over its own ranks.
 //!
-//! Ranks along `ep` have distinct tokens, so each rank computes the loss of its own tokens. A token
-//! is sent to the rank of its expert as a [`DTensor`](crate::dtensor::DTensor): the redistribution
-//! from `Shard` of tokens to `Shard` of experts is an all-to-all, and so is the way back. In
-//! backward, this all-to-all sums the gradient of an expert over all ranks along `ep`. The unit
-//! sums it over `efsdp`, and divides by the number of all data-parallel ranks, not only by those
-//! that it reduces over. The result is the gradient of the mean of all ranks' losses, as for any
-//! other parameter (torchtitan's `gradient_divide_factor`). Experts that are read in full, with
+//! Ranks along `ep` have distinct tokens, and each computes the loss of its own tokens. The tokens
+//! are a [`DTensor`](crate::dtensor::DTensor). Its redistribution from `Shard` of tokens to `Shard`
+//! of experts is an all-to-all, which sends each token to the rank of its expert; a second one
+//! returns it. So an expert computes with tokens of all ranks along `ep`, and its gradient is
+//! already summed over them. The unit sums the gradient over `efsdp`, and divides by the number of
+//! all data-parallel ranks. The result is the gradient of the mean of all ranks' losses, as for any
+//! other parameter (torchtitan: `gradient_divide_factor`). Experts that are read in full, with
 //! [`val`](burn::module::Param::val), have the same gradient, because it is reduced over `ep` as
 //! well.
 //!
 //! # Mixed precision
-//! [`FullyShard::with_mixed_precision`] sets the element types in which units compute and reduce, for
-//! example `bf16` or `f16` and `f32`, while the optimizer steps `f32` shards. Without a type for
-//! reductions, gradients are reduced in the type in which their parameter is stored. [`GradScaler`]
-//! scales the loss of models that compute in `f16`, whose small gradients would vanish otherwise.
+//! [`FullyShard::with_mixed_precision`] sets the element types in which units compute and reduce.
+//! For example, a unit computes in `bf16` and reduces in `f32`, while the optimizer steps `f32`
+//! shards. Without a type for reductions, gradients are reduced in the type in which their
+//! parameter is stored. A model that computes in `f16` needs [`GradScaler`]: it scales the loss, so
+//! that small gradients do not become zero.
 //!
-//! # Memory
-//! Between forward and backward a freed unit holds only its shards, whatever the graph has saved:
-//! the unsharded parameters are in evictable storage, which the unit can free while views of it
-//! exist. On a GPU, this applies only to units of one module that [`unit`](fn@unit) has opened,
-//! without burn's fusion. In other units on a GPU, a view of a parameter that the graph has saved
-//! keeps the unsharded unit until backward. burn's layers save such views for inputs of three
-//! dimensions. A parameter that is read outside its unit's scope is freed when the graph drops it.
-//! So is the full value of a parallelized parameter that is read with
-//! [`val`](burn::module::Param::val). To compute with the rank's tensor-parallel shard, read it with
-//! [`dtensor`](ParamExt::dtensor).
+//! # Optimizers
+//! burn's optimizers step shards. An optimizer that works element by element gives the same result
+//! as on full parameters. An optimizer that needs a full parameter, or all parameters together,
+//! sees only shards. In this table "equal" means bit-identical. `tests/suite/fsdp/optimizers.rs`
+//! checks it for every configuration that changes the computation, on 2 and 3 ranks with uneven
+//! shards on the CPU:
 //!
-//! With [`FullyShard::with_offload`] the shards are in host memory, and so are gradients and
-//! optimizer states. The device holds only activations and the parameters of open units. If
-//! ranks compute on the CPU, this saves no memory.
+//! | optimizer | on shards | why |
+//! |---|---|---|
+//! | `Sgd` | equal | with momentum (also Nesterov's) and weight decay |
+//! | `Adam` | equal | with AMSGrad and weight decay |
+//! | `AdamW` | equal | with AMSGrad and cautious weight decay |
+//! | `AdaGrad` | equal | with decaying rates and weight decay |
+//! | `RmsProp` | equal | centered or not, with weight decay |
+//! | `Adan` | equal | with weight decay, by the proximal step or not |
+//! | `Lion` | equal | with weight decay |
+//! | `GradientClipping::Value` | equal | works element by element |
+//! | `GradientClipping::Norm` | different | norm of one parameter's shard; [`clip_grad_norm`] uses the norm of all |
+//! | `Lamb` | different | scales steps by the norm of each parameter |
+//! | `Adafactor` | different | uses means over rows, columns and all elements of a parameter |
+//! | `Muon` | different | orthogonalizes the step of a full parameter, and scales it by the parameter's shape |
+//! | `LBFGS` | different | uses products of vectors of all parameters, and the loss of a single rank |
 //!
-//! To keep the order of reductions (invariant 6), a rank may have to hold gradients back. Inside a
-//! unit that encloses others, it never does. Units without an enclosing unit may belong to two
-//! losses. So if a model has two parallel towers of such units, the gradients of one tower are held
-//! until the other is complete: for two towers of 32 blocks, 11 more blocks' gradients were measured
-//! than with an enclosing unit. Open a unit around the model with `unit` to avoid this.
+//! [`optim::sharded`](crate::optim::sharded) accepts only the equal ones. It has correct versions
+//! of clipping by norm and of `Muon`. [`optim`](crate::optim) also saves and loads optimizer
+//! states, by path and for any mesh.
 //!
 //! # Invariants
 //! 1. The optimizer, records and gradients see shards only. The model's type and parameter paths
 //!    never change.
 //! 2. A unit makes one all-gather in forward, one in backward if its parameters were freed between,
-//!    and one reduce-scatter. Its only other collectives are HSDP's all-reduce of the reduced
-//!    shards, one all-reduce if it has parameters placed `Replicate`, and the all-reduces of
-//!    partial gradients over tensor-parallel ranks ([`parallel`](crate::parallel), invariant 3):
-//!    one for each set of mesh dimensions along which gradients are partial. In addition to the
-//!    gradients, a reduction transfers one flag per parameter, which says that the rank has used
-//!    it. Values that must be identical on several ranks are
-//!    [compared](FullyShard::with_replica_check_every) by digests in the signatures of reductions.
+//!    and one reduce-scatter. It may make three other kinds of collectives. With HSDP, an
+//!    all-reduce sums the reduced shards over the replicas. If parameters are placed `Replicate`,
+//!    one all-reduce reduces their gradients. Partial gradients are all-reduced over
+//!    tensor-parallel ranks, once for each set of mesh dimensions along which they are partial
+//!    ([`parallel`](crate::parallel), invariant 3). In addition to the gradients, a reduction
+//!    transfers one flag per parameter: whether the rank has used it. Values that must be identical
+//!    on several ranks are [compared](FullyShard::with_replica_check_every) by digests in the
+//!    signatures of reductions.
 //! 3. Gradients are averages over all data-parallel ranks, unless [`FsdpModule`] sets another
 //!    divisor, a weight or a hook, or postpones the reduction to a later backward. On groups whose
 //!    size is a power of two, data parallelism, FSDP and HSDP agree bit for bit.
@@ -218,11 +272,11 @@
 //! 5. A failing collective of a forward or backward unwinds the rank with the typed error. A
 //!    function that returns a `Result` returns the error.
 //! 6. Backward's collectives follow the order of forward, whatever the depth of a rank's graph, so
-//!    ranks may have different batches and use different parameters. The all-gathers of backward are
-//!    posted when forward leaves a unit, on a separate communicator. Reductions have another
+//!    ranks may have different batches and use different parameters. The all-gathers of backward
+//!    are posted when forward leaves a unit, on a separate communicator. Reductions have another
 //!    communicator. They run in reverse order of entry; units without a tracked input and without
 //!    an enclosing unit follow last, in order of entry. The reduction over the ranks that shard is
-//!    waited for before that of the next unit is issued.
+//!    waited for before the next unit's reduction is issued.
 //! 7. Values of different models are never combined. Collectives carry the number of the
 //!    `fully_shard` call and the states of the parameters. So ranks fail with an error if they run
 //!    models of equal shapes in different orders, or clones whose parameters are no longer the

@@ -72,11 +72,11 @@ pub(super) struct MeshDim {
 impl DeviceMesh {
     /// Creates a mesh of the ranks `0..n`, where `n` is the product of `shape`.
     ///
-    /// The world may be larger than the mesh. The other ranks must call this function too, and get
-    /// a mesh without a [`coordinate`](Self::coordinate).
+    /// The world may be larger than the mesh. A rank outside the mesh gets one without a
+    /// [`coordinate`](Self::coordinate).
     ///
     /// # Collective
-    /// Every rank of the world, in the same order as other meshes.
+    /// Local: nothing is sent, and no rank waits. Every rank of the mesh passes the same arguments.
     ///
     /// # Errors
     /// A [`MeshError`] if shape and names do not fit each other, or the world is too small.
@@ -128,7 +128,7 @@ impl DeviceMesh {
     /// Creates a mesh of `ranks`, row-major.
     ///
     /// # Collective
-    /// As [`new`](Self::new).
+    /// Local, like [`new`](Self::new).
     ///
     /// # Errors
     /// A [`MeshError`] if ranks, shape and names do not fit each other or the world.
@@ -258,7 +258,7 @@ impl DeviceMesh {
     /// ```
     ///
     /// # Collective
-    /// Every rank of `world`, as [`new`](Self::new).
+    /// Local, like [`new`](Self::new). Every rank of `world` passes the same `mesh_dim`.
     ///
     /// # Errors
     /// [`DimOutOfRange`](MeshError::DimOutOfRange), [`OtherWorld`](MeshError::OtherWorld) if

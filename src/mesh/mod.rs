@@ -49,11 +49,24 @@
 //!                                       group of "tp": 4, 5, 6, 7
 //! ```
 //!
+//! # What is collective
+//!
+//! Only functions that exchange numbers and tensors are collective: `all_reduce`, `broadcast`,
+//! `scatter`, `all_gather`, `reduce_scatter`, `all_to_all`, and the calls on a
+//! [`communicator`](DeviceMesh::communicator). Every rank of the mesh must call them, in the same
+//! order.
+//!
+//! All other functions are local: they send nothing, and no rank waits for another. This includes
+//! [`survivors`](DeviceMesh::survivors) and the functions that create, slice, flatten or split a
+//! mesh. They compute which ranks belong together; the ranks first meet in a collective. So the
+//! ranks of a mesh must create it with the same arguments, but nothing compares these when the mesh
+//! is created.
+//!
 //! # Ranks outside the mesh
 //!
-//! All ranks of the world create a mesh with the same arguments, even if it covers only some of
-//! them. A rank outside the mesh has no [coordinate](DeviceMesh::coordinate). On such a rank, every
-//! operation that would communicate or hold a local tensor returns
+//! A mesh may cover only some ranks of the world. The other ranks may create it too, as the same
+//! program does on all ranks: their mesh has no [coordinate](DeviceMesh::coordinate). On such a
+//! rank, every operation that would communicate or hold a local tensor returns
 //! [`NotAMember`](MeshError::NotAMember): creating a slice of fewer dimensions or a DTensor,
 //! `parallelize`, `fully_shard`. Therefore a program checks `mesh.coordinate().is_some()` first.
 //! DTensors without a local tensor do not exist.

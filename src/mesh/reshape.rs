@@ -9,13 +9,14 @@ impl DeviceMesh {
     /// Returns the 1-D slice over the named dimensions. Its name consists of their names, joined
     /// with `_`: `mesh.flatten(["dp", "cp"])` is the mesh `dp_cp`.
     ///
-    /// From then on [`slice`](Self::slice) accepts the name, alone or together with other
-    /// dimensions. This applies to the mesh and to all its clones and slices that have the
+    /// From then on [`slice`](Self::slice) accepts the name on this rank, by itself or together with
+    /// other dimensions. This applies to the mesh and to all its clones and slices that have the
     /// dimensions. Flattening the same dimensions a second time returns an equal mesh. Flattening a
     /// single dimension returns its slice.
     ///
     /// # Collective
-    /// Every rank of the mesh, because it creates a group.
+    /// Local: nothing is sent, and no rank waits. Every rank that will communicate over the result
+    /// calls it.
     ///
     /// # Errors
     /// As [`flatten_as`](Self::flatten_as).
@@ -27,7 +28,7 @@ impl DeviceMesh {
     /// Like [`flatten`](Self::flatten), but with the name `name`.
     ///
     /// # Collective
-    /// Every rank of the mesh, because it creates a group.
+    /// Local, like [`flatten`](Self::flatten).
     ///
     /// # Errors
     /// As [`slice`](Self::slice); [`EmptyName`](MeshError::EmptyName), and
@@ -87,7 +88,7 @@ impl DeviceMesh {
     /// one.
     ///
     /// # Collective
-    /// Every rank of the world, as for [`new`](Self::new), because it creates groups.
+    /// Local, like [`new`](Self::new). Every rank of the mesh passes the same arguments.
     ///
     /// # Errors
     /// [`UnknownName`](MeshError::UnknownName), [`Unflatten`](MeshError::Unflatten) if the product

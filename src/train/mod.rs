@@ -1,9 +1,8 @@
-//! burn's `SupervisedTraining` on the ranks of a mesh: metrics of the global batch, and one
-//! decision for all ranks.
+//! burn's training loop, `Learner` and `SupervisedTraining`, on the ranks of a mesh.
 //!
 //! A program written for burn's `Learner` runs on every rank of a [`launch`](crate::comm::launch).
-//! [`supervised`] takes the place of `SupervisedTraining::new`; everything else is burn's own:
-//! loaders, metrics, checkpointers, early stopping, the renderer.
+//! [`supervised`] takes the place of `SupervisedTraining::new`. Metrics then cover the rows of all
+//! ranks, and all ranks step, stop and save together:
 //!
 //! ```
 //! # use burn::data::dataloader::batcher::Batcher;
@@ -76,22 +75,52 @@
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
 //!
-//! | | decided by |
+//! # What changes
+//! | burn on one device | on the ranks of a mesh |
+//! |---|---|
+//! | `SupervisedTraining::new(directory, train, valid)` | [`supervised(&mesh, directory, train, valid)?`](supervised), which also sets burn's training strategy |
+//! | `DataLoaderBuilder` | [`loaders`], or two [`DistributedLoader`](crate::data::DistributedLoader)s: each rank reads its own rows, and the batch size of `loaders` counts the rows of all ranks |
+//! | `Learner::new(model, ..)` | the same, after [`fully_shard`](crate::fsdp::fully_shard) or [`replicate`](crate::replicate::replicate()) on the model |
+//! | the model's forward in `TrainStep::step` | the same, inside [`unit`](fn@crate::fsdp::unit) |
+//! | any output of a step | an output that implements [`GatherOutput`]: `ClassificationOutput`, `MultiLabelClassificationOutput`, `RegressionOutput`, `SequenceOutput`, or your own |
+//! | `AdamWConfig::new().init()` | the same, for an optimizer that works element by element; or [`sharded`](crate::optim::sharded) and [`into_module_optimizer`](crate::optim::ShardedOptimizer::into_module_optimizer) |
+//! | a directory for the training | a directory for each rank inside it: [`rank_directory`] |
+//! | `result.model.save_file(..)` | the same, on [`full_model`](crate::fsdp::full_model) or [`full_model_on`](crate::fsdp::full_model_on) |
+//! | `training.checkpoint(epoch)` to resume | the same, with the epoch of [`last_checkpoint`]; on another number of ranks, [`with_checkpoints`] and [`resume`] |
+//!
+//! Everything else is burn's own: metrics, checkpointers, early stopping, learning rate schedules,
+//! `grads_accumulation` and the renderer. Only the first rank draws, prints the summary and
+//! installs burn's logger. [`EpochRenderer`] prints one line for each epoch.
+//!
+//! If the loss is a mean over rows, each row of a batch has the same weight, even if ranks have
+//! different numbers of them. A rank whose batches have ended computes on its first row, which does
+//! not count, until the others have ended too. The [guide](crate::book::burn_train) has a complete
+//! program and the limits.
+//!
+//! # Who decides
+//!
+//! | decision | taken by |
 //! |---|---|
 //! | metrics | every rank, from the outputs of all ranks' rows ([`GatherOutput`]), so all ranks log the same values |
-//! | checkpoints to keep | by burn's strategy every rank, by [`EpochCheckpoints`] the first rank, from these metrics; each writes its shards |
+//! | checkpoints to keep | every rank by burn's strategy, or the first rank by [`EpochCheckpoints`], from these metrics; each rank writes its shards |
 //! | early stopping | the first rank, from these metrics |
-//! | stop by an `Interrupter`, of any rank | all ranks, after the step in which they learn of it |
+//! | stop by an `Interrupter` of any rank | all ranks, after the same step |
 //! | failure of a rank's data, metrics or checkpoint | all ranks, with [`TrainError::Failed`] |
-//! | end of an epoch | all ranks: one whose batches have ended computes on its first row, which does not count |
+//! | end of an epoch | all ranks, when no rank has a further batch |
 //!
 //! # Invariants
 //! 1. A metric of an epoch has the same value on all ranks, and the value that one device computes
-//!    from the global batches, up to rounding. Each row counts once.
+//!    from the global batches, up to rounding. Each row counts once. Metrics of time and hardware
+//!    are an exception: each rank measures its own.
 //! 2. All ranks take each step, stop, save and fail together. No decision is taken from one rank's
 //!    rows alone.
 //! 3. A training that resumes from a checkpoint on the same mesh continues as if it had not been
-//!    interrupted, also in the order in which burn's loaders shuffle.
+//!    interrupted, bit for bit on the CPU, also in the order in which burn's loaders shuffle.
+//!    Exceptions: early stopping counts from the beginning, because burn does not save it. Random
+//!    numbers continue only with [`with_checkpoints`] and [`nn::dropout`](crate::nn::dropout),
+//!    because burn's checkpointers do not save them, and burn's own `Dropout` draws from a state
+//!    that cannot be saved. An optimizer that burn's `init` builds panics on a rank with an empty
+//!    shard when it resumes; one of [`sharded`](crate::optim::sharded) does not.
 
 mod checkpoint;
 mod epoch_checkpoints;

@@ -155,6 +155,14 @@ impl HostBackend {
         Self::build(None, size, options, launch_number(), None)
     }
 
+    /// Creates the backend of a launch of `size` ranks within one process, on a data plane for tests.
+    #[cfg(test)]
+    pub fn on_double(size: usize, double: &Arc<super::data::double::DoublePlane>) -> Arc<Self> {
+        let backend = Self::new(size, ProcessOptions::default());
+        backend.planes.use_double(double.clone());
+        backend
+    }
+
     /// Creates the backend of a program without ranks on one device. Any of its threads may use it.
     pub fn of_device() -> Arc<Self> {
         let options = ProcessOptions {

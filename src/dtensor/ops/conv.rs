@@ -226,7 +226,8 @@ macro_rules! convolutions {
         /// and the bias `[channels_out]`.
         ///
         /// # Collective
-        /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+        /// If the rule has to redistribute, or a spatial dimension is sharded: every rank of the
+        /// mesh, in forward and in backward.
         ///
         /// # Panics
         /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.
@@ -261,7 +262,8 @@ macro_rules! transposed {
         /// and the bias `[channels_out]`.
         ///
         /// # Collective
-        /// If the rule has to redistribute: every rank of the mesh, in forward and in backward.
+        /// If the rule has to redistribute, or a spatial dimension is sharded: every rank of the
+        /// mesh, in forward and in backward.
         ///
         /// # Panics
         /// Unwinds with a typed [`Error`](crate::Error) if the shapes do not fit.

@@ -1,4 +1,35 @@
-//! Operators on DTensors, with burn's names and signatures, and a sharding rule for each family.
+//! Operators on DTensors, with burn's names and signatures.
+//!
+//! An operator takes and returns [`DTensor`](crate::dtensor::DTensor)s of global shapes, whatever
+//! their placements. Most operators are methods, such as `x.matmul(w)`. The others are functions in
+//! the modules below, such as [`activation::softmax`].
+//!
+//! ```
+//! use burn_dtensor::comm::Op;
+//! use burn_dtensor::placement::{PartialOp, Placement::{Partial, Shard}};
+//! use burn_dtensor::prelude::*;
+//!
+//! launch(Launch::threads(2), |world| {
+//!     let mesh = DeviceMesh::new(world, [2], ["tp"])?;
+//!     let x = DTensor::<2>::ones([4, 6], &mesh, &[Shard(1)], world.device())?;
+//!     // Element by element: each rank computes its own columns.
+//!     let y = (x * 2.0).exp();
+//!     assert_eq!((y.dims(), y.local().dims()), ([4, 6], [4, 3]));
+//!     // Over the sharded dimension: the result is partial, and nothing is sent.
+//!     assert_eq!(y.clone().sum_dim(1).placements(), [Partial(PartialOp::Sum)]);
+//!     assert_eq!(world.ledger().calls(Op::AllGather), 0);
+//!     // A row of a softmax needs the sum of its exponentials: ranks gather two numbers for each row and shard.
+//!     let p = activation::softmax(y, 1);
+//!     assert_eq!(p.placements(), [Shard(1)]);
+//!     assert_eq!(world.ledger().calls(Op::AllGather), 1);
+//!     Ok(())
+//! })?;
+//! # Ok::<_, burn_dtensor::Error>(())
+//! ```
+//!
+//! # How an operator runs
+//! Every operator has a sharding rule. The rule and the placements of the inputs decide how the
+//! ranks compute the operator together:
 //!
 //! ```text
 //!  inputs (DTensor, Operand)
@@ -17,12 +48,12 @@
 //!
 //! # Rules
 //!
-//! A rule describes the dimensions of inputs and outputs with einsum [letters](EinsumRule). That of
-//! the matrix product is `..mk, ..kn -> ..mn`. A table for *one* mesh dimension follows from it.
-//! Each row of the table is a
-//! [`Strategy`]: if the inputs are placed like this, every rank computes its local output without communication,
-//! with burn's own operator on local tensors (`S(d)` shards tensor dimension `d`, `R` replicates,
-//! `P` is partial):
+//! A rule describes the dimensions of inputs and outputs with einsum [letters](EinsumRule). The
+//! matrix product has the rule `..?mk, ..?kn -> ..mn`, in which `?` marks axes that may be
+//! broadcast. A table for *one* mesh dimension follows from it. Each row of the table is a
+//! [`Strategy`]: if the inputs are placed like this, every rank computes its local output without
+//! communication, with burn's own operator on local tensors. `S(d)` shards the tensor dimension
+//! `d`, `R` replicates, and `P` is partial:
 //!
 //! | axis | `a` | `b` | `a @ b` |
 //! |---|---|---|---|
@@ -45,22 +76,55 @@
 //!
 //! # How layouts are chosen
 //!
-//! Inputs that fit a strategy are not moved. Otherwise the strategies with the fewest collectives
-//! in forward are considered, among these the ones that send the least in forward, then the fewest
-//! collectives in backward, then the least volume in backward. The choice does not depend on
-//! lengths, nor on whether gradients are computed: a program's layouts are the same for every batch
-//! of length greater than 1 with the same sharding, in training and in inference. The price is
-//! sometimes paid in backward: slicing a large weight that no plan has placed costs nothing in
-//! forward, but its gradient is gathered. [`explain`] shows such cases. To change the choice, place
-//! the tensors, or use a [`CostModel`]: then the total time of forward and backward decides,
-//! computed from actual lengths.
+//! Inputs that fit a strategy are not moved. Otherwise the strategy is chosen that has, in this
+//! order:
+//!
+//! 1. the fewest collectives in forward,
+//! 2. the least volume in forward,
+//! 3. the fewest collectives in backward,
+//! 4. the least volume in backward.
+//!
+//! The choice does not depend on lengths, nor on whether gradients are computed. So a program's
+//! layouts are the same in training and in inference, for every batch of length greater than 1 with
+//! the same sharding. The price is sometimes paid in backward: slicing a large weight that no plan
+//! has placed costs nothing in forward, but its gradient is gathered. [`explain`] shows such cases.
+//! To change the choice, place the tensors, or use a [`CostModel`]: then the total time of forward
+//! and backward decides, computed from actual lengths.
 //!
 //! # Collective
 //!
-//! Every rank of the mesh must call the operators in the same order. An operator communicates if it
-//! redistributes an input, and in backward if an input was redistributed or varies. Otherwise it is
-//! local, except for operators that exchange a few elements of their
-//! [shards](crate::dtensor::DTensor::cumsum); their documentation says so.
+//! Every rank of the mesh must call the operators in the same order. Any operator communicates in
+//! these two cases:
+//!
+//! | case | forward | backward |
+//! |---|---|---|
+//! | the placements of an input fit no strategy | the input is [redistributed](crate::dtensor#changes-of-layout) | its gradient is redistributed in reverse |
+//! | an input is `Replicate`, and the strategy has sharded or partial placements | | one all-reduce of its gradient, shared by all clones of the input |
+//!
+//! An operator that consists of several others also redistributes its intermediate results.
+//! Examples along a sharded dimension are `var`, `cov`, [`vector_norm`](linalg::vector_norm),
+//! [`module::batch_norm_train`] and [`loss::cross_entropy`]: they reduce a mean, a sum or a maximum
+//! before they use it.
+//!
+//! Some operators communicate along a sharded dimension although no input is redistributed:
+//!
+//! | operators | forward | backward |
+//! |---|---|---|
+//! | `cumsum`, `cumprod`, `cummax`, `cummin` | all-gather of one element of each shard | reduce-scatter |
+//! | [`softmax`](activation::softmax), `log_softmax`, `softmin`, `quiet_softmax` | all-gather of two elements of each shard | reduce-scatter |
+//! | `max_dim_with_indices`, `min_dim_with_indices`, `argmax`, `argmin`, `topk`, `topk_with_indices`, `argtopk` | all-gather of what each shard finds, or of the dimension if that is smaller | |
+//! | `conv1d` to `conv3d`, `conv_transpose1d` to `conv_transpose3d`, `max_pool1d`, `max_pool2d`, `avg_pool1d`, `avg_pool2d`, and [`interpolate`](module::interpolate) by the modes `Nearest` and `Bilinear`, along a sharded length, height, width or depth | all-to-all of the elements at the borders of shards (halo) | all-to-all of their gradients |
+//!
+//! The numbers of elements are for each index of the other dimensions.
+//!
+//! Some results have no placement, or their shape depends on the values. `into_scalar`,
+//! `all_close`, `argwhere`, `nonzero`, `mask_select` and [`replicated`] make their input or result
+//! `Replicate` first, which communicates unless it is so already.
+//!
+//! In all other cases an operator is local, except that
+//! [`Launch::with_replica_checks`](crate::comm::Launch::with_replica_checks) compares a plain
+//! tensor of one element over the ranks. [`RedistributePolicy::Deny`] makes the redistribution of
+//! an input an error. It permits the exchanges of the second table and the all-reduces of backward.
 //!
 //! # Panics
 //!
@@ -87,7 +151,7 @@
 //!
 //! # Infinities and ties
 //!
-//! Two results may differ from those of one device:
+//! Two results may differ from the results on one device:
 //!
 //! - A partial sum passes through linear operators (`matmul`, `linear`, `einsum`, `*`, `/`,
 //!   convolutions, `cross`) before it is reduced. A rank whose partial value is 0, such as one that
@@ -101,8 +165,8 @@
 //!
 //! # Finding a rule
 //!
-//! Each family has a file in this folder. Its rules are the [`EinsumRule`] constants at the top of
-//! the file.
+//! Each family has a file in this directory. Its rules are the [`EinsumRule`] constants at the top
+//! of the file.
 //!
 //! | file | operators |
 //! |---|---|
@@ -121,11 +185,8 @@
 //! | `read` | single numbers, for the program |
 //! | [`replicated`] | any other operator, on full tensors |
 //!
-//! A call of [`apply`] resolves the sharding ([`Operator::resolve`], from a cache), redistributes
-//! each input ([`Operator::input`]), runs burn's operator, and gives the result its spec
-//! ([`Operator::output`]). `select_strategy` is the search for the cheapest strategies, and
-//! `strategy_cost` computes their costs. [`plan`](crate::placement::plan) plans the steps from one
-//! layout to another.
+//! A call of [`apply`] runs the steps of the picture above; decisions are cached.
+//! [`plan`](crate::placement::plan) plans the steps from one layout to another.
 //!
 //! # Adding an operator
 //!
@@ -143,10 +204,10 @@
 //! ```
 //!
 //! Any other operator is described by its letters, with as many results as they state. All
-//! strategies must hold for uneven shards too. Inputs with empty shards are gathered first, unless
-//! the rule [supports them](ShardingRule::supports_empty_shards). Uneven shard sizes are kept if
-//! every dimension that the strategy shards has the length that they add up to, and the strategy
-//! does not require divisibility.
+//! strategies must be correct for uneven shards too. Inputs with empty shards are gathered first,
+//! unless the rule [supports them](ShardingRule::supports_empty_shards). Uneven shard sizes are
+//! kept if every dimension that the strategy shards has the length that they add up to, and the
+//! strategy does not require divisibility.
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -178,16 +239,16 @@
 //! [`ShardingRule`]. A computation that occurs at one place only needs no rule: a [`LocalMap`]
 //! states the placements of its inputs and outputs there.
 //!
-//! A strategy never communicates; an operator that needs elements of other ranks redistributes its
-//! inputs. There are two exceptions. Along a dimension that it would otherwise gather, a strategy
-//! may exchange a few elements of each shard, whose number it declares (`shard_summaries`). Windows
-//! over a sharded dimension fetch the elements that they lack in a separate exchange, in forward
-//! and backward (`halo`).
+//! A strategy does not communicate: an operator that needs elements of other ranks redistributes
+//! its inputs. The second table of [Collective](#collective) has the two exceptions. Along a
+//! dimension that it would otherwise gather, a strategy may exchange a few elements of each shard,
+//! whose number it declares (`shard_summaries`). Windows over a sharded dimension fetch the
+//! elements that they lack (`halo`).
 //!
 //! The local operator must record the same number of autodiff nodes for shards of any length.
-//! Otherwise ranks get out of step in backward. Burn's own operators do, except `matmul`, `linear`
-//! and `einsum`, which are different for a length of 1. The prover compares the graph depths of all
-//! ranks' results.
+//! Otherwise ranks run the collectives of backward in different orders. burn's own operators do,
+//! except `matmul`, `linear` and `einsum`, which differ for a length of 1. The prover compares the
+//! graph depths of all ranks' results.
 //!
 //! Then prove the rule: `cargo run --example prove_rule` shows how. It compares every placement on
 //! every mesh with the operator on full tensors, forward and backward.

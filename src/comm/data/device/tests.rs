@@ -6,7 +6,9 @@ use itertools::Itertools;
 
 use super::*;
 use crate::comm::backend::ranges::slice;
-use crate::comm::{Call, Launch, ShardedTensor, backend, launch};
+use crate::comm::data::double::DoublePlane;
+use crate::comm::host_backend::HostBackend;
+use crate::comm::{Call, Launch, ShardedTensor, TensorMeta, backend, launch};
 use crate::memory::gpu::gpu;
 use crate::placement::ShardSizes;
 use crate::testing::LoopbackJob;
@@ -194,5 +196,38 @@ fn data_on_a_device_is_read_once_and_not_before_it_is_needed() {
                 "{processes} processes of {each}"
             );
         }
+    }
+}
+
+/// Ranks that pass no tensors use the same plane as those that pass some, wherever these are.
+#[test]
+fn tensors_of_the_host_and_of_a_device_are_told_apart_by_all_ranks() {
+    let double = Arc::new(DoublePlane::new().of_device());
+    let backend = HostBackend::on_double(2, &double);
+    let launched = Launch::on_backend(backend).with_device(gpu());
+    let values = launch(launched, |world| {
+        let mut values = Vec::new();
+        for device in [crate::memory::host(), world.device().clone()] {
+            let own = Tensor::<1>::full([3], 1.0 + world.rank() as f32, &device).into_dispatch();
+            let comm = world.all();
+            let sum = comm.all_reduce("sum".into(), vec![own.clone()], ReduceOp::Sum);
+            values.extend(sum.wait()?);
+            let metas = vec![TensorMeta {
+                shape: [3].into(),
+                dtype: DType::F32,
+            }];
+            let of_root = (world.rank() == 0).then_some(vec![own]);
+            values.extend(comm.broadcast("root".into(), of_root, metas, 0).wait()?);
+        }
+        let values = values
+            .into_iter()
+            .map(|tensor| Tensor::<1>::from_dispatch(tensor).into_data());
+        Ok(values
+            .map(|data| data.iter::<f32>().next())
+            .collect::<Vec<_>>())
+    })
+    .unwrap();
+    for (_, values) in values {
+        assert_eq!(values, [3.0, 1.0, 3.0, 1.0].map(Some));
     }
 }

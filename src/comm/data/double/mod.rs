@@ -110,7 +110,7 @@ impl DoublePlane {
     }
 
     /// Leaves tensors in host memory to their own plane.
-    #[cfg(feature = "wgpu")]
+    #[allow(dead_code, reason = "only tests with a GPU have two planes")]
     pub fn of_device(self) -> Self {
         Self {
             is_of_device: true,

@@ -303,7 +303,7 @@ impl State {
     /// Carries out an exchange that `stream` has reached, once the streams of all members have.
     /// Returns false if a member has not started it.
     fn meet(&mut self, stream: StreamId, id: ExchangeId) -> bool {
-        // All members have taken it, so nobody reads the result.
+        // All members have taken it, so no rank reads the result.
         let Some(exchange) = self.exchanges.get(&id).filter(|exchange| !exchange.is_done) else {
             return true;
         };

@@ -11,7 +11,7 @@ use burn::tensor::{Distribution, Tensor};
 use parking_lot::Mutex;
 
 use super::super::{HostBackend, ProcessJob};
-use crate::comm::backend::{Backend, ProcessOptions};
+use crate::comm::backend::Backend;
 use crate::comm::data::double::{DoublePlane, Step};
 use crate::comm::{CommError, Launch, ReduceOp, World, launch};
 use crate::dtensor::ops::random;
@@ -23,9 +23,7 @@ use crate::{Error, Result};
 
 /// Returns the configuration of a launch of `ranks` ranks of this process on `double`.
 fn threads(ranks: usize, double: &Arc<DoublePlane>) -> Launch {
-    let backend = HostBackend::new(ranks, ProcessOptions::default());
-    backend.planes.use_double(double.clone());
-    Launch::on_backend(backend)
+    Launch::on_backend(HostBackend::on_double(ranks, double))
 }
 
 /// Returns the configuration of a launch of `each` ranks in this simulated process on `double`.
@@ -212,43 +210,5 @@ fn sharded_training_has_the_same_losses() {
             losses(Launch::threads(ranks))
         );
         assert_free(&double);
-    }
-}
-
-/// Ranks that pass no tensors use the same plane as those that pass some, wherever these are.
-#[cfg(feature = "wgpu")]
-#[test]
-fn tensors_of_the_host_and_of_a_device_are_told_apart_by_all_ranks() {
-    use burn::tensor::DType;
-
-    use crate::comm::TensorMeta;
-    use crate::memory::gpu::gpu;
-
-    let double = Arc::new(DoublePlane::new().of_device());
-    let launched = threads(2, &double).with_device(gpu());
-    let values = launch(launched, |world| {
-        let mut values = Vec::new();
-        for device in [crate::memory::host(), world.device().clone()] {
-            let own = Tensor::<1>::full([3], 1.0 + world.rank() as f32, &device).into_dispatch();
-            let comm = world.all();
-            let sum = comm.all_reduce("sum".into(), vec![own.clone()], ReduceOp::Sum);
-            values.extend(sum.wait()?);
-            let metas = vec![TensorMeta {
-                shape: [3].into(),
-                dtype: DType::F32,
-            }];
-            let of_root = (world.rank() == 0).then_some(vec![own]);
-            values.extend(comm.broadcast("root".into(), of_root, metas, 0).wait()?);
-        }
-        let values = values
-            .into_iter()
-            .map(|tensor| Tensor::<1>::from_dispatch(tensor).into_data());
-        Ok(values
-            .map(|data| data.iter::<f32>().next())
-            .collect::<Vec<_>>())
-    })
-    .unwrap();
-    for (_, values) in values {
-        assert_eq!(values, [3.0, 1.0, 3.0, 1.0].map(Some));
     }
 }
