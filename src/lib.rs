@@ -3,8 +3,8 @@
 //! HSDP); data, tensor, sequence and expert parallelism combine with that on further mesh
 //! dimensions. A model keeps its types, its parameter paths and burn's optimizers.
 //!
-//! Use plain burn if one device is enough. There is no pipeline parallelism, several GPUs were not
-//! tested, and NCCL is not used yet.
+//! Use plain burn if one device is enough. There is no pipeline parallelism, training on several
+//! GPUs is untested, and NCCL is not used yet.
 //!
 //! - [The book](book): [quick start](book::quick_start), [concepts](book::concepts), a guide for each
 //!   task, [coming from PyTorch](book::from_pytorch), [limits](book::limits).
@@ -19,9 +19,11 @@
 //!
 //! # The smallest complete program
 //!
-//! An ordinary burn model is trained on four ranks. Each rank holds a quarter of every parameter,
-//! of its gradient and of its optimizer state. [`unit`](fn@fsdp::unit) marks the modules whose
-//! parameters are gathered together.
+//! An ordinary burn model is trained on four ranks. Each parameter is sharded along its first
+//! dimension, and its gradient and optimizer state in the same way, so each rank holds about a
+//! quarter of all three. A dimension shorter than the number of ranks, such as a bias of one
+//! element, is on the first ranks only. [`unit`](fn@fsdp::unit) marks the modules whose parameters
+//! are gathered together.
 //!
 //! ```
 //! use burn::module::Module;

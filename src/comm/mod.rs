@@ -41,7 +41,10 @@
 //! # Collectives of a group
 //!
 //! [`World::group`] returns a [`Communicator`] for some of the ranks, and [`World::all`] one for all
-//! ranks. Its collectives of tensors return a [`Work`], whose `wait` returns the result:
+//! ranks. Its collectives take a list of tensors and return a [`Work`], whose `wait` returns the
+//! results. The tensors of a list may differ in element type and number of dimensions, so they are
+//! passed as burn's untyped tensors: `into_dispatch` converts to them, and `from_dispatch` back. For
+//! a single tensor, the collectives of a [mesh](crate::mesh) are simpler.
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -56,6 +59,19 @@
 //! })?;
 //! # Ok::<_, burn_dtensor::Error>(())
 //! ```
+//!
+//! # Invariants
+//!
+//! 1. No collective blocks forever after a failure: it succeeds, or returns a [`CommError`] that
+//!    names the rank at fault, the operation, its sequence number and the difference. A failure is
+//!    joint: it ends every collective of every group of the world that is not complete. A rank that
+//!    is stuck in the program's own code cannot be ended, so the [`launch`] of its process waits for
+//!    it.
+//! 2. Reductions add in one fixed binary tree over the group's ranks. A run is therefore bitwise
+//!    repeatable, and on power-of-two groups one reduction over 4 ranks equals one over 2 x 2. Only
+//!    a backend of another crate may add in another order: see [`Capabilities::fixed_tree`].
+//! 3. Every collective of more than one rank is counted in the rank's [`Ledger`]. A
+//!    [deferred](Call::with_deferred) collective is counted when the rank waits for its result.
 //!
 //! # Measuring waits
 //!
@@ -94,16 +110,6 @@
 //! ```
 //!
 //! The modules [`backend`] and [`transport`] are public.
-//!
-//! # Invariants on every backend
-//!
-//! 1. No call blocks forever after a failure: it succeeds, or returns a [`CommError`] that names
-//!    the rank at fault, the operation, its sequence number and the difference. A failure is joint:
-//!    it ends every collective of every group of the world that is not complete.
-//! 2. Reductions add in one fixed binary tree over the group's ranks. A run is therefore bitwise
-//!    repeatable, and on power-of-two groups one reduction over 4 ranks equals one over 2 x 2.
-//! 3. Every collective of more than one rank is counted in the rank's [`Ledger`]. A
-//!    [deferred](Call::with_deferred) collective is counted when the rank waits for its result.
 
 mod active_launch;
 mod agree;

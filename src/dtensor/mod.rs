@@ -5,16 +5,16 @@
 //! placement for each mesh dimension says which local tensor a rank stores. A tensor of shape `[4,
 //! 6]` on a mesh of two ranks:
 //!
-//! | placement | rank 0 stores | rank 1 stores |
-//! |---|---|---|
-//! | `Shard(0)` | rows 0 and 1: `[2, 6]` | rows 2 and 3: `[2, 6]` |
-//! | `Shard(1)` | columns 0 to 2: `[4, 3]` | columns 3 to 5: `[4, 3]` |
-//! | `Replicate` | the full tensor: `[4, 6]` | the same values: `[4, 6]` |
-//! | `Partial(sum)` | a summand: `[4, 6]` | another summand: `[4, 6]`; the tensor is the sum of both |
+//! | placement | short | rank 0 stores | rank 1 stores |
+//! |---|---|---|---|
+//! | `Shard(0)` | `S(0)` | rows 0 and 1: `[2, 6]` | rows 2 and 3: `[2, 6]` |
+//! | `Shard(1)` | `S(1)` | columns 0 to 2: `[4, 3]` | columns 3 to 5: `[4, 3]` |
+//! | `Replicate` | `R` | the full tensor: `[4, 6]` | the same values: `[4, 6]` |
+//! | `Partial(PartialOp::Sum)` | `P(sum)` | a summand: `[4, 6]` | another summand: `[4, 6]`; the tensor is the sum of both |
 //!
-//! In tables and errors they are written `S(0)`, `S(1)`, `R` and `P(sum)`. The sum of a `Partial`
-//! tensor is computed when the tensor is redistributed to another placement. There are other
-//! partial reductions: `P(avg)`, `P(max)`, `P(min)` and `P(product)`.
+//! Tables and errors have the short forms. The sum of a `P(sum)` tensor is computed when the tensor
+//! is redistributed to another placement. There are other partial reductions: `P(avg)`, `P(max)`,
+//! `P(min)` and `P(product)`.
 //!
 //! ```
 //! use burn::tensor::Tensor;
@@ -124,6 +124,10 @@
 //! ```
 //!
 //! # Changes of layout
+//! A value is *varying* if ranks hold identical values but compute different things with them, such
+//! as products with their own columns of a weight. Then each rank's gradient is a summand, and
+//! backward adds the summands up. See [`vary`](DTensor::vary).
+//!
 //! With `k` ranks along the mesh dimension and `g` the gradient of the result:
 //!
 //! | from -> to | forward | backward |
@@ -141,8 +145,26 @@
 //! | `R` -> varying | nothing | all-reduce |
 //! | `S(d)` -> varying | all-gather | reduce-scatter |
 //!
-//! A value is *varying* if ranks hold identical values but compute different things with them; see
-//! [`vary`](DTensor::vary).
+//! # Invariants
+//! 1. The gradient of an `R` value is `R`, of an `S(d)` value `S(d)`, and of a partial value `R`. It
+//!    is the true derivative of the loss with respect to the local value.
+//! 2. A computation that differs between ranks reads an `R` value only through
+//!    [`vary`](DTensor::vary). Each rank's gradient is then a partial sum, and the backward of
+//!    `vary` adds them up.
+//! 3. A local tensor has exactly the shape that its spec computes for this rank, even if that shape
+//!    is empty.
+//! 4. A collective runs on the ranks of one mesh dimension, or of several if their steps are fused.
+//!    Its label names the two layouts, and its phase is
+//!    [`Phase::Forward`](crate::comm::Phase::Forward) or
+//!    [`Phase::Backward`](crate::comm::Phase::Backward).
+//! 5. Without tracked gradients no autodiff node is recorded, and an unchanged layout costs
+//!    nothing.
+//! 6. Every rank records the same number of autodiff nodes, whatever the shape of its local tensor.
+//!    burn runs backward by depth, so all ranks run the collectives of backward in the same order.
+//!    A program can break this order with its own code between [`to_local`](DTensor::to_local) and
+//!    [`from_local`](DTensor::from_local). It then fails with
+//!    [`CommError::Mismatch`](crate::comm::CommError::Mismatch), because each collective of
+//!    backward carries the index that it was assigned in forward.
 //!
 //! # Source files
 //! | topic | file |
@@ -162,27 +184,6 @@
 //! | a tensor as one line of text; as a drawing | `display`; `visualize`, which draws the cells of `grid` |
 //! | how [`debug::trace_comm`](crate::debug::trace_comm) records collectives and their call sites | `src/watch.rs` |
 //! | operators | [`ops`] |
-//!
-//! # Invariants
-//! 1. The gradient of a Replicate value is Replicate, of an `S(d)` value `S(d)`, and of a Partial
-//!    value Replicate. It is the true derivative of the loss with respect to the local value.
-//! 2. A computation that differs between ranks reads a Replicate value only through
-//!    [`vary`](DTensor::vary). Each rank's gradient is then a partial sum, and the backward of
-//!    `vary` adds them up.
-//! 3. A local tensor has exactly the shape that its spec computes for this rank, even if that shape
-//!    is empty.
-//! 4. A collective runs on the ranks of one mesh dimension, or of several if their steps are fused.
-//!    Its label names the two layouts, and its phase is
-//!    [`Phase::Forward`](crate::comm::Phase::Forward) or
-//!    [`Phase::Backward`](crate::comm::Phase::Backward).
-//! 5. Without tracked gradients no autodiff node is recorded, and an unchanged layout costs
-//!    nothing.
-//! 6. Every rank records the same number of autodiff nodes, whatever the shape of its local tensor.
-//!    burn runs backward by depth, so all ranks run the collectives of backward in the same order.
-//!    A program can break this order with its own code between [`to_local`](DTensor::to_local) and
-//!    [`from_local`](DTensor::from_local). It then fails with
-//!    [`CommError::Mismatch`](crate::comm::CommError::Mismatch), because each collective of
-//!    backward carries the index that it was assigned in forward.
 
 mod check;
 mod collective;

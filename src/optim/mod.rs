@@ -35,10 +35,11 @@
 //! | keep a moving average of the weights | [`ema`] |
 //! | read, move and load state | [`OptimizerState`], [`FullOptimizerState`] |
 //!
-//! [`sharded`] accepts only optimizers that are exact on shards; others do not compile. AdamW, Adam,
-//! Lion and Sgd, built from their configurations, make one pass over memory on the CPU
+//! [`sharded`] accepts only optimizers that are exact on shards; others do not compile. AdamW,
+//! Adam, Lion and Sgd, built from their configurations, make one pass over memory on the CPU
 //! ([`FusedAdamW`], [`FusedAdam`], [`FusedLion`], [`FusedSgd`]). Their results are burn's, bit for
-//! bit. On GPUs one kernel steps a list of parameters. The other optimizers use burn's own step.
+//! bit. On GPUs one kernel steps a list of parameters, with results within a few units in the last
+//! place of burn's. The other optimizers use burn's own step.
 //!
 //! # State
 //! State is named by the parameters' paths and burn's field names. Tensors are laid out like their
@@ -68,7 +69,8 @@
 //!     let device = world.device().clone().autodiff();
 //!     let mut model = fully_shard(LinearConfig::new(8, 6).init(&device), &mesh, FullyShard::new())?;
 //!     let mut optim = sharded(AdamWConfig::new());
-//!     let loss = model.forward(Tensor::<2>::ones([1, 8], &device)).square().sum();
+//!     let x = Tensor::<2>::ones([1, 8], &device);
+//!     let loss = unit(&model, x, |model, x| model.forward(x)).square().sum();
 //!     let grads = GradientsParams::from_grads(loss.backward(), &model);
 //!     model = optim.step(1e-3, model, grads)?;
 //!     let state = optim.state(&model)?;
@@ -93,8 +95,9 @@
 //! ```
 //!
 //! # Invariants
-//! 1. An optimizer that works element by element steps a shard exactly (bitwise) as it steps the
-//!    full parameter, without communication.
+//! 1. On the CPU, an optimizer that works element by element steps a shard exactly (bitwise) as it
+//!    steps the full parameter. On GPUs, fused steps may differ from burn's by a few units in the
+//!    last place. These steps do not communicate.
 //! 2. A state tensor of the parameter's shape has the parameter's layout. A state tensor of another
 //!    shape is replicated.
 //! 3. Muon gives the same result on any mesh as on one device, bitwise if the gradients are.

@@ -79,10 +79,10 @@
 //!   all-reduce                           ├── head, block 3 ──┤         ├ blocks 2 to 0 ┤├ embedding ┤
 //! ```
 //!
-//! A bucket is posted when it has its number of bytes, and the bucket before it is waited for at
-//! that time. The last one is posted when backward ends. A unit is never divided: a bucket ends
-//! with the unit that fills it. [`with_bucket_bytes`](DataParallel::with_bucket_bytes) sets the
-//! sizes.
+//! When a bucket has its number of bytes, the rank waits for the all-reduce of the bucket before
+//! it, and then posts this one's. The last one is posted when backward ends. A unit is never
+//! divided: a bucket ends with the unit that fills it.
+//! [`with_bucket_bytes`](DataParallel::with_bucket_bytes) sets the sizes.
 //!
 //! Ranks that take different branches must nevertheless enter the same units: use
 //! [`with_one_unit`](DataParallel::with_one_unit).
@@ -105,7 +105,8 @@
 //! [`Join`] trains until the last rank has no further batch. A rank that has run out computes on
 //! its last batch, with weight 0, and so takes part in the collectives of the others. By default, a
 //! step averages over the ranks that have a batch. Where possible, give every rank the same number
-//! of batches: a [`DistributedSampler`](crate::data::DistributedSampler) pads the rows.
+//! of batches: a [`DistributedSampler`](crate::data::DistributedSampler) drops rows that do not
+//! fill a batch, or pads them ([`LastBatch`](crate::data::LastBatch)).
 //!
 //! # Invariants
 //! 1. Parameters have the values of the mesh's first rank at first. On processors of one kind, they

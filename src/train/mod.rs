@@ -2,7 +2,12 @@
 //!
 //! A program written for burn's `Learner` runs on every rank of a [`launch`](crate::comm::launch).
 //! [`supervised`] takes the place of `SupervisedTraining::new`. Metrics then cover the rows of all
-//! ranks, and all ranks step, stop and save together:
+//! ranks, and all ranks step, stop and save together.
+//!
+//! Write a loop instead if a step needs several models or optimizers, or if its outputs are large:
+//! every step gathers the outputs on every rank, for the metrics.
+//!
+//! [`with_checkpoints`] saves at the end of each epoch, and [`resume`] continues on any mesh:
 //!
 //! ```
 //! # use burn::data::dataloader::batcher::Batcher;
@@ -12,11 +17,11 @@
 //! # use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
 //! use burn::module::Module;
 //! use burn::optim::AdamWConfig;
-//! use burn::train::Learner;
 //! use burn::train::metric::LossMetric;
+//! use burn_dtensor::checkpoint::CheckpointManager;
 //! use burn_dtensor::optim::sharded;
 //! use burn_dtensor::prelude::*;
-//! use burn_dtensor::train::{loaders, supervised};
+//! use burn_dtensor::train::{loaders, resume, supervised, with_checkpoints};
 //!
 //! # #[derive(Module, Debug)]
 //! # struct Net {
@@ -62,12 +67,14 @@
 //!     let model = fully_shard(Net { layer: LinearConfig::new(1, 1).init(&device) }, &mesh, FullyShard::new())?;
 //!     let optim = sharded(AdamWConfig::new()).into_module_optimizer(&model)?;
 //!     let (train, valid) = loaders(&mesh, Squares, 8, 42, rows(30), rows(13))?; // this rank's rows
-//!     let training = supervised(&mesh, &artifacts, train, valid)?
-//!         .metrics((LossMetric::new(),))
-//!         .with_default_checkpointers()
-//!         .num_epochs(2)
-//!         .summary();
-//!     let result = training.launch(Learner::new(model, optim, 1e-3));
+//!     let checkpoints = CheckpointManager::new(artifacts.join("run"), &mesh).with_keep(2);
+//!     let (learner, epoch) = resume(&checkpoints, model, optim, 1e-3)?; // calls burn's `Learner::new`
+//!     let training = supervised(&mesh, &artifacts, train, valid)?.metrics((LossMetric::new(),)).num_epochs(2).summary();
+//!     let mut training = with_checkpoints(training, &mesh, checkpoints);
+//!     if let Some(epoch) = epoch {
+//!         training = training.checkpoint(epoch);
+//!     }
+//!     let result = training.launch(learner);
 //!     let _full = full_model(&result.model)?;
 //!     Ok(())
 //! })?;
@@ -86,7 +93,7 @@
 //! | `AdamWConfig::new().init()` | the same, for an optimizer that works element by element; or [`sharded`](crate::optim::sharded) and [`into_module_optimizer`](crate::optim::ShardedOptimizer::into_module_optimizer) |
 //! | a directory for the training | a directory for each rank inside it: [`rank_directory`] |
 //! | `result.model.save_file(..)` | the same, on [`full_model`](crate::fsdp::full_model) or [`full_model_on`](crate::fsdp::full_model_on) |
-//! | `training.checkpoint(epoch)` to resume | the same, with the epoch of [`last_checkpoint`]; on another number of ranks, [`with_checkpoints`] and [`resume`] |
+//! | `training.checkpoint(epoch)` to resume | the same, with the epoch of [`last_checkpoint`]; to resume on another mesh, [`with_checkpoints`] and [`resume`] |
 //!
 //! Everything else is burn's own: metrics, checkpointers, early stopping, learning rate schedules,
 //! `grads_accumulation` and the renderer. Only the first rank draws, prints the summary and
@@ -102,7 +109,7 @@
 //! | decision | taken by |
 //! |---|---|
 //! | metrics | every rank, from the outputs of all ranks' rows ([`GatherOutput`]), so all ranks log the same values |
-//! | checkpoints to keep | every rank by burn's strategy, or the first rank by [`EpochCheckpoints`], from these metrics; each rank writes its shards |
+//! | checkpoints to keep | with burn's checkpointers, every rank, from these metrics; with [`EpochCheckpoints`], by the first rank's value of the metric. Each rank writes its shards |
 //! | early stopping | the first rank, from these metrics |
 //! | stop by an `Interrupter` of any rank | all ranks, after the same step |
 //! | failure of a rank's data, metrics or checkpoint | all ranks, with [`TrainError::Failed`] |

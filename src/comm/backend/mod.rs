@@ -35,7 +35,7 @@
 //!    [exited](Backend::rank_exited), with [`CommError::RankReturned`], and at its deadline, with
 //!    [`CommError::DeadlineExceeded`]: both are then the world's failure, [`Failure::Collective`].
 //! 4. **Reproducible bits.** A reduction adds neighbours in one fixed binary tree over the group's
-//!    ranks. f16 and bf16 are summed in f32 and rounded once; narrow integers are averaged in 64
+//!    ranks, unless the [capabilities](Capabilities::fixed_tree) say otherwise. f16 and bf16 are summed in f32 and rounded once; narrow integers are averaged in 64
 //!    bits. A minimum or maximum is NaN if any rank has NaN; of bools, the maximum is their "or"
 //!    and the minimum their "and".
 //! 5. **Memory.** The backend owns posted tensors until every rank has received what it needs from
