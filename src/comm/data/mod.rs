@@ -126,7 +126,7 @@ pub(in crate::comm) enum PlaneContribution {
     #[cfg(feature = "flex")]
     Host(host::HostContribution),
     #[cfg(feature = "cube")]
-    Device(device::DeviceContribution),
+    Device(Box<device::DeviceContribution>),
     #[cfg(test)]
     Double(Arc<double::Staged>),
     /// Nothing but the tensors, or the buffer that has them if they were received there.

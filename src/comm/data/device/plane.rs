@@ -66,11 +66,9 @@ impl DataPlane for DevicePlane {
         tensors: Vec<DispatchTensor>,
         recipients: Vec<usize>,
     ) -> Contribution {
-        let mut contribution = Contribution::new(
-            tensors,
-            PlaneContribution::Device(DeviceContribution::default()),
-        )
-        .with_recipients(recipients);
+        let mut contribution =
+            Contribution::new(tensors, PlaneContribution::Device(Box::default()))
+                .with_recipients(recipients);
         let tensors = &contribution.tensors;
         // Ranks of other processes contribute host tensors without rows.
         let (copies, flat) = match call.plan.filter(|_| !call.is_distributed) {
@@ -83,12 +81,12 @@ impl DataPlane for DevicePlane {
         // After all that prepares the tensors.
         #[cfg(feature = "cuda")]
         let work = tensors.first().and_then(SubmittedWork::on_device_of);
-        contribution.plane = PlaneContribution::Device(DeviceContribution {
+        contribution.plane = PlaneContribution::Device(Box::new(DeviceContribution {
             copies,
             flat,
             #[cfg(feature = "cuda")]
             work,
-        });
+        }));
         contribution
     }
 
