@@ -103,7 +103,7 @@
 //! | [`Ranks(n)`](ReshardAfterForward::Ranks) | sharded over `n` neighbouring ranks | two for each unit, the second over `n` ranks |
 //!
 //! # Memory
-//! What a rank holds, if `n` ranks shard the model:
+//! If `n` ranks shard the model, a rank holds:
 //!
 //! | time | parameters | gradients |
 //! |---|---|---|

@@ -40,7 +40,7 @@ pub(crate) struct Contribution {
     pub source: ContributionSource,
     /// Time of arrival, if there are several processes.
     pub arrival: Option<Arrival>,
-    /// What the plane of the contributing rank adds. Ranks of one group may use different planes.
+    /// Addition of the contributing rank's plane. Ranks of one group may use different planes.
     pub plane: PlaneContribution,
 }
 

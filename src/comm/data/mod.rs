@@ -120,7 +120,7 @@ impl Planes {
     }
 }
 
-/// What the plane of a contributing rank adds to its tensors.
+/// Addition of a contributing rank's plane to its tensors.
 #[derive(Debug)]
 pub(in crate::comm) enum PlaneContribution {
     #[cfg(feature = "flex")]
@@ -135,7 +135,8 @@ pub(in crate::comm) enum PlaneContribution {
 }
 
 impl PlaneContribution {
-    /// Nothing but the tensors, or the `buffer` that has them if they were received there.
+    /// Creates an addition of nothing, or of the `buffer` that has the tensors if they were received
+    /// there.
     fn bytes(buffer: Option<Arc<ResultBuffer>>) -> Self {
         #[cfg(feature = "flex")]
         return Self::Host(host::HostContribution::received(buffer));

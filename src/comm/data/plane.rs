@@ -129,17 +129,23 @@ pub(in crate::comm) trait DataPlane: Debug + Send + Sync {
         reduce(&operands, ranges, op, &inputs.home(index))
     }
 
+    /// Returns true if several ranks may have handles to the memory of `tensor`, which keeps no other
+    /// memory alive.
+    fn may_share(&self, tensor: &DispatchTensor) -> bool {
+        let _ = tensor;
+        false
+    }
+
     /// Returns a tensor of `contribution` for this rank's result. It is not copied if no other rank
-    /// has it.
+    /// has it, or if it [may be shared](Self::may_share).
     fn own(
         &self,
         inputs: &CollectiveInputs<'_>,
         contribution: &Contribution,
         tensor: &DispatchTensor,
     ) -> DispatchTensor {
-        if contribution.source == ContributionSource::RemoteExclusive
-            && tensor.device() == *inputs.device.as_dispatch()
-        {
+        let is_own = contribution.source == ContributionSource::RemoteExclusive;
+        if (is_own || self.may_share(tensor)) && tensor.device() == *inputs.device.as_dispatch() {
             return tensor.clone();
         }
         concat(vec![full_block(tensor)], 0, inputs.device)

@@ -47,14 +47,14 @@ pub(super) struct HostGroupBackend {
     host_plane: Arc<dyn DataPlane>,
     /// Exchanges that are not started.
     exchanges: Arc<ExchangeQueue>,
-    /// Whether a call was posted whose tensors are exchanged. Locked while such a call is prepared
+    /// True if a call was posted whose tensors are exchanged. Locked while such a call is prepared
     /// and posted, so that a plane prepares the calls of a channel in their order.
     has_exchanged: Mutex<bool>,
     /// Group on which the second phases of all-reduces are posted, once there was one.
     pub second: Mutex<Option<(GroupKey, Arc<RemoteGroup>)>>,
 }
 
-/// What a rank contributes to a collective that it is about to post.
+/// Contribution of a rank to a collective that it is about to post.
 pub(super) struct PreparedCall<'a> {
     /// Lock of a call whose tensors are exchanged, until it is posted.
     exchange: Option<MutexGuard<'a, bool>>,

@@ -23,7 +23,7 @@ use crate::placement::ShardSizes;
 #[derive(Debug, Default)]
 pub(in crate::comm::data) struct DevicePlane;
 
-/// What a rank adds to its tensors for others on Cube devices.
+/// Addition to a rank's tensors for other ranks on Cube devices.
 #[derive(Debug, Default)]
 pub(in crate::comm) struct DeviceContribution {
     /// Copies of this rank, before and after the collective.

@@ -74,7 +74,7 @@ pub(in crate::comm) struct DoublePlane {
     aborts: AtomicUsize,
 }
 
-/// What a rank has copied to its device for a call.
+/// Tensors that a rank has copied to its device for a call.
 #[derive(Debug)]
 pub(in crate::comm) struct Staged {
     group: Group,

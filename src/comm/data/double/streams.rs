@@ -83,9 +83,9 @@ enum Command {
 
 /// Tensors of one exchange, by sender and receiver.
 struct Exchange {
-    /// What each member sends to each, and its stream, once it has started the exchange.
+    /// Tensors that each member sends to each, and its stream, once it has started the exchange.
     sent: Vec<Option<(StreamId, Vec<Vec<DeviceTensor>>)>>,
-    /// What each member receives from each; allocated once all have started.
+    /// Memory into which each member receives from each; allocated once all have started.
     received: Vec<Vec<Vec<DeviceTensor>>>,
     is_done: bool,
     /// Number of members that have not taken what they receive.

@@ -12,11 +12,11 @@ use super::{
 use crate::comm::backend::ranges::{Ranges, full};
 use crate::comm::control::rendezvous::SpinPolicy;
 use crate::comm::data::call::DataCall;
-use crate::comm::data::contribution::{Contribution, ContributionSource};
-use crate::comm::data::inputs::{CollectiveInputs, full_block};
+use crate::comm::data::contribution::Contribution;
+use crate::comm::data::inputs::CollectiveInputs;
 use crate::comm::data::plane::{DataPlane, gather_by_tensor};
 use crate::comm::data::result_buffer::ResultBuffer;
-use crate::comm::data::{PlaneContribution, concat, has_kernel, reduce};
+use crate::comm::data::{PlaneContribution, has_kernel, reduce};
 use crate::comm::{Capabilities, CollectivePlan, Op, ReduceOp};
 
 /// The plane for tensors in host memory.
@@ -25,7 +25,7 @@ pub(in crate::comm::data) struct HostPlane {
     shared: Option<SharedResultCache>,
 }
 
-/// What a rank adds to its tensors for others that read them in host memory.
+/// Addition to a rank's tensors for other ranks that read them in host memory.
 #[derive(Debug, Default)]
 pub(in crate::comm) struct HostContribution {
     /// Plan of an all-gather.
@@ -37,7 +37,7 @@ pub(in crate::comm) struct HostContribution {
 }
 
 impl HostContribution {
-    /// Of a rank of another process.
+    /// Creates the addition for a rank of another process.
     pub fn received(result_buffer: Option<Arc<ResultBuffer>>) -> Self {
         Self {
             result_buffer,
@@ -179,19 +179,7 @@ impl DataPlane for HostPlane {
         reduce(&operands, ranges, op, &inputs.home(index))
     }
 
-    /// A tensor that keeps no other memory alive may be shared.
-    fn own(
-        &self,
-        inputs: &CollectiveInputs<'_>,
-        contribution: &Contribution,
-        tensor: &DispatchTensor,
-    ) -> DispatchTensor {
-        let is_shared = self.shared.is_some() && is_alone(tensor);
-        if (contribution.source == ContributionSource::RemoteExclusive || is_shared)
-            && tensor.device() == *inputs.device.as_dispatch()
-        {
-            return tensor.clone();
-        }
-        concat(vec![full_block(tensor)], 0, inputs.device)
+    fn may_share(&self, tensor: &DispatchTensor) -> bool {
+        self.shared.is_some() && is_alone(tensor)
     }
 }
