@@ -437,10 +437,9 @@ fn main() -> Result<()> {
     if cli.processes {
         return start_processes(cli.ranks);
     }
-    let mut outcomes = launch(
-        Launch::from_env(cli.ranks)?.with_device(cli.device.device()),
-        |world| measure(&cli, world),
-    )?;
+    let mut outcomes = launch(cli.device.launch(Launch::from_env(cli.ranks)?)?, |world| {
+        measure(&cli, world)
+    })?;
     // Of several processes that of the first rank tells.
     let Some((0, ranks)) = outcomes.first_mut() else {
         return Ok(());

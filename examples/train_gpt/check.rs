@@ -16,7 +16,7 @@ use crate::train::{Outcome, batches, schedule, train_step};
 /// # Errors
 /// None without a mesh. The result is a `Result` because the sharded run uses the same step.
 pub fn reference(settings: &Settings, initial: Gpt) -> Result<(Vec<f32>, Gpt)> {
-    let device = settings.args.device.device();
+    let device = settings.args.device.devices()?.swap_remove(0);
     let validation =
         settings
             .validation

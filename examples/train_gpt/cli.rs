@@ -102,7 +102,8 @@ pub struct Args {
     /// Continue from the latest checkpoint in --save, if there is one, on any mesh
     #[arg(long)]
     pub resume: bool,
-    /// Device of the ranks: flex (the CPU), wgpu or cuda (the first GPU, which all ranks share)
+    /// Device of the ranks: flex (the CPU), wgpu, cuda (the first GPU, which all ranks share), or
+    /// cuda:0,1 and so on (the ranks take turns, and use NCCL if it is built in)
     #[arg(long, default_value = "flex")]
     pub device: RankDevice,
     /// Keep shards, their gradients and the optimizer's state on the CPU, whatever the device
@@ -198,8 +199,9 @@ impl Args {
                     .into(),
             );
         }
+        let devices = self.device.devices().map_err(|error| error.to_string())?;
         for dtype in dtypes {
-            if !self.device.device().supports_dtype(dtype) {
+            if !devices[0].supports_dtype(dtype) {
                 return Err(format!("the device does not support {}", dtype.name()));
             }
         }

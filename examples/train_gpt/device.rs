@@ -1,47 +1,84 @@
-//! `--device`: the device of the ranks.
+//! `--device`: the devices of the ranks.
 
 use std::str::FromStr;
 
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
+use burn_dtensor::prelude::*;
 
-/// The device of all ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The devices of the ranks of a process, which take turns.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RankDevice {
     Flex,
     Wgpu,
-    Cuda,
+    /// GPUs of CUDA, by number.
+    Cuda(Vec<usize>),
 }
 
 impl RankDevice {
-    pub fn device(self) -> Device {
+    /// Returns the devices. Fails if CUDA does not report them.
+    pub fn devices(&self) -> Result<Vec<Device>> {
         match self {
-            Self::Flex => Device::flex(),
+            Self::Flex => Ok(vec![Device::flex()]),
             #[cfg(feature = "wgpu")]
-            Self::Wgpu => Device::wgpu(DeviceKind::DefaultDevice),
+            Self::Wgpu => Ok(vec![Device::wgpu(DeviceKind::DefaultDevice)]),
             #[cfg(feature = "cuda")]
-            Self::Cuda => Device::cuda(0),
+            Self::Cuda(numbers) => gpus(numbers),
             #[allow(unreachable_patterns, reason = "built with every backend")]
             other => unreachable!("{other:?} was refused on the command line"),
         }
     }
+
+    /// Gives the ranks of this process their devices. Those on several GPUs exchange tensors by
+    /// NCCL, if the program is built with it.
+    pub fn launch(&self, launch: Launch) -> Result<Launch> {
+        let devices = self.devices()?;
+        let ranks = launch.local_ranks();
+        #[cfg(feature = "nccl")]
+        let launch = match devices.len() {
+            1 => launch,
+            _ => launch.with_nccl(burn_dtensor::comm::NcclReductions::Native)?,
+        };
+        Ok(launch.with_devices(devices.into_iter().cycle().take(ranks)))
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn gpus(numbers: &[usize]) -> Result<Vec<Device>> {
+    let known = burn_dtensor::comm::cuda_devices()?;
+    let device = |number: &usize| {
+        known.get(*number).cloned().ok_or_else(|| {
+            Error::other(format!(
+                "there is no GPU {number}: CUDA reports {}, numbered from 0",
+                known.len()
+            ))
+        })
+    };
+    numbers.iter().map(device).collect()
 }
 
 impl FromStr for RankDevice {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (device, built) = match text {
-            "flex" => (Self::Flex, true),
-            "wgpu" => (Self::Wgpu, cfg!(feature = "wgpu")),
-            "cuda" => (Self::Cuda, cfg!(feature = "cuda")),
-            _ => return Err("expected flex, wgpu or cuda".into()),
+        let (name, numbers) = text.split_once(':').unwrap_or((text, "0"));
+        let (device, built) = match name {
+            "flex" if name == text => (Self::Flex, true),
+            "wgpu" if name == text => (Self::Wgpu, cfg!(feature = "wgpu")),
+            "cuda" => {
+                let numbers = numbers.split(',').map(str::parse);
+                let numbers = numbers.collect::<Result<_, _>>();
+                let numbers =
+                    numbers.map_err(|_| "expected numbers of GPUs, such as cuda:0,1".to_owned())?;
+                (Self::Cuda(numbers), cfg!(feature = "cuda"))
+            }
+            _ => return Err("expected flex, wgpu, cuda, or cuda:0,1 and so on".into()),
         };
         match built {
             true => Ok(device),
             false => Err(format!(
-                "this program was built without {text}. Build it with --features {text}"
+                "this program was built without {name}. Build it with --features {name}"
             )),
         }
     }

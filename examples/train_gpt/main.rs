@@ -52,7 +52,7 @@ fn run(settings: &Settings) -> Result<bool> {
         .init(&device.clone().autodiff())
         .fork(&device.clone().autodiff());
     let outcomes = launch(
-        Launch::from_env(settings.ranks())?.with_device(args.device.device()),
+        args.device.launch(Launch::from_env(settings.ranks())?)?,
         |world| {
             world.run_on(0, || {
             let params = initial.num_params();

@@ -8,6 +8,8 @@ use std::time::Duration;
 use burn::tensor::Device;
 
 use super::backend::{Backend, ProcessOptions};
+#[cfg(feature = "nccl")]
+use super::data::nccl::NcclLoader;
 use super::host_backend::HostBackend;
 #[cfg(feature = "mpi")]
 use super::host_backend::ProcessJob;
@@ -30,6 +32,24 @@ pub struct Launch {
     process_options: ProcessOptions,
     flight: Option<PathBuf>,
     checks_replicas: bool,
+    /// Creates the plane of the GPUs.
+    #[cfg(feature = "nccl")]
+    nccl: Option<NcclLoader>,
+}
+
+/// How NCCL reduces tensors, for [`Launch::with_nccl`].
+#[cfg(feature = "nccl")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NcclReductions {
+    /// By NCCL's algorithms, which add in an order of their own: results are equal on all ranks, but
+    /// may differ from those on other backends in the last bits. f16 and bf16 are rounded after
+    /// every rank. Reductions that NCCL lacks are done as below.
+    #[default]
+    Native,
+    /// In the fixed tree, as on all other backends: each rank receives the operands of all ranks,
+    /// and adds them. Bit-identical to threads on the CPU, but each rank receives as many times the
+    /// data as there are ranks, so this is for tests.
+    FixedTree,
 }
 
 /// Environment variable with the folder of flight files, used if [`Launch::with_flight_recorder`]
@@ -138,7 +158,48 @@ impl Launch {
             process_options: ProcessOptions::default(),
             flight: None,
             checks_replicas: false,
+            #[cfg(feature = "nccl")]
+            nccl: None,
         }
+    }
+
+    /// Lets ranks exchange tensors between their GPUs by NCCL, which is loaded now. Each rank needs
+    /// a GPU of its own, of CUDA: [`with_devices`](Self::with_devices) or, with one rank in each
+    /// process, [`with_device`](Self::with_device). Default: ranks of one process read each other's
+    /// tensors, and tensors for ranks of other processes are copied through host memory.
+    ///
+    /// All processes must pass the same. Point-to-point messages travel through host memory. NCCL
+    /// connects the ranks of a group in their first collective.
+    ///
+    /// ```no_run
+    /// use burn_dtensor::comm::{Launch, NcclReductions, cuda_devices, launch};
+    ///
+    /// let devices = cuda_devices()?;
+    /// let ranks = Launch::threads(devices.len()).with_devices(devices);
+    /// launch(ranks.with_nccl(NcclReductions::Native)?, |world| world.barrier("connected"))?;
+    /// # Ok::<_, burn_dtensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`StartError::NoGpu`] if CUDA reports no GPU, and [`StartError::NoNccl`] if NCCL is not found, is older than 2.28, or lacks
+    /// a function. In collectives, [`CommError::DataPlane`](super::CommError::DataPlane) if NCCL
+    /// fails, or if ranks share a GPU and NCCL is older than 2.30.
+    ///
+    /// # Panics
+    /// If the backend is one that was passed to [`on_backend`](Self::on_backend).
+    #[cfg(feature = "nccl")]
+    pub fn with_nccl(mut self, reductions: NcclReductions) -> Result<Self, StartError> {
+        assert!(
+            !matches!(self.ranks, RankBackend::On(_)),
+            "a backend that was passed to `Launch::on_backend` exchanges tensors by itself"
+        );
+        super::cuda_devices()?;
+        let in_tree = reductions == NcclReductions::FixedTree;
+        let loaded = super::data::nccl::load(in_tree);
+        self.nccl = Some(loaded.map_err(|error| StartError::NoNccl {
+            problem: error.to_string(),
+        })?);
+        Ok(self)
     }
 
     /// Sets the maximum time that a rank waits for the others in one collective. Default: 10
@@ -164,12 +225,7 @@ impl Launch {
     /// If the number of devices is not the number of ranks in this process.
     pub fn with_devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
         let devices: Vec<_> = devices.into_iter().map(Device::inner).collect();
-        let ranks = match &self.ranks {
-            RankBackend::Threads(ranks) => *ranks,
-            #[cfg(feature = "mpi")]
-            RankBackend::Processes(_, ranks) => *ranks,
-            RankBackend::On(backend) => backend.local_ranks().len(),
-        };
+        let ranks = self.local_ranks();
         assert_eq!(
             devices.len(),
             ranks,
@@ -178,6 +234,16 @@ impl Launch {
         );
         self.devices = Devices::Each(devices);
         self
+    }
+
+    /// Returns the number of ranks that this process runs.
+    pub fn local_ranks(&self) -> usize {
+        match &self.ranks {
+            RankBackend::Threads(ranks) => *ranks,
+            #[cfg(feature = "mpi")]
+            RankBackend::Processes(_, ranks) => *ranks,
+            RankBackend::On(backend) => backend.local_ranks().len(),
+        }
     }
 
     /// Sets the stack size of a rank's program in bytes. Only what the program uses takes memory.
@@ -352,11 +418,18 @@ where
     T: Send,
     F: Fn(&World) -> Result<T> + Sync,
 {
+    let with_planes = |backend: Arc<HostBackend>| {
+        #[cfg(feature = "nccl")]
+        if let Some(nccl) = &config.nccl {
+            backend.use_nccl(nccl.plane());
+        }
+        backend
+    };
     let backend: Arc<dyn Backend> = match &config.ranks {
-        RankBackend::Threads(size) => HostBackend::new(*size, config.process_options),
+        RankBackend::Threads(size) => with_planes(HostBackend::new(*size, config.process_options)),
         #[cfg(feature = "mpi")]
         RankBackend::Processes(processes, each) => {
-            processes.backend_with_options(*each, config.process_options)
+            with_planes(processes.host_backend(*each, config.process_options))
         }
         RankBackend::On(backend) => backend.clone(),
     };

@@ -151,6 +151,22 @@ pub enum StartError {
         problem: String,
     },
 
+    /// The process has no GPU of CUDA.
+    #[error(
+        "no GPU of CUDA: {problem}. Install NVIDIA's driver, make a GPU visible to the process, or use another device"
+    )]
+    NoGpu {
+        /// What was looked for, and not found.
+        problem: String,
+    },
+
+    /// NCCL could not be loaded.
+    #[error("{problem}")]
+    NoNccl {
+        /// What was looked for, where, and what to do.
+        problem: String,
+    },
+
     /// The progress thread, which communicates with other processes, could not be started.
     #[error(
         "the progress thread, which communicates with other processes, could not be started: {problem}. Raise the limit on \

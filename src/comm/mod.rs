@@ -122,6 +122,8 @@ mod control;
 mod data;
 mod digests;
 mod error;
+#[cfg(feature = "cuda")]
+mod gpus;
 mod group;
 mod groups;
 mod host_backend;
@@ -149,8 +151,12 @@ pub use communicator::Communicator;
 pub use digests::{Digests, Divergence};
 pub(crate) use digests::{Vote, vote};
 pub use error::{CommError, ReplicatedValue};
+#[cfg(feature = "cuda")]
+pub use gpus::cuda_devices;
 pub use group::Group;
 pub use host_backend::ProcessJob;
+#[cfg(feature = "nccl")]
+pub use launch::NcclReductions;
 pub use launch::{Launch, launch};
 pub use launcher::{StartError, is_first_process};
 pub(crate) use observe::{CallEvent, CallInfo, CopyDirection, listen};

@@ -106,7 +106,7 @@ impl<P> From<P> for CallData<P> {
 }
 
 /// Key of a group in the [`MatchTable`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct GroupKey(usize);
 
 impl GroupKey {

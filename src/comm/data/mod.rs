@@ -2,7 +2,7 @@
 //!
 //! A [`DataPlane`] prepares what a rank contributes and builds its result. Which plane a call uses
 //! depends on where its tensors are: each rank's handle on a group has [two planes](Planes::of), one
-//! for host memory and one for the rank's device. This file is the only place that picks, by plane
+//! for host memory and one for the rank's device, which may be NCCL's. This file is the only place that picks, by plane
 //! or by the backend of a tensor. A further plane is a directory here, a case of
 //! [`PlaneContribution`] if its contributions carry something of its own, and a field of [`Planes`].
 //!
@@ -10,7 +10,7 @@
 //! |---|---|---|---|
 //! | `host` | each other's memory | bytes | shared by the ranks of a process if they are identical |
 //! | `device` | each other's memory, by handle | bytes, through host memory | usable in stream order |
-//! | `double`, in tests | what was exchanged over simulated streams | nothing from the control plane | once the streams have run |
+//! | `nccl` | what NCCL exchanges between their GPUs | nothing from the control plane | usable in stream order |
 //!
 //! Planes are shared trait objects, because they hold no state of a call: one indirect call for a
 //! collective. Contributions are an enum, because ranks of one group may be on the first two planes,
@@ -27,11 +27,11 @@ pub(in crate::comm) mod call;
 pub(in crate::comm) mod contribution;
 #[cfg(feature = "cube")]
 mod device;
-#[cfg(test)]
-pub(in crate::comm) mod double;
 #[cfg(feature = "flex")]
 mod host;
 pub(in crate::comm) mod inputs;
+#[cfg(any(feature = "nccl", test))]
+pub(in crate::comm) mod nccl;
 pub(in crate::comm) mod payload;
 pub(in crate::comm) mod payload_check;
 pub(in crate::comm) mod plane;
@@ -58,9 +58,12 @@ pub(in crate::comm) struct Planes {
     host: Arc<host::HostPlane>,
     #[cfg(feature = "cube")]
     device: Arc<device::DevicePlane>,
-    /// Takes the place of the others for the tensors that it takes.
+    /// Plane of the GPUs, if the launch has one, in place of `device`.
+    #[cfg(any(feature = "nccl", test))]
+    nccl: std::sync::OnceLock<Arc<nccl::NcclPlane>>,
+    /// True if `nccl` also takes the place of `host`, which has the memory of simulated GPUs.
     #[cfg(test)]
-    double: std::sync::OnceLock<Arc<double::DoublePlane>>,
+    simulates_gpus: std::sync::atomic::AtomicBool,
 }
 
 impl Planes {
@@ -69,6 +72,10 @@ impl Planes {
     /// planes of the previous world.
     pub fn new(spin: SpinPolicy, separate_memory: bool, before: Option<&Self>) -> Self {
         let _ = (spin, separate_memory, before);
+        #[cfg(any(feature = "nccl", test))]
+        let nccl = before
+            .and_then(|before| before.nccl.get())
+            .map(|nccl| Arc::new(nccl.of_survivors()));
         Self {
             #[cfg(feature = "flex")]
             host: Arc::new(host::HostPlane::new(
@@ -78,16 +85,24 @@ impl Planes {
             )),
             #[cfg(feature = "cube")]
             device: Arc::default(),
+            #[cfg(any(feature = "nccl", test))]
+            nccl: nccl.map_or_else(Default::default, Into::into),
             #[cfg(test)]
-            double: Default::default(),
+            simulates_gpus: before
+                .is_some_and(|before| {
+                    before
+                        .simulates_gpus
+                        .load(std::sync::atomic::Ordering::Relaxed)
+                })
+                .into(),
         }
     }
 
     /// Returns the plane of calls whose tensors are on `device`.
     pub fn of(&self, device: &Device) -> Arc<dyn DataPlane> {
-        #[cfg(test)]
-        if let Some(double) = self.double.get().filter(|double| double.takes(device)) {
-            return double.clone();
+        #[cfg(any(feature = "nccl", test))]
+        if let Some(nccl) = self.nccl.get().filter(|_| self.is_gpu(device)) {
+            return nccl.clone();
         }
         #[cfg(all(feature = "flex", feature = "cube"))]
         return match crate::memory::is_host(device) {
@@ -106,17 +121,42 @@ impl Planes {
         self.host.abort();
         #[cfg(feature = "cube")]
         self.device.abort();
-        #[cfg(test)]
-        self.double
-            .get()
-            .into_iter()
-            .for_each(|double| double.abort());
+        #[cfg(any(feature = "nccl", test))]
+        self.nccl.get().into_iter().for_each(|nccl| nccl.abort());
     }
 
-    /// Makes `double` take the place of the others, for groups that are created from now on.
+    /// Makes `failed` the function that a plane calls if an exchange fails after it was taken.
+    #[cfg(any(feature = "nccl", test))]
+    pub fn watch(&self, failed: plane::OnFailure) {
+        self.nccl
+            .get()
+            .into_iter()
+            .for_each(|nccl| nccl.watch(failed.clone()));
+    }
+
+    /// Makes `nccl` the plane of the GPUs. Before any group is created.
+    #[cfg(any(feature = "nccl", test))]
+    pub fn use_nccl(&self, nccl: Arc<nccl::NcclPlane>) {
+        let _ = self.nccl.set(nccl);
+    }
+
+    /// Makes the plane of the GPUs that of tensors in host memory, too.
     #[cfg(test)]
-    pub fn use_double(&self, double: Arc<double::DoublePlane>) {
-        let _ = self.double.set(double);
+    pub fn simulate_gpus(&self) {
+        self.simulates_gpus
+            .store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    #[cfg(any(feature = "nccl", test))]
+    fn is_gpu(&self, device: &Device) -> bool {
+        #[cfg(test)]
+        if self
+            .simulates_gpus
+            .load(std::sync::atomic::Ordering::Relaxed)
+        {
+            return true;
+        }
+        !crate::memory::is_host(device)
     }
 }
 
@@ -127,8 +167,8 @@ pub(in crate::comm) enum PlaneContribution {
     Host(host::HostContribution),
     #[cfg(feature = "cube")]
     Device(Box<device::DeviceContribution>),
-    #[cfg(test)]
-    Double(Arc<double::Staged>),
+    #[cfg(any(feature = "nccl", test))]
+    Nccl(Arc<nccl::NcclContribution>),
     /// Nothing but the tensors, or the buffer that has them if they were received there.
     #[cfg(not(feature = "flex"))]
     Received(Option<Arc<ResultBuffer>>),
@@ -151,7 +191,7 @@ impl PlaneContribution {
             Self::Host(host) => host.result_buffer.as_deref(),
             #[cfg(not(feature = "flex"))]
             Self::Received(buffer) => buffer.as_deref(),
-            #[cfg(any(feature = "cube", test))]
+            #[cfg(any(feature = "cube", feature = "nccl", test))]
             _ => None,
         }
     }

@@ -1,6 +1,8 @@
 //! Check that the tensors that a process announces are those of the call, as its signature
 //! determines them.
 
+use std::iter;
+
 use crate::comm::backend::{CallSignature, ShardSignature, TensorSignature};
 use crate::comm::transport::header::PayloadDesc;
 use crate::comm::{Op, TensorMeta};
@@ -19,13 +21,7 @@ impl PayloadDesc {
     /// Returns true if this is the data that member `from` sends to `to` in a collective. The
     /// signature must [fit](CallSignature::fits) the group.
     pub fn is_of_call(&self, signature: &CallSignature, from: usize, to: &Recipients<'_>) -> bool {
-        let CallSignature {
-            op,
-            root,
-            tensors,
-            pairs,
-            ..
-        } = signature;
+        let CallSignature { op, tensors, .. } = signature;
         if signature.exchange.is_some() {
             let bytes = self
                 .tensors
@@ -33,93 +29,94 @@ impl PayloadDesc {
                 .map(|meta| meta.shape.num_elements() * meta.dtype.size());
             return self.recipients.is_empty() && bytes.sum::<usize>() <= INTRODUCTION;
         }
-        let recipients_are = |count: usize| {
+        // The first of two phases of an all-reduce, in which the tensors are sharded as rows.
+        if *op == Op::AllReduce && !self.recipients.is_empty() {
+            let count = self.tensors.len() / to.members.len().max(1);
             let each = to
                 .members
                 .iter()
-                .flat_map(|member| std::iter::repeat_n(*member, count));
-            each.eq(self.recipients.iter().copied())
-        };
-        let shared = |meta: &dyn Fn(&TensorSignature) -> Option<TensorMeta>| {
-            self.recipients.is_empty() && self.are(tensors.iter().map(meta))
-        };
-        let for_each = |meta: &dyn Fn(&TensorSignature, usize) -> Option<TensorMeta>| {
-            let metas = to
-                .members
+                .flat_map(|member| iter::repeat_n(*member, count));
+            return count == tensors.len() && each.eq(self.recipients.iter().copied());
+        }
+        // The second of two phases, whose signature has no tensors.
+        if matches!(op, Op::AllGather | Op::AllReduce) && tensors.is_empty() {
+            return self.recipients.is_empty();
+        }
+        let sent = |member: usize| signature.tensors_sent(from, member, to.ranks);
+        if matches!(op, Op::AllReduce | Op::AllGather | Op::Broadcast) {
+            return self.recipients.is_empty() && sent(from).as_ref() == Some(&self.tensors);
+        }
+        let for_each: Option<Vec<_>> = to
+            .members
+            .iter()
+            .map(|member| Some((*member, sent(*member)?)))
+            .collect();
+        for_each.is_some_and(|for_each| {
+            let each = for_each
                 .iter()
-                .flat_map(|member| tensors.iter().map(move |tensor| meta(tensor, *member)));
-            recipients_are(tensors.len()) && self.are(metas)
-        };
-        let shard = |tensor: &TensorSignature, member: usize| {
-            shard_of(tensor, &tensor.sharding, to.ranks, member)
-        };
-        if let Some(pairs) = pairs {
-            let given = || {
-                to.members
-                    .iter()
-                    .filter_map(|member| Some((*member, pairs.sent[*member].clone()?)))
-            };
-            return given()
-                .map(|(member, _)| member)
-                .eq(self.recipients.iter().copied())
-                && self.are(given().map(|(_, meta)| Some(meta)));
-        }
-        match op {
-            // The first of two phases, in which the tensors are sharded as rows.
-            Op::AllReduce if !self.recipients.is_empty() => {
-                let count = self.tensors.len() / to.members.len().max(1);
-                count == tensors.len()
-                    && recipients_are(count)
-                    && self.tensors.len() == self.recipients.len()
-            }
-            // The second of two phases, whose signature has no tensors.
-            Op::AllGather | Op::AllReduce if tensors.is_empty() => self.recipients.is_empty(),
-            Op::AllReduce => shared(&full),
-            Op::AllGather => shared(&|tensor| shard(tensor, from)),
-            Op::Broadcast if *root == Some(from) => shared(&full),
-            Op::Scatter if *root == Some(from) => for_each(&shard),
-            Op::Broadcast | Op::Scatter | Op::Barrier => {
-                self.tensors.is_empty() && self.recipients.is_empty()
-            }
-            Op::ReduceScatter => for_each(&shard),
-            // The root's shard is everything.
-            Op::Reduce => for_each(&|tensor, member| {
-                let mut meta = full(tensor)?;
-                *meta.shape.first_mut()? *= usize::from(*root == Some(member));
-                Some(meta)
-            }),
-            Op::AllToAll => for_each(&|tensor, member| {
-                let shape = shard(tensor, from)?.shape;
-                shard_of(
-                    &TensorSignature {
-                        shape,
-                        ..tensor.clone()
-                    },
-                    &tensor.to,
-                    to.ranks,
-                    member,
-                )
-            }),
-            // The signature of a list has `pairs`, and messages are no collectives.
-            Op::AllToAllList | Op::Gather | Op::Send | Op::Receive => false,
-        }
+                .flat_map(|(member, metas)| iter::repeat_n(*member, metas.len()));
+            let metas = for_each.iter().flat_map(|(_, metas)| metas);
+            each.eq(self.recipients.iter().copied()) && metas.eq(&self.tensors)
+        })
     }
 
     /// Returns true if this is the data of a message with this signature.
     pub fn is_of_message(&self, signature: &CallSignature) -> bool {
-        self.recipients.is_empty() && self.are(signature.tensors.iter().map(full))
-    }
-
-    fn are(&self, metas: impl Iterator<Item = Option<TensorMeta>>) -> bool {
-        metas.eq(self.tensors.iter().cloned().map(Some))
+        self.recipients.is_empty() && signature.tensors.iter().map(full).eq(self.tensors.clone())
     }
 }
 
-fn full(tensor: &TensorSignature) -> Option<TensorMeta> {
-    Some(TensorMeta {
+impl CallSignature {
+    /// Returns the tensors that member `from` of a group of `ranks` sends to member `to` in a
+    /// collective. One of the two must be the member that made the call. Returns `None` if there is
+    /// no such collective. The signature must [fit](Self::fits) the group.
+    pub fn tensors_sent(&self, from: usize, to: usize, ranks: usize) -> Option<Vec<TensorMeta>> {
+        if let Some(pairs) = &self.pairs {
+            let list = match from == pairs.member {
+                true => &pairs.sent[to],
+                false => &pairs.received[from],
+            };
+            return Some(list.iter().cloned().collect());
+        }
+        let is_root = |member: usize| self.root == Some(member);
+        let shard = |tensor: &TensorSignature, sharding: &Option<ShardSignature>, member: usize| {
+            shard_of(tensor, sharding, ranks, member)
+        };
+        let meta = |tensor: &TensorSignature| match self.op {
+            Op::AllReduce | Op::Broadcast => Some(full(tensor)),
+            Op::AllGather => shard(tensor, &tensor.sharding, from),
+            Op::ReduceScatter | Op::Scatter => shard(tensor, &tensor.sharding, to),
+            // The root's shard is everything.
+            Op::Reduce => {
+                let mut meta = full(tensor);
+                *meta.shape.first_mut()? *= usize::from(is_root(to));
+                Some(meta)
+            }
+            Op::AllToAll => {
+                let shape = shard(tensor, &tensor.sharding, from)?.shape;
+                let shard_of_from = TensorSignature {
+                    shape,
+                    ..tensor.clone()
+                };
+                shard(&shard_of_from, &tensor.to, to)
+            }
+            // The signature of a list has `pairs`, and messages are no collectives.
+            Op::AllToAllList | Op::Gather | Op::Barrier | Op::Send | Op::Receive => None,
+        };
+        match self.op {
+            Op::Barrier => Some(Vec::new()),
+            Op::Broadcast | Op::Scatter if !is_root(from) => Some(Vec::new()),
+            Op::AllToAllList | Op::Gather | Op::Send | Op::Receive => None,
+            _ => self.tensors.iter().map(meta).collect(),
+        }
+    }
+}
+
+fn full(tensor: &TensorSignature) -> TensorMeta {
+    TensorMeta {
         shape: tensor.shape.clone(),
         dtype: tensor.dtype,
-    })
+    }
 }
 
 /// Describes the shard of a rank; `None` if the tensor has no sharding.
@@ -129,7 +126,7 @@ fn shard_of(
     ranks: usize,
     member: usize,
 ) -> Option<TensorMeta> {
-    let mut meta = full(tensor)?;
+    let mut meta = full(tensor);
     let sharding = sharding.as_ref()?;
     let len = meta.shape.get_mut(sharding.dim)?;
     *len = sharding.of(*len).range(ranks, member).len();

@@ -1,6 +1,8 @@
 //! [`DataPlane`]: the interface of a data plane, and the operations that all planes share.
 
 use std::fmt::Debug;
+#[cfg(any(feature = "nccl", test))]
+use std::sync::Arc;
 use std::time::Duration;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -31,6 +33,10 @@ pub(in crate::comm) type PlaneResult<T> = Result<T, DataPlaneError>;
 pub(in crate::comm) type TakeExchanged =
     Box<dyn FnOnce(Duration) -> PlaneResult<Vec<Contribution>> + Send>;
 
+/// Fails the world because of an operation of a global rank on the plane of this name.
+#[cfg(any(feature = "nccl", test))]
+pub(in crate::comm) type OnFailure = Arc<dyn Fn(usize, &'static str, DataPlaneError) + Send + Sync>;
+
 /// Moves the elements of calls on which all ranks have agreed. Nothing here decides whether or in
 /// which order a call takes place: that is the control plane's.
 ///
@@ -38,6 +44,7 @@ pub(in crate::comm) type TakeExchanged =
 /// a rank posts        contribute              on its thread, in the order of the calls; waits for nothing
 /// all have posted     start                   only if ranks exchange: on every rank, also if it drops the request
 /// the rank waits      all_gather, reduce, ..  on its thread; of an exchange, after its `TakeExchanged`
+/// later               the function of `watch` is called if an exchange fails after it was taken
 /// the world fails     abort                   once; ends what waits inside the plane
 /// ```
 ///
@@ -67,11 +74,17 @@ pub(in crate::comm) trait DataPlane: Debug + Send + Sync {
         recipients: Vec<usize>,
     ) -> Contribution;
 
+    /// Sets the function by which the plane reports that an exchange has failed, where no rank waits
+    /// for it any more.
+    #[cfg(any(feature = "nccl", test))]
+    fn watch(&self, failed: OnFailure) {
+        drop(failed);
+    }
+
     /// Starts the exchange of a call on which all ranks have agreed, and returns how the rank takes
-    /// what the others sent. Called once for every rank of this process, on any thread, in the order
-    /// of the rank's calls on a channel. Calls on several channels have no order: a plane that needs
-    /// one makes it. Must not wait for other ranks: one thread starts the exchanges of all ranks of
-    /// a process.
+    /// what the others sent. Called once for every rank of this process, on any thread, in one order
+    /// of all calls of the world: the same on all ranks, for the calls of all channels. Must not
+    /// wait for other ranks: one thread starts the exchanges of all ranks of a process.
     ///
     /// The contributions are dropped once all local ranks have started. Memory that a stream is
     /// still to read is the plane's to keep. Only called if the plane's ranks

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Shape};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::HostBackend;
-use super::exchanged::{ExchangeQueue, ExchangedRequest};
+use super::exchanged::{ExchangedCall, ExchangedRequest};
 use super::recv_request::RecvRequest;
 use super::remote_group::RemoteGroup;
 use super::request::{self, HostRequest, OpHandleGuard, OwnShards, PostedCollective};
@@ -45,8 +45,8 @@ pub(super) struct HostGroupBackend {
     plane: Arc<dyn DataPlane>,
     /// Plane of calls with tensors in host memory.
     host_plane: Arc<dyn DataPlane>,
-    /// Exchanges that are not started.
-    exchanges: Arc<ExchangeQueue>,
+    /// Number of the group's ranks in this process.
+    local_members: usize,
     /// True if a call was posted whose tensors are exchanged. Locked while such a call is prepared
     /// and posted, so that a plane prepares the calls of a channel in their order.
     has_exchanged: Mutex<bool>,
@@ -64,13 +64,15 @@ pub(super) struct PreparedCall<'a> {
     needed: RecipientData<'a>,
     /// Device of the result.
     pub device: Device,
+    /// True if the result is needed later.
+    is_deferred: bool,
 }
 
 impl HostGroupBackend {
     pub fn new(backend: Arc<HostBackend>, member: GroupMember, name: &'static str) -> Self {
         let key = backend.rendezvous.group(member.group.ranks(), name);
         let remote = RemoteGroup::new(&backend, &member, name.into()).map(Arc::new);
-        let exchanges = ExchangeQueue::new(backend.clone());
+        let local_members = backend.local_members(member.group.ranks()).count();
         let plane = backend.planes.of(&member.device);
         let host_plane = backend.planes.of(&memory::host());
         Self {
@@ -81,7 +83,7 @@ impl HostGroupBackend {
             remote,
             plane,
             host_plane,
-            exchanges,
+            local_members,
             has_exchanged: Mutex::new(false),
             second: Mutex::default(),
         }
@@ -120,6 +122,9 @@ impl HostGroupBackend {
         let has_exchanged = exchange
             .as_mut()
             .is_none_or(|before| mem::replace(&mut **before, true));
+        let is_first_exchange = !has_exchanged;
+        // The ranks connect in the first exchange.
+        let is_deferred = call.is_deferred && !is_first_exchange;
         let call = DataCall {
             signature: &call.signature,
             member: &self.member,
@@ -127,8 +132,8 @@ impl HostGroupBackend {
             needed,
             plan,
             is_distributed: self.remote.is_some(),
-            is_deferred: call.is_deferred,
-            is_first_exchange: !has_exchanged,
+            is_deferred,
+            is_first_exchange,
         };
         let contribution = plane.contribute(&call, tensors, recipients);
         PreparedCall {
@@ -137,6 +142,7 @@ impl HostGroupBackend {
             contribution,
             needed,
             device,
+            is_deferred,
         }
     }
 
@@ -172,12 +178,10 @@ impl HostGroupBackend {
             contribution,
             needed,
             device,
+            is_deferred,
             exchange: _,
         } = prepared;
-        let CallContext {
-            signature,
-            is_deferred,
-        } = call;
+        let signature = call.signature;
         let own = own(&contribution);
         let in_background =
             !is_deferred && self.completes_in_background(signature.bytes(), &device);
@@ -211,7 +215,8 @@ impl HostGroupBackend {
     }
 
     /// Posts the next collective of the group, whose tensors the ranks exchange by their plane. It
-    /// is started once all ranks agree, also if this rank drops its request.
+    /// is started once all ranks agree, also if this rank drops its request; a deferred one once all
+    /// agree and one of them needs the result.
     fn post_exchanged<T: Send + 'static>(
         &self,
         call: CallContext,
@@ -223,6 +228,7 @@ impl HostGroupBackend {
             plane,
             contribution,
             device,
+            is_deferred,
             ..
         } = prepared;
         let signature = CallSignature {
@@ -249,15 +255,23 @@ impl HostGroupBackend {
             finish: ExchangedRequest::<T>::start(rank, plane.clone(), backend.clone()),
         };
         let started = HostRequest::new(rank, true, collective);
-        self.exchanges.add(op, started.task());
+        backend.add_exchange(
+            op,
+            started.task(),
+            is_deferred,
+            self.local_members,
+            self.remote.as_ref(),
+        );
         drop(posting);
         Ok(Box::new(ExchangedRequest {
             started,
-            queue: self.exchanges.clone(),
-            backend: backend.clone(),
-            plane,
-            rank,
-            op,
+            call: ExchangedCall {
+                backend: backend.clone(),
+                plane,
+                rank,
+                op,
+                may_decline: is_deferred,
+            },
             device,
             finish: Box::new(finish),
         }))

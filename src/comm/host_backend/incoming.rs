@@ -321,6 +321,25 @@ impl HostBackend {
                 self.membership.hear(from, message).map(|()| None)
             }
             ControlMessage::Waits(edge) => self.handle_edge(from, edge).map(|()| None),
+            ControlMessage::ExchangeReported {
+                channel,
+                seq,
+                report,
+            } => {
+                let id = (from, channel.number);
+                let (group, _) = self.channel_of(from, channel)?;
+                self.receive_exchange_report(id, group, seq, report)?;
+                Ok(None)
+            }
+            ControlMessage::ExchangeOrdered {
+                owner,
+                channel,
+                seq,
+                is_started,
+            } => {
+                self.receive_exchange_order(from, (owner, channel), seq, is_started)?;
+                Ok(None)
+            }
             ControlMessage::Launched { each } => {
                 self.compare_ranks(from, each);
                 Ok(None)
@@ -439,7 +458,7 @@ impl HostBackend {
     }
 
     /// Returns the group ranks of the local ranks of a group.
-    fn local_members(&self, ranks: &[usize]) -> impl Iterator<Item = usize> {
+    pub(super) fn local_members(&self, ranks: &[usize]) -> impl Iterator<Item = usize> {
         (0..ranks.len()).filter(move |member| self.local_ranks.contains(&ranks[*member]))
     }
 }

@@ -42,6 +42,7 @@
 //! Processes whose numbers of ranks differ cannot agree on anything, so each reports that.
 
 mod completion_thread;
+pub(super) mod exchange_order;
 mod exchanged;
 mod group_backend;
 mod incoming;
@@ -82,6 +83,7 @@ use crate::Error;
 use crate::memory::HostMemoryPool;
 
 use completion_thread::CompletionThread;
+use exchange_order::ExchangeOrder;
 
 pub use process_job::ProcessJob;
 #[cfg(feature = "mpi")]
@@ -103,6 +105,7 @@ pub(super) struct HostBackend {
     membership: Membership,
     planes: Arc<Planes>,
     completion: CompletionThread,
+    exchanges: Arc<ExchangeOrder>,
     this: Weak<Self>,
 }
 
@@ -155,12 +158,30 @@ impl HostBackend {
         Self::build(None, size, options, launch_number(), None)
     }
 
-    /// Creates the backend of a launch of `size` ranks within one process, on a data plane for tests.
+    /// Lets ranks exchange tensors on GPUs by `plane`. Before any group is created.
+    #[cfg(any(feature = "nccl", test))]
+    pub fn use_nccl(&self, plane: Arc<super::data::nccl::NcclPlane>) {
+        self.planes.use_nccl(plane);
+        self.watch_planes();
+    }
+
+    /// Lets simulated GPUs exchange the tensors of the ranks, which are in host memory.
     #[cfg(test)]
-    pub fn on_double(size: usize, double: &Arc<super::data::double::DoublePlane>) -> Arc<Self> {
-        let backend = Self::new(size, ProcessOptions::default());
-        backend.planes.use_double(double.clone());
-        backend
+    pub fn simulate_gpus(&self, plane: Arc<super::data::nccl::NcclPlane>) {
+        self.planes.simulate_gpus();
+        self.use_nccl(plane);
+    }
+
+    /// Lets the planes fail the world.
+    #[cfg(any(feature = "nccl", test))]
+    fn watch_planes(&self) {
+        let this = self.this.clone();
+        self.planes.watch(Arc::new(move |rank, plane, error| {
+            if let Some(this) = this.upgrade() {
+                this.rendezvous
+                    .find(exchanged::failure(rank, plane, &error));
+            }
+        }));
     }
 
     /// Creates the backend of a program without ranks on one device. Any of its threads may use it.
@@ -231,8 +252,13 @@ impl HostBackend {
         let before = before.map(|before| &*before.planes);
         let planes = Arc::new(Planes::new(spin, options.separate_memory, before));
         let aborted = planes.clone();
-        let rendezvous = rendezvous.with_abort(move || aborted.abort());
-        Arc::new_cyclic(|this| Self {
+        let exchanges = Arc::<ExchangeOrder>::default();
+        let unstarted = exchanges.clone();
+        let rendezvous = rendezvous.with_abort(move || {
+            aborted.abort();
+            unstarted.end();
+        });
+        let backend = Arc::new_cyclic(|this| Self {
             rendezvous,
             size,
             local_ranks,
@@ -243,8 +269,12 @@ impl HostBackend {
             membership,
             planes,
             completion: CompletionThread::default(),
+            exchanges,
             this: this.clone(),
-        })
+        });
+        #[cfg(any(feature = "nccl", test))]
+        backend.watch_planes();
+        backend
     }
 
     /// Creates the backend of the surviving `ranks`.
@@ -409,10 +439,12 @@ impl Backend for HostBackend {
 
     fn finish(&self, deadline: Duration) -> RemoteOutcome {
         let Some(remote) = self.remote.as_ref() else {
+            self.exchanges.end();
             self.completion.forget();
             return RemoteOutcome::default();
         };
         let running = self.rendezvous.finish(deadline);
+        self.exchanges.end();
         remote.finish(&running);
         for rank in running {
             let error = Some(CommError::StillRunning { rank, deadline }.into());

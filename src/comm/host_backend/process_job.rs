@@ -130,6 +130,15 @@ impl ProcessJob {
     /// Like [`backend`](Self::backend), with the given options for threading and memory sharing in
     /// each process.
     pub fn backend_with_options(&self, each: usize, options: ProcessOptions) -> Arc<dyn Backend> {
+        self.host_backend(each, options)
+    }
+
+    /// Like [`backend_with_options`](Self::backend_with_options), with its type.
+    pub(in crate::comm) fn host_backend(
+        &self,
+        each: usize,
+        options: ProcessOptions,
+    ) -> Arc<HostBackend> {
         let launch = self.state.lock().next_launch();
         let counts = vec![each; self.count()];
         let peers = PeerProcesses::new(self.transport.clone(), launch, &counts);

@@ -1,5 +1,6 @@
 //! [`RemoteGroup`]: a rank's view of the group's members in other processes; sends the rank's calls to them.
 
+use std::mem;
 use std::sync::Arc;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -7,6 +8,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::HostBackend;
+use super::exchange_order::ExchangeReport;
 use crate::comm::backend::{CallSignature, GroupMember};
 use crate::comm::control::match_table::DataMode;
 use crate::comm::data::call::RecipientData;
@@ -42,6 +44,8 @@ struct SentState {
     calls: u64,
     /// True for each process that has received the description of the group.
     introduced: Vec<bool>,
+    /// True if the first process has, which may have no rank of the group.
+    introduced_to_first: bool,
     /// Signatures that all other processes have received.
     signatures: KnownSignatures<()>,
 }
@@ -191,10 +195,38 @@ impl RemoteGroup {
         Ok(())
     }
 
+    /// Returns the number of the channel in this process.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Sends the report about call `seq`, whose tensors are exchanged, to the first process.
+    pub fn report_exchange(&self, seq: u64, report: ExchangeReport) {
+        let first = self.backend.remote().first();
+        let mut sent = self.sent.lock();
+        let channel = match self.processes.iter().position(|(other, _)| *other == first) {
+            Some(at) => self.channel(&mut sent, at),
+            None => {
+                let is_new = !mem::replace(&mut sent.introduced_to_first, true);
+                self.introduced(is_new)
+            }
+        };
+        let message = ControlMessage::ExchangeReported {
+            channel,
+            seq,
+            report,
+        };
+        self.backend.remote().notify_process(first, message);
+    }
+
     fn channel(&self, sent: &mut SentState, at: usize) -> RemoteGroupId {
+        self.introduced(!mem::replace(&mut sent.introduced[at], true))
+    }
+
+    /// Returns the id of the channel, with a description for a process to which it is new.
+    fn introduced(&self, is_new: bool) -> RemoteGroupId {
         let group = &self.member.group;
         let name = &self.name;
-        let is_new = !std::mem::replace(&mut sent.introduced[at], true);
         RemoteGroupId {
             number: self.number,
             introduction: is_new.then(|| RemoteGroupInfo {

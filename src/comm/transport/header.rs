@@ -3,7 +3,7 @@
 //! ```text
 //! version, as text    launch and message, in the format of `postcard`
 //! ┌───────────┬────┬──────────────────
-//! │ 0.1.0+3   │ \n │
+//! │ 0.1.0+5   │ \n │
 //! └───────────┴────┴──────────────────
 //! ```
 //!
@@ -21,11 +21,12 @@ use crate::comm::backend::{CallSignature, Failure};
 use crate::comm::control::match_table::DataMode;
 use crate::comm::control::membership::MembershipMessage;
 use crate::comm::control::wait_for_graph::WaitForEdge;
+use crate::comm::host_backend::exchange_order::ExchangeReport;
 use crate::comm::{Digests, RankReport, TensorMeta};
 
 /// Version of the messages: that of this crate, and a number. Increase the number when the encoding
 /// or the meaning of a message changes.
-pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+4");
+pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+5");
 
 /// A control message, with the launch to which it belongs.
 #[derive(Debug, Serialize, Deserialize)]
@@ -75,6 +76,20 @@ pub(in crate::comm) enum ControlMessage {
     Membership(MembershipMessage),
     /// Message of deadlock detection about a rank whose wait is stalled.
     Waits(WaitForEdge),
+    /// Reports a call whose tensors are exchanged to the process that orders exchanges.
+    ExchangeReported {
+        channel: RemoteGroupId,
+        seq: u64,
+        report: ExchangeReport,
+    },
+    /// Puts call `seq` of a channel of process `owner` next in the order of exchanges, or drops it
+    /// if it is not started.
+    ExchangeOrdered {
+        owner: usize,
+        channel: usize,
+        seq: u64,
+        is_started: bool,
+    },
     /// The process has made the launch, with this number of ranks in each process. The first
     /// message of a launch, except of one that continues after a shrink.
     Launched { each: usize },
@@ -221,6 +236,8 @@ impl ControlMessage {
             | Self::Failed { .. }
             | Self::Membership(_)
             | Self::Waits(_)
+            | Self::ExchangeReported { .. }
+            | Self::ExchangeOrdered { .. }
             | Self::Launched { .. } => None,
         }
     }

@@ -18,6 +18,7 @@ use crate::comm::backend::{
 };
 use crate::comm::control::match_table::DataMode;
 use crate::comm::control::membership::MembershipMessage;
+use crate::comm::host_backend::exchange_order::ExchangeReport;
 use crate::comm::{
     Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, ReplicatedValue,
     ShardedModel, StartError, TensorMeta,
@@ -272,6 +273,17 @@ fn headers() -> Vec<Vec<u8>> {
         }));
     }
     let [_, again] = sent_twice(&signatures()[0]);
+    for (is_new, report) in [
+        (true, ExchangeReport::Agreed),
+        (false, ExchangeReport::Wanted),
+        (false, ExchangeReport::Declined),
+    ] {
+        headers.push(write(ControlMessage::ExchangeReported {
+            channel: channel(is_new),
+            seq: 300,
+            report,
+        }));
+    }
     let channel = channel(false);
     let mode = DataMode::Eager;
     headers.push(write(ControlMessage::Joined {
@@ -302,6 +314,14 @@ fn headers() -> Vec<Vec<u8>> {
         },
     ];
     headers.extend(notices.map(|notice| write(ControlMessage::Membership(notice))));
+    headers.extend([false, true].map(|is_started| {
+        write(ControlMessage::ExchangeOrdered {
+            owner: 1,
+            channel: 128,
+            seq: 300,
+            is_started,
+        })
+    }));
     headers.push(write(ControlMessage::Launched { each: 300 }));
     headers.push(write(ControlMessage::RankExited(RankReport {
         rank: 9,
@@ -450,7 +470,7 @@ fn the_encoding_is_that_of_the_version() {
             number,
             format!("{:032x}", XxHash3_128::oneshot(&messages)).as_str()
         ),
-        ("4", "3c305d9ce6d97ebd0c58138b5db4f13f")
+        ("5", "a31845565dd024e2f038c7c1babc3393")
     );
 }
 

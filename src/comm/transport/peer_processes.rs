@@ -321,6 +321,12 @@ impl PeerProcesses {
         Ok(of_group)
     }
 
+    /// Returns the group of a channel of another process, once it was introduced.
+    pub fn group_of(&self, channel: ChannelId) -> Option<GroupKey> {
+        let channels = self.channels.lock();
+        channels.members.get(&channel).map(|(group, _)| *group)
+    }
+
     /// Passes the signatures that were received on a channel to `complete`.
     pub fn with_signatures<T>(
         &self,

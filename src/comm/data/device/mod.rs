@@ -35,10 +35,12 @@ use crate::kernels::FlatLayout;
 use crate::kernels::cube::{CopySide, CubePlan, alignment, plan};
 use crate::memory::cube::{primitive, wrap};
 pub(super) use plane::{DeviceContribution, DevicePlane, read_in_order, reader};
+#[cfg(any(feature = "nccl", test))]
+pub(super) use plane::{gathered, packed};
 
 /// Copies before and after one collective of a list of tensors.
-#[derive(Debug)]
-struct CoalescedCopies {
+#[derive(Debug, Clone)]
+pub(super) struct CoalescedCopies {
     layout: FlatLayout,
     device: CubeDevice,
     dtype: DType,
@@ -49,7 +51,7 @@ struct CoalescedCopies {
 impl CoalescedCopies {
     /// Prepares an all-gather: returns the copies, and this rank's row, unless the call is
     /// `deferred`.
-    fn pack_parts(
+    pub fn pack_parts(
         deferred: bool,
         tensors: &[DispatchTensor],
         plan: &CollectivePlan,
@@ -64,7 +66,7 @@ impl CoalescedCopies {
 
     /// Prepares a reduce-scatter: returns the copies, and this rank's rows for all ranks, if the
     /// device can reduce them.
-    fn pack_full(
+    pub fn pack_full(
         tensors: &[DispatchTensor],
         plan: &CollectivePlan,
         member: &GroupMember,

@@ -48,6 +48,39 @@ fn copies<'a>(inputs: &CollectiveInputs<'a>) -> Option<&'a CoalescedCopies> {
     of_device(inputs.own())?.copies.as_ref()
 }
 
+/// Packs the tensors of a call into one buffer for each rank, if one kernel can. Also returns the
+/// copies after the collective.
+pub(in crate::comm::data) fn packed(
+    call: &DataCall<'_>,
+    tensors: &[DispatchTensor],
+) -> (Option<CoalescedCopies>, Option<CubeTensor>) {
+    match call.plan {
+        Some(plan) if call.signature.op == Op::AllGather => {
+            CoalescedCopies::pack_parts(call.is_deferred, tensors, plan, call.member)
+        }
+        Some(plan) => CoalescedCopies::pack_full(tensors, plan, call.member),
+        None => (None, None),
+    }
+}
+
+/// Returns the full tensors of an all-gather, if one kernel can build them.
+pub(in crate::comm::data) fn gathered(
+    inputs: &CollectiveInputs<'_>,
+) -> Option<Vec<DispatchTensor>> {
+    copies(inputs)?.gathered(inputs.all)
+}
+
+impl DeviceContribution {
+    /// Creates an addition that has only what is needed after the collective.
+    #[cfg(any(feature = "nccl", test))]
+    pub(in crate::comm::data) fn of_copies(copies: CoalescedCopies) -> Self {
+        Self {
+            copies: Some(copies),
+            ..Self::default()
+        }
+    }
+}
+
 impl DataPlane for DevicePlane {
     fn name(&self) -> &'static str {
         "device"
@@ -71,12 +104,9 @@ impl DataPlane for DevicePlane {
                 .with_recipients(recipients);
         let tensors = &contribution.tensors;
         // Ranks of other processes contribute host tensors without rows.
-        let (copies, flat) = match call.plan.filter(|_| !call.is_distributed) {
-            Some(plan) if call.signature.op == Op::AllGather => {
-                CoalescedCopies::pack_parts(call.is_deferred, tensors, plan, call.member)
-            }
-            Some(plan) => CoalescedCopies::pack_full(tensors, plan, call.member),
-            None => (None, None),
+        let (copies, flat) = match call.is_distributed {
+            true => (None, None),
+            false => packed(call, tensors),
         };
         // After all that prepares the tensors.
         #[cfg(feature = "cuda")]
@@ -97,7 +127,7 @@ impl DataPlane for DevicePlane {
     ) -> Vec<DispatchTensor> {
         inputs
             .received()
-            .or_else(|| copies(inputs)?.gathered(inputs.all))
+            .or_else(|| gathered(inputs))
             .unwrap_or_else(|| gather_by_tensor(inputs, plan))
     }
 

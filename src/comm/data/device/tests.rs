@@ -5,8 +5,9 @@ use burn::tensor::{DType, Distribution, Tensor};
 use itertools::Itertools;
 
 use super::*;
+use crate::comm::backend::ProcessOptions;
 use crate::comm::backend::ranges::slice;
-use crate::comm::data::double::DoublePlane;
+use crate::comm::data::nccl::fake::FakeGpus;
 use crate::comm::host_backend::HostBackend;
 use crate::comm::{Call, Launch, ShardedTensor, TensorMeta, backend, launch};
 use crate::memory::gpu::gpu;
@@ -202,8 +203,9 @@ fn data_on_a_device_is_read_once_and_not_before_it_is_needed() {
 /// Ranks that pass no tensors use the same plane as those that pass some, wherever these are.
 #[test]
 fn tensors_of_the_host_and_of_a_device_are_told_apart_by_all_ranks() {
-    let double = Arc::new(DoublePlane::new().of_device());
-    let backend = HostBackend::on_double(2, &double);
+    let gpus = Arc::new(FakeGpus::new());
+    let backend = HostBackend::new(2, ProcessOptions::default());
+    backend.use_nccl(gpus.plane(0, true));
     let launched = Launch::on_backend(backend).with_device(gpu());
     let values = launch(launched, |world| {
         let mut values = Vec::new();
@@ -230,4 +232,5 @@ fn tensors_of_the_host_and_of_a_device_are_told_apart_by_all_ranks() {
     for (_, values) in values {
         assert_eq!(values, [3.0, 1.0, 3.0, 1.0].map(Some));
     }
+    assert_eq!(gpus.violations(), Vec::<String>::new());
 }

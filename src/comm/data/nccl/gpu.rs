@@ -1,0 +1,709 @@
+//! [`CudaGpus`]: the calls on GPUs.
+//!
+//! Tensors are cubecl's. Their pointers and streams are known on the device's server thread, so
+//! what needs them is a closure that is submitted there: it runs in the order in which the rank
+//! submits kernels, and no rank waits for it. The thread of the GPU waits for the closure, not for
+//! the GPU.
+
+use std::any::Any;
+use std::ffi::c_void;
+use std::fmt;
+use std::ptr;
+use std::sync::Arc;
+
+use burn::backend::{
+    BackendTensor, DispatchAutodiffContext, DispatchDevice, DispatchTensor, DispatchTensorKind,
+    TensorMetadata,
+};
+use burn::tensor::{DType, Device};
+use burn_cubecl::CubeDevice;
+use burn_cubecl::tensor::CubeTensor;
+use burn_dtensor_nccl::sys::{ncclComm_t, ncclDataType_t, ncclUniqueId};
+use burn_dtensor_nccl::{LoadError, NcclLibrary, Progress, RedOp, Version, nonblocking_config};
+use cubecl::device::CudaDevice;
+use cubecl::device_handle::DeviceHandle;
+use cubecl::server::Handle;
+use cubecl_server::server::ServerStorage;
+use cubecl_server::stream::WriteScoped;
+use cudarc::driver::{DriverError, result, sys as cuda};
+use parking_lot::{Condvar, Mutex};
+
+use super::NcclLoader;
+use super::api::{
+    Address, Comm, Event, Exported, Gpu, GpuApi, GpuIdentity, InProgress, NativeOp, NcclVersion,
+    Reduction, Registration, Stream, Transfer, UniqueId, error,
+};
+use crate::burn_compat::internals::CudaServer;
+use crate::comm::data::plane::{DataPlaneError, PlaneResult};
+use crate::comm::{TensorMeta, backend};
+use crate::kernels::cube::{alignment, view};
+
+/// Loads NCCL. Reductions are in the fixed tree if `in_tree`.
+///
+/// # Errors
+/// If NCCL cannot be loaded.
+pub(in crate::comm) fn load(in_tree: bool) -> Result<NcclLoader, LoadError> {
+    let nccl = NcclLibrary::load()?;
+    Ok(NcclLoader {
+        api: Arc::new(CudaGpus { nccl }),
+        in_tree,
+    })
+}
+
+/// The GPUs of this process.
+#[derive(Debug)]
+struct CudaGpus {
+    nccl: NcclLibrary,
+}
+
+/// A value that another thread sets.
+struct Promise<T> {
+    value: Mutex<Option<Result<T, String>>>,
+    changed: Condvar,
+}
+
+impl<T> Promise<T> {
+    fn new() -> Self {
+        Self {
+            value: Mutex::new(None),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn set(&self, value: Result<T, String>) {
+        *self.value.lock() = Some(value);
+        self.changed.notify_all();
+    }
+
+    /// Waits for the value, and passes it to `read`.
+    fn wait<R>(&self, read: impl FnOnce(&T) -> R) -> PlaneResult<R> {
+        let mut value = self.value.lock();
+        loop {
+            match &*value {
+                Some(Ok(value)) => return Ok(read(value)),
+                Some(Err(problem)) => return error(problem.clone()),
+                None => self.changed.wait(&mut value),
+            }
+        }
+    }
+
+    fn is_set(&self) -> bool {
+        self.value.lock().is_some()
+    }
+}
+
+/// An event of CUDA, and whether it is recorded: a wait for one that is not does nothing.
+struct CudaEvent {
+    event: cuda::CUevent,
+    is_recorded: Promise<()>,
+}
+
+// SAFETY: events may be used on any thread.
+unsafe impl Send for CudaEvent {}
+// SAFETY: as above.
+unsafe impl Sync for CudaEvent {}
+
+impl CudaEvent {
+    /// Creates an event on the current GPU.
+    fn new() -> PlaneResult<Arc<Self>> {
+        let flags = cuda::CUevent_flags::CU_EVENT_DISABLE_TIMING;
+        Ok(Arc::new(Self {
+            event: result::event::create(flags).map_err(of_cuda)?,
+            is_recorded: Promise::new(),
+        }))
+    }
+
+    /// Records the event on a stream of the current GPU.
+    fn record(&self, stream: cuda::CUstream) -> Result<(), String> {
+        // SAFETY: the event and the stream exist, on the same GPU.
+        let recorded = unsafe { result::event::record(self.event, stream) };
+        let recorded = recorded.map_err(|problem| of_cuda(problem).problem);
+        self.is_recorded.set(recorded.clone());
+        recorded
+    }
+
+    /// Makes what is enqueued on the stream from now on run after the event.
+    fn wait(&self, stream: cuda::CUstream) -> PlaneResult<()> {
+        self.is_recorded.wait(|()| ())?;
+        let flags = cuda::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: the event and the stream exist.
+        unsafe { result::stream::wait_event(stream, self.event, flags) }.map_err(of_cuda)
+    }
+}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        // SAFETY: nothing else has the event. The driver frees it once it is reached.
+        if let Err(problem) = unsafe { result::event::destroy(self.event) } {
+            log::warn!("cannot free an event of CUDA: {problem}");
+        }
+    }
+}
+
+/// Memory of a tensor, and what keeps it in place.
+struct PinnedMemory {
+    pointer: cuda::CUdeviceptr,
+    bytes: usize,
+    _pin: Box<dyn Any + Send>,
+}
+
+/// Tensors in memory of a GPU.
+struct PinnedTensors {
+    memory: Promise<Vec<PinnedMemory>>,
+    /// Keeps the memory, also if it was not pinned.
+    _tensors: Vec<DispatchTensor>,
+}
+
+// SAFETY: what pins memory is only dropped.
+unsafe impl Sync for PinnedTensors {}
+
+fn of_cuda(problem: DriverError) -> DataPlaneError {
+    DataPlaneError {
+        problem: format!("CUDA: {problem}"),
+    }
+}
+
+fn of_nccl(problem: burn_dtensor_nccl::NcclError) -> DataPlaneError {
+    DataPlaneError {
+        problem: problem.to_string(),
+    }
+}
+
+fn in_progress(
+    progress: Result<Progress, burn_dtensor_nccl::NcclError>,
+) -> PlaneResult<InProgress> {
+    Ok(progress.map_err(of_nccl)? == Progress::InProgress)
+}
+
+/// Returns the server thread of the GPU that has `memory`.
+fn server_of(memory: &Handle) -> DeviceHandle<CudaServer> {
+    DeviceHandle::new(memory.service.device)
+}
+
+fn cube_device(gpu: Gpu) -> CubeDevice {
+    CubeDevice::Cuda(CudaDevice::new(gpu.0))
+}
+
+/// Returns the Cube primitive of a tensor of any kind.
+fn primitive(tensor: &DispatchTensor) -> Option<&CubeTensor> {
+    let DispatchTensorKind::Cube(tensor) = &tensor.kind else {
+        return None;
+    };
+    let tensor: &dyn Any = match tensor {
+        BackendTensor::Float(tensor) => tensor,
+        BackendTensor::Int(tensor) => tensor,
+        BackendTensor::Bool(tensor) => tensor,
+        _ => return None,
+    };
+    tensor.downcast_ref()
+}
+
+/// Returns the tensor of a primitive, of the kind of its dtype.
+fn wrap(tensor: CubeTensor) -> PlaneResult<DispatchTensor> {
+    fn as_primitive<T: 'static>(tensor: CubeTensor) -> PlaneResult<T> {
+        let mut tensor = Some(tensor);
+        let tensor = (&mut tensor as &mut dyn Any).downcast_mut::<Option<T>>();
+        tensor
+            .and_then(Option::take)
+            .map_or_else(|| error(FUSION), Ok)
+    }
+    let kind = match tensor.dtype {
+        DType::Bool(_) => BackendTensor::Bool(as_primitive(tensor)?),
+        dtype if dtype.is_float() => BackendTensor::Float(as_primitive(tensor)?),
+        _ => BackendTensor::Int(as_primitive(tensor)?),
+    };
+    Ok(DispatchTensor {
+        kind: DispatchTensorKind::Cube(kind),
+        autodiff: DispatchAutodiffContext::Disabled,
+    })
+}
+
+const FUSION: &str = "tensors cannot be exchanged by NCCL where burn's fusion is enabled";
+
+/// Pins the memory of `handle`, and makes the stream of the thread that has created `own` wait for
+/// its writers. Runs on the server thread.
+fn pin(server: &mut CudaServer, handle: Handle, own: &Handle) -> Result<PinnedMemory, String> {
+    let bytes = handle.size_in_used() as usize;
+    if bytes == 0 {
+        return Ok(PinnedMemory {
+            pointer: 0,
+            bytes,
+            _pin: Box::new(()),
+        });
+    }
+    let resource = server
+        .get_resource(handle.binding(), own.stream)
+        .map_err(|problem| problem.to_string())?;
+    Ok(PinnedMemory {
+        pointer: resource.resource().ptr,
+        bytes,
+        _pin: Box::new(resource),
+    })
+}
+
+/// Returns CUDA's stream of the thread that has created `own`. Runs on the server thread.
+fn stream_of(server: &mut CudaServer, own: &Handle) -> Result<cuda::CUstream, String> {
+    let streams = server
+        .write_streams()
+        .resolve(own.stream, std::iter::empty());
+    let mut streams = streams.map_err(|problem| problem.to_string())?;
+    Ok(streams.current().sys)
+}
+
+fn dtype_of(dtype: DType) -> PlaneResult<ncclDataType_t> {
+    Ok(match dtype {
+        DType::F64 => ncclDataType_t::ncclFloat64,
+        DType::F32 | DType::Flex32 => ncclDataType_t::ncclFloat32,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::BF16 => ncclDataType_t::ncclBfloat16,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::I8 => ncclDataType_t::ncclInt8,
+        DType::U64 => ncclDataType_t::ncclUint64,
+        DType::U32 => ncclDataType_t::ncclUint32,
+        DType::U8 => ncclDataType_t::ncclUint8,
+        dtype => return error(format!("NCCL does not reduce {dtype:?}")),
+    })
+}
+
+fn op_of(op: NativeOp) -> RedOp {
+    match op {
+        NativeOp::Sum => RedOp::SUM,
+        NativeOp::Avg => RedOp::AVG,
+        NativeOp::Min => RedOp::MIN,
+        NativeOp::Max => RedOp::MAX,
+        NativeOp::Product => RedOp::PROD,
+    }
+}
+
+fn comm_of(comm: Comm) -> ncclComm_t {
+    ptr::with_exposed_provenance_mut(comm.0)
+}
+
+fn memory_of(address: Address) -> *mut c_void {
+    ptr::with_exposed_provenance_mut(address.0)
+}
+
+fn stream_pointer<T>(stream: Stream) -> *mut T {
+    ptr::with_exposed_provenance_mut(stream.0)
+}
+
+fn event_of(event: &Event) -> PlaneResult<Arc<CudaEvent>> {
+    let event = event.0.clone().downcast();
+    event.map_or_else(|_| error("the event is not one of CUDA"), Ok)
+}
+
+impl CudaGpus {
+    /// Returns the tensor on the GPU, as a row-major Cube tensor.
+    fn on_gpu(gpu: Gpu, tensor: DispatchTensor) -> PlaneResult<CubeTensor> {
+        let device = Device::new(DispatchDevice::Cube(cube_device(gpu)));
+        let tensor = match tensor.device() == *device.as_dispatch() {
+            true => tensor,
+            // Of a call that some ranks make without tensors.
+            false => backend::from_data(backend::into_data(tensor), &device),
+        };
+        match primitive(&tensor) {
+            Some(tensor) => Ok(burn_cubecl::kernel::into_contiguous(tensor.clone())),
+            None => error(FUSION),
+        }
+    }
+}
+
+impl GpuApi for CudaGpus {
+    fn version(&self) -> NcclVersion {
+        let Version {
+            major,
+            minor,
+            patch,
+        } = self.nccl.version();
+        NcclVersion(major, minor, patch)
+    }
+
+    fn gpu(&self, device: &Device, rank: usize) -> PlaneResult<Gpu> {
+        match device.as_dispatch() {
+            DispatchDevice::Cube(CubeDevice::Cuda(device)) => Ok(Gpu(device.index)),
+            other => error(format!(
+                "rank {rank} has device {other:?}, but NCCL needs a GPU of CUDA. Pass one to `Launch::with_device`"
+            )),
+        }
+    }
+
+    fn identity(&self, gpu: Gpu) -> PlaneResult<GpuIdentity> {
+        let device = result::device::get(gpu.0 as i32).map_err(of_cuda)?;
+        let uuid = result::device::get_uuid(device).map_err(of_cuda)?;
+        let uuid = uuid
+            .bytes
+            .map(|byte| format!("{:02x}", byte as u8))
+            .concat();
+        let host = fs_err::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        Ok(GpuIdentity {
+            host: host.trim().into(),
+            bus: format!("GPU {uuid}"),
+        })
+    }
+
+    fn alignment(&self, gpu: Gpu) -> usize {
+        alignment(&cube_device(gpu).client())
+    }
+
+    fn unique_id(&self) -> PlaneResult<UniqueId> {
+        let id = self.nccl.unique_id().map_err(of_nccl)?;
+        Ok(id.internal.iter().map(|byte| *byte as u8).collect())
+    }
+
+    fn export(
+        &self,
+        gpu: Gpu,
+        _rank: usize,
+        tensors: Vec<DispatchTensor>,
+    ) -> PlaneResult<Exported> {
+        self.enter(gpu)?;
+        let tensors = tensors.into_iter().map(|tensor| Self::on_gpu(gpu, tensor));
+        let tensors = tensors.collect::<PlaneResult<Vec<_>>>()?;
+        let handles: Vec<_> = tensors.iter().map(|tensor| tensor.handle.clone()).collect();
+        // Created by this thread, so it names the thread's stream.
+        let own = cube_device(gpu).client().empty(1);
+        let ready = CudaEvent::new()?;
+        let pinned = Arc::new(PinnedTensors {
+            memory: Promise::new(),
+            _tensors: Vec::new(),
+        });
+        let (event, memory) = (ready.clone(), pinned.clone());
+        server_of(&own).submit(move |server: &mut CudaServer| {
+            let pinned = handles
+                .into_iter()
+                .map(|handle| pin(server, handle, &own))
+                .collect::<Result<Vec<_>, _>>();
+            let recorded = pinned.and_then(|pinned| {
+                event.record(stream_of(server, &own)?)?;
+                Ok(pinned)
+            });
+            if let Err(problem) = &recorded {
+                event.is_recorded.set(Err(problem.clone()));
+            }
+            memory.memory.set(recorded);
+        });
+        Ok(Exported {
+            ready: Event(ready),
+            tensors: pinned,
+        })
+    }
+
+    fn import(
+        &self,
+        gpu: Gpu,
+        _rank: usize,
+        _device: &Device,
+        blocks: Vec<(Address, TensorMeta)>,
+        done: Option<&Event>,
+    ) -> PlaneResult<(Vec<DispatchTensor>, Event)> {
+        self.enter(gpu)?;
+        let device = cube_device(gpu);
+        let client = device.client();
+        let size = |meta: &TensorMeta| meta.shape.num_elements() * meta.dtype.size();
+        let full = || blocks.iter().filter(|(_, meta)| size(meta) > 0);
+        let start = full().map(|(at, _)| at.0).min().unwrap_or(0);
+        let end = full()
+            .map(|(at, meta)| at.0 + size(meta))
+            .max()
+            .unwrap_or(0);
+        // The blocks are next to each other, so that one copy of what is between them is enough.
+        let memory = client.empty((end - start).max(alignment(&client)));
+        let tensors = blocks.iter().map(|(at, meta)| {
+            let handle = match size(meta) {
+                0 => view(&memory, 0, 0),
+                bytes => view(&memory, at.0 - start, bytes),
+            };
+            wrap(CubeTensor::new_contiguous(
+                client.clone(),
+                device.clone(),
+                meta.shape.clone(),
+                handle,
+                meta.dtype,
+            ))
+        });
+        let tensors = tensors.collect::<PlaneResult<Vec<_>>>()?;
+        let read = CudaEvent::new()?;
+        let done = done.map(event_of).transpose()?;
+        let event = read.clone();
+        server_of(&memory).submit(move |server: &mut CudaServer| {
+            let copied = pin(server, memory.clone(), &memory).and_then(|target| {
+                let stream = stream_of(server, &memory)?;
+                if let Some(done) = done {
+                    done.wait(stream).map_err(|problem| problem.problem)?;
+                    // SAFETY: the blocks are staging memory that nothing writes before `read`, and
+                    // the target is pinned until the copy is enqueued, on the stream that frees it.
+                    unsafe {
+                        result::memcpy_dtod_async(
+                            target.pointer,
+                            start as cuda::CUdeviceptr,
+                            end - start,
+                            stream,
+                        )
+                    }
+                    .map_err(|problem| of_cuda(problem).problem)?;
+                }
+                event.record(stream)
+            });
+            if let Err(problem) = copied {
+                event.is_recorded.set(Err(problem));
+            }
+        });
+        Ok((tensors, Event(read)))
+    }
+
+    fn enter(&self, gpu: Gpu) -> PlaneResult<()> {
+        result::init().map_err(of_cuda)?;
+        let device = result::device::get(gpu.0 as i32).map_err(of_cuda)?;
+        // SAFETY: the context is cubecl's, which never releases it.
+        unsafe {
+            let context = result::primary_ctx::retain(device).map_err(of_cuda)?;
+            result::ctx::set_current(context).map_err(of_cuda)
+        }
+    }
+
+    fn create_stream(&self, _gpu: Gpu) -> PlaneResult<Stream> {
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
+        Ok(Stream(stream.map_err(of_cuda)?.expose_provenance()))
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        // SAFETY: nothing uses the stream any more.
+        if let Err(problem) = unsafe { result::stream::destroy(stream_pointer(stream)) } {
+            log::warn!("cannot free a stream of CUDA: {problem}");
+        }
+    }
+
+    fn record(&self, stream: Stream) -> PlaneResult<Event> {
+        let event = CudaEvent::new()?;
+        let recorded = event.record(stream_pointer(stream));
+        recorded.map_or_else(error, |()| Ok(Event(event)))
+    }
+
+    fn wait(&self, stream: Stream, event: &Event) -> PlaneResult<()> {
+        event_of(event)?.wait(stream_pointer(stream))
+    }
+
+    fn is_done(&self, event: &Event) -> PlaneResult<bool> {
+        let event = event_of(event)?;
+        if !event.is_recorded.is_set() {
+            return Ok(false);
+        }
+        // SAFETY: the event exists.
+        match unsafe { result::event::query(event.event) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(cuda::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(problem) => Err(of_cuda(problem)),
+        }
+    }
+
+    fn synchronize(&self, event: &Event) -> PlaneResult<()> {
+        let event = event_of(event)?;
+        event.is_recorded.wait(|()| ())?;
+        // SAFETY: the event exists.
+        unsafe { result::event::synchronize(event.event) }.map_err(of_cuda)
+    }
+
+    fn connect(&self, id: &UniqueId, ranks: usize, rank: usize) -> PlaneResult<(Comm, InProgress)> {
+        let mut unique = ncclUniqueId { internal: [0; 128] };
+        if id.len() != unique.internal.len() {
+            return error("the identity of a communicator has another length than NCCL's");
+        }
+        for (to, from) in unique.internal.iter_mut().zip(id) {
+            *to = *from as _;
+        }
+        let mut comm = ptr::null_mut();
+        // SAFETY: only this thread makes calls for the GPU.
+        let connected = unsafe {
+            self.nccl.comm_init_rank_config(
+                &mut comm,
+                ranks as i32,
+                unique,
+                rank as i32,
+                &mut nonblocking_config(),
+            )
+        };
+        match in_progress(connected) {
+            Ok(is_in_progress) => Ok((Comm(comm.expose_provenance()), is_in_progress)),
+            Err(problem) => {
+                // A failed call may have left a group open, and a communicator.
+                let _ = self.nccl.group_end();
+                if !comm.is_null() {
+                    // SAFETY: nothing else has the communicator.
+                    let _ = unsafe { self.nccl.comm_abort(comm) };
+                }
+                Err(problem)
+            }
+        }
+    }
+
+    fn progress(&self, comm: Comm) -> PlaneResult<InProgress> {
+        // SAFETY: the communicator exists, and only this thread makes calls for the GPU.
+        in_progress(unsafe { self.nccl.comm_async_error(comm_of(comm)) })
+    }
+
+    fn abort(&self, comm: Comm) -> PlaneResult<()> {
+        // SAFETY: as above. The plane makes no call with it afterwards.
+        unsafe { self.nccl.comm_abort(comm_of(comm)) }.map_err(of_nccl)
+    }
+
+    fn destroy(&self, comm: Comm) -> PlaneResult<()> {
+        // SAFETY: as above.
+        unsafe { self.nccl.comm_destroy(comm_of(comm)) }.map_err(of_nccl)
+    }
+
+    fn allocate(&self, bytes: usize) -> PlaneResult<Address> {
+        let memory = self.nccl.mem_alloc(bytes).map_err(of_nccl)?;
+        Ok(Address(memory.expose_provenance()))
+    }
+
+    fn free(&self, memory: Address) -> PlaneResult<()> {
+        // SAFETY: the memory is not registered, and nothing uses it.
+        unsafe { self.nccl.mem_free(memory_of(memory)) }.map_err(of_nccl)
+    }
+
+    fn register(&self, comm: Comm, memory: Address, bytes: usize) -> PlaneResult<Registration> {
+        // SAFETY: the memory has these bytes, and is freed after the registration ends.
+        let handle = unsafe {
+            self.nccl
+                .comm_register(comm_of(comm), memory_of(memory), bytes)
+        };
+        Ok(Registration(handle.map_err(of_nccl)?.expose_provenance()))
+    }
+
+    fn deregister(&self, comm: Comm, registration: Registration) -> PlaneResult<()> {
+        // NCCL returns no handle for memory that it does not register.
+        if registration.0 == 0 {
+            return Ok(());
+        }
+        let handle = ptr::with_exposed_provenance_mut(registration.0);
+        // SAFETY: no operation uses the memory.
+        unsafe { self.nccl.comm_deregister(comm_of(comm), handle) }.map_err(of_nccl)
+    }
+
+    fn copy_in(
+        &self,
+        exported: &Exported,
+        index: usize,
+        to: Address,
+        stream: Stream,
+    ) -> PlaneResult<()> {
+        let Some(tensors) = exported.tensors.downcast_ref::<PinnedTensors>() else {
+            return error("the tensors are not in memory of a GPU");
+        };
+        tensors.memory.wait(|memory| {
+            let PinnedMemory { pointer, bytes, .. } = memory[index];
+            // SAFETY: the source is pinned until the operation is done, and the target has room.
+            unsafe {
+                result::memcpy_dtod_async(
+                    to.0 as cuda::CUdeviceptr,
+                    pointer,
+                    bytes,
+                    stream_pointer(stream),
+                )
+            }
+            .map_err(of_cuda)
+        })?
+    }
+
+    fn group_start(&self) -> PlaneResult<()> {
+        self.nccl.group_start().map_err(of_nccl)
+    }
+
+    fn group_end(&self) -> PlaneResult<()> {
+        in_progress(self.nccl.group_end()).map(drop)
+    }
+
+    fn all_gather(&self, args: Transfer, recv: Address) -> PlaneResult<InProgress> {
+        // SAFETY: the memory has room for all rows, and only this thread makes calls for the GPU.
+        in_progress(unsafe {
+            self.nccl.all_gather(
+                memory_of(args.memory),
+                memory_of(recv),
+                args.bytes,
+                ncclDataType_t::ncclUint8,
+                comm_of(args.comm),
+                stream_pointer(args.stream),
+            )
+        })
+    }
+
+    fn reduce_scatter(&self, args: Reduction) -> PlaneResult<InProgress> {
+        // SAFETY: as above.
+        in_progress(unsafe {
+            self.nccl.reduce_scatter(
+                memory_of(args.send),
+                memory_of(args.recv),
+                args.count,
+                dtype_of(args.dtype)?,
+                op_of(args.op),
+                comm_of(args.comm),
+                stream_pointer(args.stream),
+            )
+        })
+    }
+
+    fn all_reduce(&self, args: Reduction) -> PlaneResult<InProgress> {
+        // SAFETY: as above.
+        in_progress(unsafe {
+            self.nccl.all_reduce(
+                memory_of(args.send),
+                memory_of(args.recv),
+                args.count,
+                dtype_of(args.dtype)?,
+                op_of(args.op),
+                comm_of(args.comm),
+                stream_pointer(args.stream),
+            )
+        })
+    }
+
+    fn broadcast(&self, args: Transfer, root: usize) -> PlaneResult<InProgress> {
+        // SAFETY: as above.
+        in_progress(unsafe {
+            self.nccl.broadcast(
+                memory_of(args.memory),
+                memory_of(args.memory),
+                args.bytes,
+                ncclDataType_t::ncclUint8,
+                root as i32,
+                comm_of(args.comm),
+                stream_pointer(args.stream),
+            )
+        })
+    }
+
+    fn send(&self, args: Transfer, peer: usize) -> PlaneResult<InProgress> {
+        // SAFETY: as above.
+        in_progress(unsafe {
+            self.nccl.send(
+                memory_of(args.memory),
+                args.bytes,
+                ncclDataType_t::ncclUint8,
+                peer as i32,
+                comm_of(args.comm),
+                stream_pointer(args.stream),
+            )
+        })
+    }
+
+    fn receive(&self, args: Transfer, peer: usize) -> PlaneResult<InProgress> {
+        // SAFETY: as above.
+        in_progress(unsafe {
+            self.nccl.recv(
+                memory_of(args.memory),
+                args.bytes,
+                ncclDataType_t::ncclUint8,
+                peer as i32,
+                comm_of(args.comm),
+                stream_pointer(args.stream),
+            )
+        })
+    }
+}
+
+impl fmt::Debug for PinnedTensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PinnedTensors")
+    }
+}

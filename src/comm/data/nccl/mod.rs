@@ -1,0 +1,580 @@
+//! [`NcclPlane`]: ranks exchange tensors between GPUs by NCCL.
+//!
+//! ```text
+//! rank's stream       .. kernels ..  ready                                    waits for done, copies out
+//! submitter                                 issues
+//! NCCL's stream                              waits for ready, copies in, operation, done
+//! ```
+//!
+//! A call is issued once all ranks have agreed on it, so that errors of the program are found before
+//! the GPU waits for anything. The rank's thread never waits for the GPU: it takes the result when
+//! the operation is enqueued, and events order the streams.
+//!
+//! | file | content | real implementation only |
+//! |---|---|---|
+//! | `api` | the calls that the plane makes, and their types | |
+//! | `layout`, `ways` | where tensors are in staging memory, and which operation of NCCL moves them | |
+//! | `staging` | memory that is registered with a communicator | |
+//! | `submitter` | the thread of a GPU that makes the calls | |
+//! | `gpu` | the calls on a GPU: cubecl's pointers and streams, CUDA's events, NCCL | all of it |
+//! | `fake` | in tests: records the calls, and checks NCCL's rules | |
+//!
+//! `gpu` needs several GPUs to run. It has no decisions: each method is a few calls.
+
+mod api;
+#[cfg(test)]
+pub(in crate::comm) mod fake;
+#[cfg(feature = "nccl")]
+mod gpu;
+mod layout;
+mod staging;
+mod submitter;
+mod ways;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use burn::backend::{DispatchTensor, TensorMetadata};
+use burn::tensor::{DType, Device, TensorData};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::call::{DataCall, RecipientData};
+use super::contribution::Contribution;
+#[cfg(feature = "cube")]
+use super::device::{self, CoalescedCopies, DeviceContribution};
+use super::inputs::CollectiveInputs;
+use super::plane::{
+    DataPlane, DataPlaneError, OnFailure, PlaneResult, TakeExchanged, gather_by_tensor,
+    reduce_by_tensor,
+};
+use super::{PlaneContribution, shard};
+use crate::comm::{Capabilities, CollectivePlan, Group, Op, ReduceOp, TensorMeta, backend};
+use crate::memory;
+#[cfg(feature = "cube")]
+use crate::memory::cube::wrap;
+use crate::placement::ShardSizes;
+use api::{Address, Exported, Gpu, GpuApi, GpuIdentity, NcclVersion, UniqueId, error};
+#[cfg(feature = "cube")]
+use burn_cubecl::tensor::CubeTensor;
+#[cfg(feature = "nccl")]
+pub(in crate::comm) use gpu::load;
+#[cfg(feature = "cube")]
+use layout::Way;
+use layout::{Layout, Plan, Source};
+use submitter::{ChannelKey, ConnectJob, Enqueued, ExchangeJob, Job, Outcome, Submitter};
+
+/// Name of the plane in errors.
+const NAME: &str = "nccl";
+
+/// First version of NCCL that allows two ranks on one GPU.
+const SHARES_GPUS: NcclVersion = NcclVersion(2, 30, 0);
+
+type ChannelName = (usize, Vec<usize>, &'static str);
+
+/// The plane of the ranks of one process.
+#[derive(Debug)]
+pub(in crate::comm) struct NcclPlane {
+    api: Arc<dyn GpuApi>,
+    /// True if reductions are in the fixed tree: operands are gathered, and added by each rank.
+    in_tree: bool,
+    /// Channels by the global rank, the ranks of the group and its name.
+    channels: Mutex<HashMap<ChannelName, ChannelKey>>,
+    submitters: Mutex<HashMap<Gpu, Arc<Submitter>>>,
+    failed: Mutex<Option<Failed>>,
+    is_aborted: AtomicBool,
+}
+
+/// Function that fails the world.
+#[derive(Clone)]
+struct Failed(OnFailure);
+
+impl std::fmt::Debug for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Failed")
+    }
+}
+
+/// What a rank contributes, or what it has received.
+#[derive(Debug)]
+pub(in crate::comm) enum NcclContribution {
+    Posted(Box<Posted>),
+    /// Results of a reduction of NCCL.
+    Reduced(Vec<DispatchTensor>),
+}
+
+/// A call that a rank is about to post.
+#[derive(Debug)]
+pub(in crate::comm) struct Posted {
+    group: Group,
+    name: &'static str,
+    device: Device,
+    gpu: Gpu,
+    layout: Arc<Layout>,
+    /// Tensors that are copied in, and the offset of each.
+    copied_in: Vec<(usize, usize)>,
+    exported: Option<Exported>,
+    /// True if each member receives only its own shards or tensors.
+    is_addressed: bool,
+    is_first: bool,
+    /// Copies after the collective, if one kernel makes them.
+    #[cfg(feature = "cube")]
+    copies: Option<CoalescedCopies>,
+}
+
+/// What a rank sends to all others with the first call of a channel.
+#[derive(Debug, Serialize, Deserialize)]
+struct Introduction {
+    version: NcclVersion,
+    gpu: GpuIdentity,
+    /// Identity of the communicator, from member 0.
+    id: Option<UniqueId>,
+}
+
+/// The loaded library, from which each launch gets a plane of its own.
+#[cfg(feature = "nccl")]
+#[derive(Debug, Clone)]
+pub(in crate::comm) struct NcclLoader {
+    api: Arc<dyn GpuApi>,
+    in_tree: bool,
+}
+
+#[cfg(feature = "nccl")]
+impl NcclLoader {
+    pub fn plane(&self) -> Arc<NcclPlane> {
+        Arc::new(NcclPlane::new(self.api.clone(), self.in_tree))
+    }
+}
+
+impl NcclPlane {
+    fn new(api: Arc<dyn GpuApi>, in_tree: bool) -> Self {
+        Self {
+            api,
+            in_tree,
+            channels: Mutex::default(),
+            submitters: Mutex::default(),
+            failed: Mutex::default(),
+            is_aborted: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the plane of a world that continues after a failure: it has new communicators.
+    pub fn of_survivors(&self) -> Self {
+        Self::new(self.api.clone(), self.in_tree)
+    }
+
+    fn channel(&self, posted: &Posted) -> ChannelKey {
+        let mut channels = self.channels.lock();
+        let next = channels.len();
+        let group = &posted.group;
+        let rank = group.ranks()[group.rank()];
+        let key = (rank, group.ranks().to_vec(), posted.name);
+        *channels.entry(key).or_insert(next)
+    }
+
+    fn submitter(&self, gpu: Gpu) -> PlaneResult<Arc<Submitter>> {
+        let mut submitters = self.submitters.lock();
+        if self.is_aborted.load(Ordering::Acquire) {
+            return error("the exchange was aborted");
+        }
+        match submitters.entry(gpu) {
+            Entry::Occupied(known) => Ok(known.get().clone()),
+            Entry::Vacant(new) => {
+                let Some(Failed(failed)) = self.failed.lock().clone() else {
+                    return error("the plane belongs to no world");
+                };
+                let started = Submitter::start(self.api.clone(), gpu, failed);
+                let started = started.map_err(|problem| DataPlaneError {
+                    problem: format!("cannot start the thread of a GPU: {problem}"),
+                })?;
+                Ok(new.insert(Arc::new(started)).clone())
+            }
+        }
+    }
+
+    /// Prepares a call.
+    fn post(
+        &self,
+        call: &DataCall<'_>,
+        tensors: Vec<DispatchTensor>,
+        recipients: Vec<usize>,
+    ) -> PlaneResult<Contribution> {
+        let group = call.member.group.clone();
+        let rank = call.member.rank();
+        let gpu = self.api.gpu(&call.member.device, rank)?;
+        let is_addressed = !matches!(call.needed, RecipientData::Full);
+        let all =
+            Contribution::new(tensors, PlaneContribution::bytes(None)).with_recipients(recipients);
+        let layout = Plan {
+            signature: call.signature,
+            ranks: group.size(),
+            member: group.rank(),
+            align: self.api.alignment(gpu),
+            in_tree: self.in_tree,
+            is_addressed,
+            has_own: !matches!(call.needed, RecipientData::Addressed)
+                || all.recipients.contains(&group.rank()),
+        }
+        .layout()?;
+        #[cfg(feature = "cube")]
+        let (copies, flat) = device::packed(call, &all.tensors);
+        #[cfg(feature = "cube")]
+        let rows = flat.and_then(|flat| as_rows(&layout, flat));
+        #[cfg(not(feature = "cube"))]
+        let rows: Option<(DispatchTensor, usize)> = None;
+        let (sources, copied_in) = match rows {
+            Some((flat, offset)) => (vec![flat], vec![(0, offset)]),
+            None => sources(&layout, &all, call.needed, group.size()),
+        };
+        let exported = match layout.bytes {
+            0 => None,
+            _ => Some(self.api.export(gpu, rank, sources)?),
+        };
+        let introduction = match call.is_first_exchange {
+            true => vec![self.introduction(gpu, group.rank())?],
+            false => Vec::new(),
+        };
+        let posted = Posted {
+            group,
+            name: call.name,
+            device: call.member.device.clone(),
+            gpu,
+            layout: Arc::new(layout),
+            copied_in,
+            exported,
+            is_addressed,
+            is_first: call.is_first_exchange,
+            #[cfg(feature = "cube")]
+            copies,
+        };
+        let addition = Arc::new(NcclContribution::Posted(Box::new(posted)));
+        Ok(Contribution::new(
+            introduction,
+            PlaneContribution::Nccl(addition),
+        ))
+    }
+
+    /// Returns the introduction of a member, in host memory.
+    fn introduction(&self, gpu: Gpu, member: usize) -> PlaneResult<DispatchTensor> {
+        let introduction = Introduction {
+            version: self.api.version(),
+            gpu: self.api.identity(gpu)?,
+            id: (member == 0).then(|| self.api.unique_id()).transpose()?,
+        };
+        let bytes = postcard::to_stdvec(&introduction).expect("a vector takes every introduction");
+        let shape = [bytes.len()];
+        let data = TensorData::from_bytes_vec(bytes, shape, DType::U8);
+        Ok(backend::from_data(data, &memory::host()))
+    }
+
+    /// Sends the job that connects the rank to the others of a channel.
+    fn connect(
+        &self,
+        inputs: &CollectiveInputs<'_>,
+        posted: &Posted,
+        channel: ChannelKey,
+    ) -> PlaneResult<()> {
+        let introductions = inputs.all.iter().map(|contribution| {
+            let bytes = backend::into_data(contribution.tensors[0].clone());
+            postcard::from_bytes::<Introduction>(bytes.as_bytes()).map_err(|_| DataPlaneError {
+                problem: "a rank has sent an introduction that cannot be read".into(),
+            })
+        });
+        let mut introductions = introductions.collect::<PlaneResult<Vec<_>>>()?;
+        check_introductions(posted.group.ranks(), &introductions)?;
+        let Some(id) = introductions[0].id.take() else {
+            return error("the first rank of the group has sent no identity for a communicator");
+        };
+        let member = posted.group.rank();
+        self.submitter(posted.gpu)?.send(Job::Connect(ConnectJob {
+            channel,
+            rank: posted.group.ranks()[member],
+            id,
+            ranks: posted.group.size(),
+            member,
+        }));
+        Ok(())
+    }
+}
+
+/// Checks that the ranks have the same version of NCCL, and GPUs of their own. All ranks find the
+/// same error.
+fn check_introductions(ranks: &[usize], introductions: &[Introduction]) -> PlaneResult<()> {
+    let first = &introductions[0];
+    for (rank, introduction) in ranks.iter().zip(introductions) {
+        if introduction.version != first.version {
+            return error(format!(
+                "rank {} has NCCL {}, and rank {rank} has NCCL {}. Install the same version everywhere",
+                ranks[0], first.version, introduction.version
+            ));
+        }
+    }
+    if first.version >= SHARES_GPUS {
+        return Ok(());
+    }
+    for (index, introduction) in introductions.iter().enumerate() {
+        let same = introductions[..index]
+            .iter()
+            .position(|other| other.gpu == introduction.gpu);
+        if let Some(other) = same {
+            return error(format!(
+                "ranks {} and {} have the same GPU, {} of `{}`, which NCCL {} does not allow. Give each rank a GPU of \
+                 its own, or install NCCL {SHARES_GPUS}",
+                ranks[other],
+                ranks[index],
+                introduction.gpu.bus,
+                introduction.gpu.host,
+                first.version,
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the buffer into which one kernel has packed all tensors of the rank, and its offset;
+/// `None` if it is not that of the layout.
+#[cfg(feature = "cube")]
+fn as_rows(layout: &Layout, flat: CubeTensor) -> Option<(DispatchTensor, usize)> {
+    let (bytes, offset) = match &layout.way {
+        Way::AllGather { row } => (*row, layout.row_of(*row)),
+        Way::ReduceScatter { .. } => (layout.bytes, 0),
+        _ => return None,
+    };
+    let is_same = flat.meta.num_elements() * flat.dtype.size() == bytes;
+    is_same.then(|| (wrap(flat), offset))
+}
+
+/// Returns the tensors that are copied in one by one, and for each copy the tensor and its offset.
+fn sources(
+    layout: &Layout,
+    all: &Contribution,
+    needed: RecipientData<'_>,
+    ranks: usize,
+) -> (Vec<DispatchTensor>, Vec<(usize, usize)>) {
+    let mut tensors = Vec::new();
+    let mut known = HashMap::new();
+    let tensor = |source: Source| match (source, needed) {
+        (Source::For(member, index), RecipientData::Shards(shardings)) => {
+            let (dim, sizes) = &shardings[index];
+            shard(&all.tensors[index], *dim, sizes.range(ranks, member))
+        }
+        (Source::For(member, index), _) => all.tensors_for(member)[index].clone(),
+        (Source::Full(index), _) => all.tensors[index].clone(),
+    };
+    let copies = layout.copied_in.iter().map(|(source, offset)| {
+        let index = *known.entry(*source).or_insert_with(|| {
+            tensors.push(tensor(*source));
+            tensors.len() - 1
+        });
+        (index, *offset)
+    });
+    let copies = copies.collect();
+    (tensors, copies)
+}
+
+/// Returns the results of a reduction of NCCL.
+fn reduced<'a>(inputs: &CollectiveInputs<'a>) -> Option<&'a Vec<DispatchTensor>> {
+    match &inputs.own().plane {
+        PlaneContribution::Nccl(contribution) => match &**contribution {
+            NcclContribution::Reduced(tensors) => Some(tensors),
+            NcclContribution::Posted(_) => None,
+        },
+        #[allow(unreachable_patterns, reason = "there may be no other plane")]
+        _ => None,
+    }
+}
+
+impl DataPlane for NcclPlane {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            fixed_tree: self.in_tree,
+            stream_ordered: true,
+            needs_remote_bytes: false,
+        }
+    }
+
+    fn watch(&self, failed: OnFailure) {
+        *self.failed.lock() = Some(Failed(failed));
+    }
+
+    fn contribute(
+        &self,
+        call: &DataCall<'_>,
+        tensors: Vec<DispatchTensor>,
+        recipients: Vec<usize>,
+    ) -> Contribution {
+        if call.signature.op == Op::Send {
+            return Contribution::new(tensors, PlaneContribution::bytes(None))
+                .with_recipients(recipients);
+        }
+        self.post(call, tensors, recipients)
+            .unwrap_or_else(|problem| {
+                // The rank still posts the call, so that no other waits for it, and the world fails.
+                let failed = self.failed.lock().clone();
+                if let Some(Failed(failed)) = failed {
+                    failed(call.member.rank(), NAME, problem);
+                }
+                Contribution::new(Vec::new(), PlaneContribution::bytes(None))
+            })
+    }
+
+    fn start(&self, inputs: &CollectiveInputs<'_>) -> PlaneResult<TakeExchanged> {
+        let posted = match &inputs.own().plane {
+            PlaneContribution::Nccl(contribution) => Some(contribution),
+            #[allow(unreachable_patterns, reason = "there may be no other plane")]
+            _ => None,
+        };
+        let Some(NcclContribution::Posted(posted)) = posted.map(|posted| &**posted) else {
+            return error("the rank could not prepare the call");
+        };
+        let channel = self.channel(posted);
+        if posted.is_first {
+            self.connect(inputs, posted, channel)?;
+        }
+        let member = posted.group.rank();
+        let rank = posted.group.ranks()[member];
+        let outcome = match &posted.exported {
+            None => None,
+            Some(exported) => {
+                let outcome = Arc::<Outcome>::default();
+                self.submitter(posted.gpu)?.send(Job::Exchange(ExchangeJob {
+                    channel,
+                    rank,
+                    layout: posted.layout.clone(),
+                    exported: exported.clone(),
+                    copied_in: posted.copied_in.clone(),
+                    outcome: outcome.clone(),
+                }));
+                Some(outcome)
+            }
+        };
+        let take = Take {
+            api: self.api.clone(),
+            gpu: posted.gpu,
+            rank,
+            device: posted.device.clone(),
+            layout: posted.layout.clone(),
+            is_addressed: posted.is_addressed,
+            outcome,
+            #[cfg(feature = "cube")]
+            copies: posted.copies.clone(),
+        };
+        Ok(Box::new(move |time| take.received(time)))
+    }
+
+    fn abort(&self) {
+        let submitters = self.submitters.lock();
+        self.is_aborted.store(true, Ordering::Release);
+        submitters.values().for_each(|submitter| submitter.abort());
+    }
+
+    fn all_gather(
+        &self,
+        inputs: &CollectiveInputs<'_>,
+        plan: &CollectivePlan,
+    ) -> Vec<DispatchTensor> {
+        #[cfg(feature = "cube")]
+        if let Some(full) = device::gathered(inputs) {
+            return full;
+        }
+        gather_by_tensor(inputs, plan)
+    }
+
+    fn reduce_scatter(
+        &self,
+        inputs: &CollectiveInputs<'_>,
+        shardings: &[(usize, ShardSizes)],
+        op: ReduceOp,
+    ) -> Vec<DispatchTensor> {
+        reduced(inputs)
+            .cloned()
+            .unwrap_or_else(|| reduce_by_tensor(self, inputs, shardings, op))
+    }
+
+    fn all_reduce(
+        &self,
+        inputs: &CollectiveInputs<'_>,
+        index: usize,
+        op: ReduceOp,
+    ) -> DispatchTensor {
+        if let Some(tensors) = reduced(inputs) {
+            return tensors[index].clone();
+        }
+        let shape = inputs.all[0].tensors[index].shape();
+        self.reduce(inputs, index, &backend::ranges::full(&shape[..]), op)
+    }
+}
+
+/// Takes the result of an exchange.
+struct Take {
+    api: Arc<dyn GpuApi>,
+    gpu: Gpu,
+    rank: usize,
+    device: Device,
+    layout: Arc<Layout>,
+    is_addressed: bool,
+    outcome: Option<Arc<Outcome>>,
+    #[cfg(feature = "cube")]
+    copies: Option<CoalescedCopies>,
+}
+
+impl Take {
+    fn received(self, time: Duration) -> PlaneResult<Vec<Contribution>> {
+        let enqueued = self.outcome.as_ref().map(|outcome| outcome.wait(time));
+        let enqueued = enqueued.transpose()?;
+        let memory = enqueued.as_ref().map(|enqueued| enqueued.lease.memory());
+        let blocks = self.layout.result.iter().flatten();
+        let blocks: Vec<(Address, TensorMeta)> = blocks
+            .map(|block| {
+                let start = memory.unwrap_or(Address(0));
+                (start.at(block.offset), block.meta.clone())
+            })
+            .collect();
+        let (tensors, read) = self.api.import(
+            self.gpu,
+            self.rank,
+            &self.device,
+            blocks,
+            enqueued.as_ref().map(|enqueued| &enqueued.done),
+        )?;
+        if let Some(Enqueued { mut lease, .. }) = enqueued {
+            lease.set_read(read);
+        }
+        let mut tensors = tensors.into_iter();
+        let member = self.layout.member;
+        let contribution = |(from, blocks): (usize, &Vec<layout::Block>)| {
+            let tensors: Vec<_> = tensors.by_ref().take(blocks.len()).collect();
+            if self.layout.is_reduced && from == member {
+                let reduced = Arc::new(NcclContribution::Reduced(tensors));
+                return Contribution::new(Vec::new(), PlaneContribution::Nccl(reduced));
+            }
+            let recipients = match self.is_addressed {
+                true => vec![member; tensors.len()],
+                false => Vec::new(),
+            };
+            Contribution::received(recipients, tensors).exclusive()
+        };
+        let contributions = self.layout.result.iter().enumerate().map(contribution);
+        let contributions: Vec<_> = contributions.collect();
+        #[cfg(feature = "cube")]
+        let contributions = self.with_copies(contributions);
+        Ok(contributions)
+    }
+
+    /// Adds the copies of the rank to its own contribution.
+    #[cfg(feature = "cube")]
+    fn with_copies(self, mut contributions: Vec<Contribution>) -> Vec<Contribution> {
+        if let Some(copies) = self.copies.filter(|_| !self.layout.is_reduced) {
+            let copies = DeviceContribution::of_copies(copies);
+            contributions[self.layout.member].plane = PlaneContribution::Device(Box::new(copies));
+        }
+        contributions
+    }
+}

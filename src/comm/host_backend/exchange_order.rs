@@ -1,0 +1,499 @@
+//! [`ExchangeOrder`]: the one order in which the exchanges of a world start.
+//!
+//! Ranks may post the calls of several groups in different orders. But a device carries out
+//! exchanges in the order in which they were started, and two ranks that start two exchanges in
+//! different orders wait for each other forever. So one process, the one that decides which failure
+//! is the first, orders the exchanges of all groups:
+//!
+//! ```text
+//! process of member 0    all ranks have posted: reports it
+//! first process                                            orders the call, and says so to the processes of the group
+//! each process                                                            starts the exchange on all its ranks
+//! ```
+//!
+//! Calls are ordered once all ranks have posted them, so that a call never waits for another that
+//! some rank posts only later. Messages of the first process arrive in the order in which it sent
+//! them, so all processes start their exchanges in the same order. Among the ranks of one process
+//! no messages are needed.
+//!
+//! Deferred calls are ordered when the first rank needs the result: until then they take no memory
+//! in addition to the tensors. If all ranks give a deferred call up, it is never started. The other
+//! calls of a group start in the order in which they were posted, and the first of a group is not
+//! deferred: the ranks connect in it.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::mem;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use serde::{Deserialize, Serialize};
+
+use super::HostBackend;
+use super::completion_thread::CompletionTask;
+use super::remote_group::RemoteGroup;
+use crate::comm::CommError;
+use crate::comm::backend::{Backend, Failure};
+use crate::comm::control::match_table::{GroupKey, OpHandle};
+use crate::comm::control::rendezvous::LONGEST;
+use crate::comm::transport::header::ControlMessage;
+use crate::comm::transport::peer_processes::ChannelId;
+
+/// Identifies a call: its group, and its sequence number.
+type CallKey = (GroupKey, u64);
+
+/// The exchanges of a world that are not started in this process, and their order.
+#[derive(Default)]
+pub(super) struct ExchangeOrder {
+    calls: Mutex<Calls>,
+    /// Notified when an exchange was started, or the world has failed.
+    changed: Condvar,
+    /// Locked while calls are reported, so that those of a group are reported in their order.
+    reporting: Mutex<()>,
+    /// Deferred calls about which some processes have not reported. Used by the first process.
+    deferred: Mutex<HashMap<CallKey, Reports>>,
+}
+
+#[derive(Default)]
+struct Calls {
+    unstarted: BTreeMap<CallKey, UnstartedCall>,
+    /// Groups of which an exchange was started, so that their ranks are connected.
+    connected: HashSet<GroupKey>,
+    order: VecDeque<OrderedCall>,
+    /// Groups by the numbers of this process's channels.
+    own: HashMap<usize, GroupKey>,
+    /// True while a thread starts exchanges.
+    is_starting: bool,
+    is_over: bool,
+}
+
+/// A call that some local ranks have posted.
+struct UnstartedCall {
+    op: OpHandle,
+    /// Tasks that start the exchange, one for each local rank.
+    tasks: Vec<Arc<dyn CompletionTask>>,
+    /// Number of the group's ranks in this process.
+    members: usize,
+    /// Channel of one of them, if the group has ranks in other processes.
+    remote: Option<Arc<RemoteGroup>>,
+    is_deferred: bool,
+    /// True if a local rank needs the result.
+    is_wanted: bool,
+    /// Number of local ranks that have given the deferred call up.
+    declined: usize,
+    /// True if this process has reported, or need not.
+    is_reported: bool,
+    /// Number of threads that wait until all ranks have posted it. It is started afterwards,
+    /// because that releases the handle with which they wait.
+    awaiting: usize,
+}
+
+/// A call in the order, as the first process has named it.
+enum OrderedCall {
+    Known(CallKey),
+    /// A call on a channel of another process, which may not have introduced it yet.
+    OnChannel(ChannelId, u64),
+}
+
+/// What the processes of a group have reported about a deferred call.
+#[derive(Default)]
+struct Reports {
+    count: usize,
+    is_ordered: bool,
+}
+
+/// Report of a process to the one that orders exchanges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::comm) enum ExchangeReport {
+    /// All ranks have posted the call.
+    Agreed,
+    /// All ranks have posted the deferred call, and a rank of the process needs the result.
+    Wanted,
+    /// No rank of the process needs the result of the deferred call.
+    Declined,
+}
+
+impl Calls {
+    fn key(&self, backend: &HostBackend, call: &OrderedCall) -> Option<CallKey> {
+        match call {
+            OrderedCall::Known(key) => Some(*key),
+            OrderedCall::OnChannel((process, number), seq) => {
+                let remote = backend.remote();
+                let group = match *process == remote.here() {
+                    true => self.own.get(number).copied(),
+                    false => remote.group_of((*process, *number)),
+                };
+                Some((group?, *seq))
+            }
+        }
+    }
+
+    /// Takes the next call from the order, if all its ranks have posted it and none waits for that.
+    fn next_ready(&mut self, backend: &HostBackend) -> Option<CallKey> {
+        let key = self.key(backend, self.order.front()?)?;
+        let call = self.unstarted.get(&key)?;
+        let is_ready = call.tasks.len() == call.members
+            && call.awaiting == 0
+            && backend.rendezvous.read(|table| table.is_complete(call.op));
+        is_ready.then(|| self.order.pop_front())?;
+        Some(key)
+    }
+}
+
+impl HostBackend {
+    /// Adds a call that a local rank has posted. `task` starts the rank's exchange. `members` of the
+    /// group's ranks are in this process.
+    pub(super) fn add_exchange(
+        &self,
+        op: OpHandle,
+        task: Arc<dyn CompletionTask>,
+        is_deferred: bool,
+        members: usize,
+        remote: Option<&Arc<RemoteGroup>>,
+    ) {
+        let key = (op.group, op.seq);
+        if remote.is_some() {
+            let this = self.this.clone();
+            self.completion.add(
+                op,
+                Arc::new(OnAgreement {
+                    this,
+                    group: op.group,
+                }),
+            );
+        }
+        let is_agreed = {
+            let mut calls = self.exchanges.calls.lock();
+            if calls.is_over {
+                return self.completion.discard(op);
+            }
+            calls
+                .own
+                .extend(remote.map(|remote| (remote.number(), op.group)));
+            let call = calls.unstarted.entry(key).or_insert_with(|| UnstartedCall {
+                op,
+                tasks: Vec::new(),
+                members,
+                remote: remote.cloned(),
+                is_deferred,
+                is_wanted: false,
+                declined: 0,
+                is_reported: false,
+                awaiting: 0,
+            });
+            call.tasks.push(task);
+            self.rendezvous.read(|table| table.is_complete(op))
+        };
+        if is_agreed && remote.is_some() {
+            // Other threads do this for calls that are complete later.
+            self.completion.complete(op);
+        }
+        self.exchange_agreed(op.group);
+    }
+
+    /// Reports the calls of a group that this process must report now to the process that orders the
+    /// exchanges, and starts what can be started.
+    fn exchange_agreed(&self, group: GroupKey) {
+        self.report_exchanges(group);
+        self.start_exchanges();
+    }
+
+    fn report_exchanges(&self, group: GroupKey) {
+        let reporting = self.exchanges.reporting.lock();
+        let reports_agreement = self.reports_agreement(group);
+        let mut due = Vec::new();
+        let mut calls = self.exchanges.calls.lock();
+        let is_connected = calls.connected.contains(&group);
+        let of_group = calls.unstarted.range_mut((group, 0)..=(group, u64::MAX));
+        // Without tasks a call is being started, and its handle may be released.
+        let unreported = of_group.filter(|(_, call)| !call.is_reported && !call.tasks.is_empty());
+        for (key, call) in unreported {
+            let is_agreed = || self.rendezvous.read(|table| table.is_complete(call.op));
+            let report = if !call.is_deferred {
+                if !reports_agreement {
+                    continue;
+                }
+                if !is_agreed() {
+                    // Later ones are not reported before it.
+                    break;
+                }
+                ExchangeReport::Agreed
+            } else if call.is_wanted && is_connected && is_agreed() {
+                ExchangeReport::Wanted
+            } else if !call.is_wanted && call.declined == call.members {
+                ExchangeReport::Declined
+            } else {
+                continue;
+            };
+            call.is_reported = true;
+            due.push((*key, report, call.remote.clone()));
+        }
+        drop(calls);
+        for (key, report, remote) in due {
+            self.report_exchange(key, report, remote.as_deref());
+        }
+        drop(reporting);
+    }
+
+    /// Returns true if this process reports the calls of a group: if it has the group's first rank.
+    fn reports_agreement(&self, group: GroupKey) -> bool {
+        let first = self.rendezvous.read(|table| table.ranks(group)[0]);
+        self.local_ranks.contains(&first)
+    }
+
+    fn report_exchange(&self, key: CallKey, report: ExchangeReport, remote: Option<&RemoteGroup>) {
+        let Some(remote) = remote else {
+            return self.order_exchange(key, OrderedCall::Known(key), report);
+        };
+        let peers = self.remote();
+        let channel = (peers.here(), remote.number());
+        if peers.decides() {
+            self.order_exchange(key, OrderedCall::OnChannel(channel, key.1), report);
+        } else {
+            remote.report_exchange(key.1, report);
+        }
+    }
+
+    /// Handles a report. Only called in the process that orders the exchanges.
+    fn order_exchange(&self, key: CallKey, call: OrderedCall, report: ExchangeReport) {
+        let ranks = self.rendezvous.read(|table| table.ranks(key.0).clone());
+        let mut processes: Vec<_> = match &self.remote {
+            Some(remote) => ranks.iter().map(|rank| remote.process_of(*rank)).collect(),
+            None => vec![0],
+        };
+        processes.sort_unstable();
+        processes.dedup();
+        // Locked until all processes are notified, so that they receive the calls in one order.
+        let mut deferred = self.exchanges.deferred.lock();
+        let is_started = match report {
+            ExchangeReport::Agreed => true,
+            ExchangeReport::Wanted | ExchangeReport::Declined => {
+                let reports = deferred.entry(key).or_default();
+                reports.count += 1;
+                let is_started = report == ExchangeReport::Wanted && !reports.is_ordered;
+                reports.is_ordered |= is_started;
+                let is_over = reports.count == processes.len();
+                let is_dropped = is_over && !reports.is_ordered;
+                if is_over {
+                    deferred.remove(&key);
+                }
+                if !is_started && !is_dropped {
+                    return;
+                }
+                is_started
+            }
+        };
+        let here = self.remote.as_ref().map_or(0, |remote| remote.here());
+        if let OrderedCall::OnChannel((owner, channel), seq) = call {
+            for process in processes.iter().filter(|process| **process != here) {
+                let message = ControlMessage::ExchangeOrdered {
+                    owner,
+                    channel,
+                    seq,
+                    is_started,
+                };
+                self.remote().notify_process(*process, message);
+            }
+        }
+        if processes.contains(&here) {
+            self.exchange_ordered(call, is_started);
+        }
+    }
+
+    /// Puts a call in the order, or drops it.
+    fn exchange_ordered(&self, call: OrderedCall, is_started: bool) {
+        let mut calls = self.exchanges.calls.lock();
+        if is_started {
+            return calls.order.push_back(call);
+        }
+        let key = calls.key(self, &call);
+        let dropped = key.and_then(|key| calls.unstarted.remove(&key));
+        drop(calls);
+        // Outside the lock.
+        drop(dropped);
+    }
+
+    /// Handles the report of another process about a call of `group`.
+    pub(super) fn receive_exchange_report(
+        &self,
+        channel: ChannelId,
+        group: GroupKey,
+        seq: u64,
+        report: ExchangeReport,
+    ) -> Result<(), String> {
+        if !self.remote().decides() {
+            return Err("it reported an exchange to a process that does not order them".into());
+        }
+        self.order_exchange((group, seq), OrderedCall::OnChannel(channel, seq), report);
+        self.start_exchanges_in_background();
+        Ok(())
+    }
+
+    /// Handles the place of a call in the order, of which the first process has notified this one.
+    pub(super) fn receive_exchange_order(
+        &self,
+        from: usize,
+        channel: ChannelId,
+        seq: u64,
+        is_started: bool,
+    ) -> Result<(), String> {
+        if from != self.remote().first() {
+            return Err("it ordered an exchange, which is up to another process".into());
+        }
+        self.exchange_ordered(OrderedCall::OnChannel(channel, seq), is_started);
+        self.start_exchanges_in_background();
+        Ok(())
+    }
+
+    /// Lets the completion thread start what can be started: the thread of the transport must keep
+    /// communicating.
+    fn start_exchanges_in_background(&self) {
+        let this = self.this.clone();
+        let start = move || {
+            if let Some(this) = this.upgrade() {
+                this.start_exchanges();
+            }
+        };
+        if let Err(refused) = self.completion.run(Box::new(start)) {
+            refused();
+        }
+    }
+
+    /// Starts exchanges in their order, up to the first of which some rank has not posted the call.
+    fn start_exchanges(&self) {
+        let mut calls = self.exchanges.calls.lock();
+        if calls.is_starting {
+            // The thread that does looks again before it stops.
+            return;
+        }
+        calls.is_starting = true;
+        while let Some(key) = calls.next_ready(self) {
+            let tasks = mem::take(&mut calls.unstarted.get_mut(&key).expect("it is ready").tasks);
+            MutexGuard::unlocked(&mut calls, || {
+                tasks.iter().for_each(|task| task.complete());
+                drop(tasks);
+            });
+            let started = calls.unstarted.remove(&key);
+            self.exchanges.changed.notify_all();
+            if calls.connected.insert(key.0) {
+                // Deferred calls may have waited for that.
+                MutexGuard::unlocked(&mut calls, || self.report_exchanges(key.0));
+            }
+            // The first process waits for the reports of all.
+            if let Some(call) = started.filter(|call| call.is_deferred && !call.is_reported) {
+                MutexGuard::unlocked(&mut calls, || {
+                    self.report_exchange(key, ExchangeReport::Declined, call.remote.as_deref());
+                });
+            }
+        }
+        calls.is_starting = false;
+    }
+
+    /// Records that a local rank needs the result of a deferred call.
+    pub(super) fn want_exchange(&self, op: OpHandle) {
+        let key = (op.group, op.seq);
+        if let Some(call) = self.exchanges.calls.lock().unstarted.get_mut(&key) {
+            call.is_wanted = true;
+        }
+        self.exchange_agreed(op.group);
+    }
+
+    /// Records that a local rank does not need the result of a call.
+    pub(super) fn decline_exchange(&self, op: OpHandle) {
+        let key = (op.group, op.seq);
+        if let Some(call) = self.exchanges.calls.lock().unstarted.get_mut(&key) {
+            call.declined += 1;
+        }
+        self.exchange_agreed(op.group);
+    }
+
+    /// Waits until the exchange of `op` is started, at most for `deadline`.
+    pub(super) fn await_exchange(
+        &self,
+        rank: usize,
+        op: OpHandle,
+        deadline: Duration,
+    ) -> Result<(), CommError> {
+        let key = (op.group, op.seq);
+        let until = Instant::now() + deadline.min(LONGEST);
+        let mut calls = self.exchanges.calls.lock();
+        let Some(call) = calls.unstarted.get_mut(&key) else {
+            return self.exchange_failed(&calls);
+        };
+        call.is_wanted = true;
+        // Once the tasks are taken, the exchange is being started.
+        if !call.tasks.is_empty() {
+            call.awaiting += 1;
+            drop(calls);
+            let waited = self.rendezvous.wait_until_complete(op, deadline);
+            calls = self.exchanges.calls.lock();
+            if let Some(call) = calls.unstarted.get_mut(&key) {
+                call.awaiting -= 1;
+            }
+            drop(calls);
+            self.exchange_agreed(op.group);
+            waited?;
+            calls = self.exchanges.calls.lock();
+        }
+        while calls.unstarted.contains_key(&key) {
+            if self
+                .exchanges
+                .changed
+                .wait_until(&mut calls, until)
+                .timed_out()
+            {
+                drop(calls);
+                return Err(self.fail(Failure::Failed {
+                    rank,
+                    message: format!(
+                        "an exchange on which all ranks agree was not ordered within {deadline:?}"
+                    ),
+                }));
+            }
+        }
+        self.exchange_failed(&calls)
+    }
+
+    fn exchange_failed(&self, calls: &Calls) -> Result<(), CommError> {
+        match self.failure().filter(|_| calls.is_over) {
+            Some(failure) => Err(failure.error(None)),
+            None => Ok(()),
+        }
+    }
+}
+
+impl ExchangeOrder {
+    /// Drops all calls: the world has failed, or the programs of its ranks have ended.
+    pub fn end(&self) {
+        let mut calls = self.calls.lock();
+        calls.is_over = true;
+        calls.order.clear();
+        let dropped = mem::take(&mut calls.unstarted);
+        self.changed.notify_all();
+        drop(calls);
+        // Outside the lock.
+        drop(dropped);
+    }
+}
+
+/// Reports a call once all ranks have posted it.
+struct OnAgreement {
+    this: Weak<HostBackend>,
+    group: GroupKey,
+}
+
+impl CompletionTask for OnAgreement {
+    fn is_open(&self) -> bool {
+        true
+    }
+
+    fn is_owed(&self) -> bool {
+        true
+    }
+
+    fn complete(&self) {
+        if let Some(this) = self.this.upgrade() {
+            this.exchange_agreed(self.group);
+        }
+    }
+}
