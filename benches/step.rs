@@ -48,7 +48,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-use device::RankDevice;
+use device::{Nccl, RankDevice};
 use model::{Gpt, GptConfig, mean_cross_entropy};
 
 /// Sequences per rank and step.
@@ -85,6 +85,9 @@ struct Cli {
     /// Device of the ranks: flex (the CPU), wgpu or cuda (the first GPU, which all ranks share)
     #[arg(long, default_value = "flex")]
     device: RankDevice,
+    /// How ranks on GPUs exchange tensors [default: native with several GPUs, if it is built in]
+    #[arg(long, value_enum)]
+    nccl: Option<Nccl>,
     /// Groups of steps, whose ratios are compared
     #[arg(long, default_value_t = 5)]
     repeats: usize,
@@ -437,9 +440,10 @@ fn main() -> Result<()> {
     if cli.processes {
         return start_processes(cli.ranks);
     }
-    let mut outcomes = launch(cli.device.launch(Launch::from_env(cli.ranks)?)?, |world| {
-        measure(&cli, world)
-    })?;
+    let mut outcomes = launch(
+        cli.device.launch(Launch::from_env(cli.ranks)?, cli.nccl)?,
+        |world| measure(&cli, world),
+    )?;
     // Of several processes that of the first rank tells.
     let Some((0, ranks)) = outcomes.first_mut() else {
         return Ok(());

@@ -3,8 +3,9 @@
 //! HSDP); data, tensor, sequence and expert parallelism combine with that on further mesh
 //! dimensions. A model keeps its types, its parameter paths and burn's optimizers.
 //!
-//! Use plain burn if one device is enough. There is no pipeline parallelism, training on several
-//! GPUs is untested, and NCCL is not used yet.
+//! Use plain burn if one device is enough. There is no pipeline parallelism. Ranks on several GPUs
+//! exchange tensors by NCCL, which is tested on simulated GPUs and has never run on several real
+//! ones.
 //!
 //! - [The book](book): [quick start](book::quick_start), [concepts](book::concepts), a guide for each
 //!   task, [coming from PyTorch](book::from_pytorch), [limits](book::limits).
@@ -100,6 +101,7 @@
 //! |---|---|
 //! | `flex` (default) | burn's CPU backend |
 //! | `wgpu`, `cuda` | burn's GPU backends |
+//! | `nccl` | `Launch::with_nccl`: ranks on several NVIDIA GPUs exchange tensors by NCCL; includes `cuda` |
 //! | `mpi` | ranks in several processes and on several hosts |
 //! | `dataset` | `data::DistributedLoader`: a loader of each rank's rows for burn's `Dataset` |
 //! | `store` | `pretrained`: weights in safetensors and PyTorch files |

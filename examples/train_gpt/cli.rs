@@ -8,7 +8,7 @@ use clap::Parser;
 
 use crate::common::{MeshShape, positive, positive_float};
 use crate::data::Text;
-use crate::device::RankDevice;
+use crate::device::{Nccl, RankDevice};
 use crate::model::GptConfig;
 
 /// Number of characters that are used of a long validation text.
@@ -103,9 +103,12 @@ pub struct Args {
     #[arg(long)]
     pub resume: bool,
     /// Device of the ranks: flex (the CPU), wgpu, cuda (the first GPU, which all ranks share), or
-    /// cuda:0,1 and so on (the ranks take turns, and use NCCL if it is built in)
+    /// cuda:0,1 and so on (the ranks take turns)
     #[arg(long, default_value = "flex")]
     pub device: RankDevice,
+    /// How ranks on GPUs exchange tensors [default: native with several GPUs, if it is built in]
+    #[arg(long, value_enum)]
+    pub nccl: Option<Nccl>,
     /// Keep shards, their gradients and the optimizer's state on the CPU, whatever the device
     #[arg(long)]
     pub offload: bool,

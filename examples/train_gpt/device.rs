@@ -5,7 +5,10 @@ use std::str::FromStr;
 use burn::tensor::Device;
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
+#[cfg(feature = "nccl")]
+use burn_dtensor::comm::NcclReductions;
 use burn_dtensor::prelude::*;
+use clap::ValueEnum;
 
 /// The devices of the ranks of a process, which take turns.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,18 +33,36 @@ impl RankDevice {
         }
     }
 
-    /// Gives the ranks of this process their devices. Those on several GPUs exchange tensors by
-    /// NCCL, if the program is built with it.
-    pub fn launch(&self, launch: Launch) -> Result<Launch> {
+    /// Gives the ranks of this process their devices. They exchange tensors by NCCL if that is
+    /// requested, or if there are several GPUs and the program is built with it.
+    pub fn launch(&self, launch: Launch, nccl: Option<Nccl>) -> Result<Launch> {
         let devices = self.devices()?;
         let ranks = launch.local_ranks();
         #[cfg(feature = "nccl")]
-        let launch = match devices.len() {
-            1 => launch,
-            _ => launch.with_nccl(burn_dtensor::comm::NcclReductions::Native)?,
+        let launch = match nccl.or((devices.len() > 1).then_some(Nccl::Native)) {
+            Some(Nccl::Native) => launch.with_nccl(NcclReductions::Native)?,
+            Some(Nccl::Tree) => launch.with_nccl(NcclReductions::FixedTree)?,
+            Some(Nccl::Off) | None => launch,
         };
+        #[cfg(not(feature = "nccl"))]
+        if matches!(nccl, Some(Nccl::Native | Nccl::Tree)) {
+            return Err(Error::other(
+                "this program was built without NCCL. Build it with --features nccl",
+            ));
+        }
         Ok(launch.with_devices(devices.into_iter().cycle().take(ranks)))
     }
+}
+
+/// `--nccl`: how ranks on GPUs exchange tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Nccl {
+    /// By NCCL, which also reduces them
+    Native,
+    /// By NCCL, and reduce them in the same order as on the CPU
+    Tree,
+    /// Without NCCL
+    Off,
 }
 
 #[cfg(feature = "cuda")]

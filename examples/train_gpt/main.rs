@@ -52,7 +52,8 @@ fn run(settings: &Settings) -> Result<bool> {
         .init(&device.clone().autodiff())
         .fork(&device.clone().autodiff());
     let outcomes = launch(
-        args.device.launch(Launch::from_env(settings.ranks())?)?,
+        args.device
+            .launch(Launch::from_env(settings.ranks())?, args.nccl)?,
         |world| {
             world.run_on(0, || {
             let params = initial.num_params();

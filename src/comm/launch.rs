@@ -37,8 +37,8 @@ pub struct Launch {
     nccl: Option<NcclLoader>,
 }
 
-/// How NCCL reduces tensors, for [`Launch::with_nccl`].
-#[cfg(feature = "nccl")]
+/// How ranks on GPUs reduce tensors that they exchange by NCCL: see `Launch::with_nccl`.
+#[cfg(any(feature = "nccl", feature = "testing"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NcclReductions {
     /// By NCCL's algorithms, which add in an order of their own: results are equal on all ranks, but
@@ -47,7 +47,7 @@ pub enum NcclReductions {
     #[default]
     Native,
     /// In the fixed tree, as on all other backends: each rank receives the operands of all ranks,
-    /// and adds them. Bit-identical to threads on the CPU, but each rank receives as many times the
+    /// and adds them. Bit-identical to threads on the CPU. An all-reduce receives as many times the
     /// data as there are ranks, so this is for tests.
     FixedTree,
 }
@@ -163,13 +163,14 @@ impl Launch {
         }
     }
 
-    /// Lets ranks exchange tensors between their GPUs by NCCL, which is loaded now. Each rank needs
-    /// a GPU of its own, of CUDA: [`with_devices`](Self::with_devices) or, with one rank in each
+    /// Lets ranks exchange tensors between their GPUs by NCCL, which is loaded now. Local. Each rank
+    /// needs a GPU of its own, of CUDA: [`with_devices`](Self::with_devices) or, with one rank in each
     /// process, [`with_device`](Self::with_device). Default: ranks of one process read each other's
     /// tensors, and tensors for ranks of other processes are copied through host memory.
     ///
-    /// All processes must pass the same. Point-to-point messages travel through host memory. NCCL
-    /// connects the ranks of a group in their first collective.
+    /// All processes must pass the same. NCCL connects the ranks of a group in their first
+    /// collective. Point-to-point messages do not use it: among processes they travel through host
+    /// memory.
     ///
     /// ```no_run
     /// use burn_dtensor::comm::{Launch, NcclReductions, cuda_devices, launch};
@@ -183,7 +184,8 @@ impl Launch {
     /// # Errors
     /// [`StartError::NoGpu`] if CUDA reports no GPU, and [`StartError::NoNccl`] if NCCL is not found, is older than 2.28, or lacks
     /// a function. In collectives, [`CommError::DataPlane`](super::CommError::DataPlane) if NCCL
-    /// fails, or if ranks share a GPU and NCCL is older than 2.30.
+    /// fails, or if ranks share a GPU and NCCL is older than 2.30. Later versions allow that if the
+    /// environment variable `NCCL_MULTI_RANK_GPU_ENABLE` is 1.
     ///
     /// # Panics
     /// If the backend is one that was passed to [`on_backend`](Self::on_backend).

@@ -122,8 +122,6 @@ mod control;
 mod data;
 mod digests;
 mod error;
-#[cfg(feature = "cuda")]
-mod gpus;
 mod group;
 mod groups;
 mod host_backend;
@@ -138,6 +136,8 @@ mod rank_context;
 mod rank_outcome;
 mod rank_worlds;
 mod report;
+#[cfg(feature = "testing")]
+mod simulated_gpus;
 mod tensors;
 pub mod transport;
 mod work;
@@ -148,14 +148,13 @@ pub use backend::{Capabilities, OpTiming, ReceivedTensors, TransferTiming};
 pub use burn_dtensor_flight::{CollectiveId, Op, Phase};
 pub use call::{Call, ShardedModel};
 pub use communicator::Communicator;
+pub use data::cuda_devices;
 pub use digests::{Digests, Divergence};
 pub(crate) use digests::{Vote, vote};
 pub use error::{CommError, ReplicatedValue};
-#[cfg(feature = "cuda")]
-pub use gpus::cuda_devices;
 pub use group::Group;
 pub use host_backend::ProcessJob;
-#[cfg(feature = "nccl")]
+#[cfg(any(feature = "nccl", feature = "testing"))]
 pub use launch::NcclReductions;
 pub use launch::{Launch, launch};
 pub use launcher::{StartError, is_first_process};
@@ -170,6 +169,8 @@ pub(crate) use panic::{
 pub use plan::CollectivePlan;
 pub(crate) use rank_context::{is_rank, note_unwinding, rank_of_thread};
 pub use report::{LaunchError, RankReport};
+#[cfg(feature = "testing")]
+pub use simulated_gpus::SimulatedGpus;
 pub use tensors::{Factor, ReduceOp, ShardedTensor, TensorMeta};
 pub use work::Work;
 pub use world::World;

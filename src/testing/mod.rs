@@ -31,6 +31,7 @@ mod process_mesh_test;
 mod process_test;
 pub mod prove;
 
+pub use crate::comm::SimulatedGpus;
 pub use conformance::{Conformance, ConformanceReport};
 pub use full::{assert_full_close, assert_full_eq};
 pub use graph_depth::{GraphDepth, graph_depth};

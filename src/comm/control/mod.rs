@@ -8,9 +8,11 @@
 //! | `stalled_wait`, `wait_for_graph` | deadlocks, in one process and among several; pure state |
 //! | `arbiter` | which failure of a world is the first; pure state |
 //! | `rendezvous` | the match table behind a lock, with waiting |
+//! | `exchange_report` | message about a call whose tensors are exchanged |
 //! | `membership` | agreement on the ranks that survive a failure |
 //! | `sync` | blocking primitives, which a model checker replaces |
 
+pub(in crate::comm) mod exchange_report;
 pub(in crate::comm) mod match_table;
 pub(in crate::comm) mod membership;
 pub(in crate::comm) mod rendezvous;

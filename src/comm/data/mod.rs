@@ -20,17 +20,19 @@
 //! |---|---|
 //! | `plane` | interface, and the operations that planes share |
 //! | `call`, `contribution`, `inputs` | what a plane is given: a call, what a rank contributes, and what all have contributed |
+//! | `cuda_devices` | the GPUs of this process |
 //! | `payload`, `payload_check` | tensors as bytes for other processes |
 //! | `result_buffer` | results into which bytes of other processes are received |
 
 pub(in crate::comm) mod call;
 pub(in crate::comm) mod contribution;
+mod cuda_devices;
 #[cfg(feature = "cube")]
 mod device;
 #[cfg(feature = "flex")]
 mod host;
 pub(in crate::comm) mod inputs;
-#[cfg(any(feature = "nccl", test))]
+#[cfg(any(feature = "nccl", feature = "testing"))]
 pub(in crate::comm) mod nccl;
 pub(in crate::comm) mod payload;
 pub(in crate::comm) mod payload_check;
@@ -48,6 +50,7 @@ use crate::comm::control::rendezvous::SpinPolicy;
 use crate::comm::transport::Payload;
 use crate::comm::{ReduceOp, backend};
 use contribution::Contribution;
+pub use cuda_devices::cuda_devices;
 use plane::DataPlane;
 use result_buffer::ResultBuffer;
 
@@ -59,10 +62,10 @@ pub(in crate::comm) struct Planes {
     #[cfg(feature = "cube")]
     device: Arc<device::DevicePlane>,
     /// Plane of the GPUs, if the launch has one, in place of `device`.
-    #[cfg(any(feature = "nccl", test))]
+    #[cfg(any(feature = "nccl", feature = "testing"))]
     nccl: std::sync::OnceLock<Arc<nccl::NcclPlane>>,
     /// True if `nccl` also takes the place of `host`, which has the memory of simulated GPUs.
-    #[cfg(test)]
+    #[cfg(feature = "testing")]
     simulates_gpus: std::sync::atomic::AtomicBool,
 }
 
@@ -72,7 +75,7 @@ impl Planes {
     /// planes of the previous world.
     pub fn new(spin: SpinPolicy, separate_memory: bool, before: Option<&Self>) -> Self {
         let _ = (spin, separate_memory, before);
-        #[cfg(any(feature = "nccl", test))]
+        #[cfg(any(feature = "nccl", feature = "testing"))]
         let nccl = before
             .and_then(|before| before.nccl.get())
             .map(|nccl| Arc::new(nccl.of_survivors()));
@@ -85,9 +88,9 @@ impl Planes {
             )),
             #[cfg(feature = "cube")]
             device: Arc::default(),
-            #[cfg(any(feature = "nccl", test))]
+            #[cfg(any(feature = "nccl", feature = "testing"))]
             nccl: nccl.map_or_else(Default::default, Into::into),
-            #[cfg(test)]
+            #[cfg(feature = "testing")]
             simulates_gpus: before
                 .is_some_and(|before| {
                     before
@@ -100,7 +103,7 @@ impl Planes {
 
     /// Returns the plane of calls whose tensors are on `device`.
     pub fn of(&self, device: &Device) -> Arc<dyn DataPlane> {
-        #[cfg(any(feature = "nccl", test))]
+        #[cfg(any(feature = "nccl", feature = "testing"))]
         if let Some(nccl) = self.nccl.get().filter(|_| self.is_gpu(device)) {
             return nccl.clone();
         }
@@ -121,12 +124,12 @@ impl Planes {
         self.host.abort();
         #[cfg(feature = "cube")]
         self.device.abort();
-        #[cfg(any(feature = "nccl", test))]
+        #[cfg(any(feature = "nccl", feature = "testing"))]
         self.nccl.get().into_iter().for_each(|nccl| nccl.abort());
     }
 
     /// Makes `failed` the function that a plane calls if an exchange fails after it was taken.
-    #[cfg(any(feature = "nccl", test))]
+    #[cfg(any(feature = "nccl", feature = "testing"))]
     pub fn watch(&self, failed: plane::OnFailure) {
         self.nccl
             .get()
@@ -135,21 +138,21 @@ impl Planes {
     }
 
     /// Makes `nccl` the plane of the GPUs. Before any group is created.
-    #[cfg(any(feature = "nccl", test))]
+    #[cfg(any(feature = "nccl", feature = "testing"))]
     pub fn use_nccl(&self, nccl: Arc<nccl::NcclPlane>) {
         let _ = self.nccl.set(nccl);
     }
 
     /// Makes the plane of the GPUs that of tensors in host memory, too.
-    #[cfg(test)]
+    #[cfg(feature = "testing")]
     pub fn simulate_gpus(&self) {
         self.simulates_gpus
             .store(true, std::sync::atomic::Ordering::Relaxed);
     }
 
-    #[cfg(any(feature = "nccl", test))]
+    #[cfg(any(feature = "nccl", feature = "testing"))]
     fn is_gpu(&self, device: &Device) -> bool {
-        #[cfg(test)]
+        #[cfg(feature = "testing")]
         if self
             .simulates_gpus
             .load(std::sync::atomic::Ordering::Relaxed)
@@ -167,7 +170,7 @@ pub(in crate::comm) enum PlaneContribution {
     Host(host::HostContribution),
     #[cfg(feature = "cube")]
     Device(Box<device::DeviceContribution>),
-    #[cfg(any(feature = "nccl", test))]
+    #[cfg(any(feature = "nccl", feature = "testing"))]
     Nccl(Arc<nccl::NcclContribution>),
     /// Nothing but the tensors, or the buffer that has them if they were received there.
     #[cfg(not(feature = "flex"))]
@@ -191,7 +194,7 @@ impl PlaneContribution {
             Self::Host(host) => host.result_buffer.as_deref(),
             #[cfg(not(feature = "flex"))]
             Self::Received(buffer) => buffer.as_deref(),
-            #[cfg(any(feature = "cube", feature = "nccl", test))]
+            #[cfg(any(feature = "cube", feature = "nccl", feature = "testing"))]
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
 //! [`DataPlane`]: the interface of a data plane, and the operations that all planes share.
 
 use std::fmt::Debug;
-#[cfg(any(feature = "nccl", test))]
+#[cfg(any(feature = "nccl", feature = "testing"))]
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(in crate::comm) type TakeExchanged =
     Box<dyn FnOnce(Duration) -> PlaneResult<Vec<Contribution>> + Send>;
 
 /// Fails the world because of an operation of a global rank on the plane of this name.
-#[cfg(any(feature = "nccl", test))]
+#[cfg(any(feature = "nccl", feature = "testing"))]
 pub(in crate::comm) type OnFailure = Arc<dyn Fn(usize, &'static str, DataPlaneError) + Send + Sync>;
 
 /// Moves the elements of calls on which all ranks have agreed. Nothing here decides whether or in
@@ -76,7 +76,7 @@ pub(in crate::comm) trait DataPlane: Debug + Send + Sync {
 
     /// Sets the function by which the plane reports that an exchange has failed, where no rank waits
     /// for it any more.
-    #[cfg(any(feature = "nccl", test))]
+    #[cfg(any(feature = "nccl", feature = "testing"))]
     fn watch(&self, failed: OnFailure) {
         drop(failed);
     }

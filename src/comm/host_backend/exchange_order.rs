@@ -27,17 +27,17 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use serde::{Deserialize, Serialize};
 
 use super::HostBackend;
 use super::completion_thread::CompletionTask;
 use super::remote_group::RemoteGroup;
-use crate::comm::CommError;
 use crate::comm::backend::{Backend, Failure};
+use crate::comm::control::exchange_report::ExchangeReport;
 use crate::comm::control::match_table::{GroupKey, OpHandle};
 use crate::comm::control::rendezvous::LONGEST;
 use crate::comm::transport::header::ControlMessage;
 use crate::comm::transport::peer_processes::ChannelId;
+use crate::comm::{CollectiveId, CommError};
 
 /// Identifies a call: its group, and its sequence number.
 type CallKey = (GroupKey, u64);
@@ -100,17 +100,6 @@ enum OrderedCall {
 struct Reports {
     count: usize,
     is_ordered: bool,
-}
-
-/// Report of a process to the one that orders exchanges.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::comm) enum ExchangeReport {
-    /// All ranks have posted the call.
-    Agreed,
-    /// All ranks have posted the deferred call, and a rank of the process needs the result.
-    Wanted,
-    /// No rank of the process needs the result of the deferred call.
-    Declined,
 }
 
 impl Calls {
@@ -407,18 +396,19 @@ impl HostBackend {
         self.exchange_agreed(op.group);
     }
 
-    /// Waits until the exchange of `op` is started, at most for `deadline`.
+    /// Waits until the exchange of `op`, which errors call `id`, is started, at most for `deadline`.
     pub(super) fn await_exchange(
         &self,
         rank: usize,
         op: OpHandle,
+        id: &CollectiveId,
         deadline: Duration,
     ) -> Result<(), CommError> {
         let key = (op.group, op.seq);
         let until = Instant::now() + deadline.min(LONGEST);
         let mut calls = self.exchanges.calls.lock();
         let Some(call) = calls.unstarted.get_mut(&key) else {
-            return self.exchange_failed(&calls);
+            return self.exchange_failed(&calls, id);
         };
         call.is_wanted = true;
         // Once the tasks are taken, the exchange is being started.
@@ -451,12 +441,12 @@ impl HostBackend {
                 }));
             }
         }
-        self.exchange_failed(&calls)
+        self.exchange_failed(&calls, id)
     }
 
-    fn exchange_failed(&self, calls: &Calls) -> Result<(), CommError> {
+    fn exchange_failed(&self, calls: &Calls, id: &CollectiveId) -> Result<(), CommError> {
         match self.failure().filter(|_| calls.is_over) {
-            Some(failure) => Err(failure.error(None)),
+            Some(failure) => Err(failure.error(Some(id.clone()))),
             None => Ok(()),
         }
     }

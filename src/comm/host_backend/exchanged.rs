@@ -16,11 +16,11 @@ use burn::tensor::Device;
 
 use super::HostBackend;
 use super::request::{Finish, HostRequest};
-use crate::comm::CommError;
 use crate::comm::backend::{Backend, Completed, Failure, Request};
 use crate::comm::control::match_table::OpHandle;
 use crate::comm::data::inputs::CollectiveInputs;
 use crate::comm::data::plane::{DataPlane, DataPlaneError, PlaneResult, TakeExchanged};
+use crate::comm::{CollectiveId, CommError};
 
 /// Builds a result with the plane of the call.
 type FinishExchanged<T> = Box<dyn FnOnce(&dyn DataPlane, &CollectiveInputs) -> T + Send>;
@@ -40,6 +40,7 @@ pub(super) struct ExchangedCall {
     /// Global rank that posted the call.
     pub rank: usize,
     pub op: OpHandle,
+    pub id: CollectiveId,
     /// True if the exchange is started only when some rank needs the result, and this one has not
     /// waited for it.
     pub may_decline: bool,
@@ -94,16 +95,23 @@ impl<T: Send + 'static> Request<T> for ExchangedRequest<T> {
             plane,
             rank,
             op,
+            id,
             ..
         } = &call;
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
-        backend.await_exchange(*rank, *op, deadline)?;
+        backend.await_exchange(*rank, *op, id, deadline)?;
         let started = Box::new(started).wait(left())?;
         let all = started
             .value
             .and_then(|take| take(left()))
-            .map_err(|error| backend.fail(failure(*rank, plane.name(), &error)))?;
+            .map_err(|error| {
+                let error = backend.fail(failure(*rank, plane.name(), &error));
+                // That of the first failure, which the plane's may follow from.
+                backend
+                    .failure()
+                    .map_or(error, |failure| failure.error(Some(id.clone())))
+            })?;
         let inputs = CollectiveInputs {
             is_distributed: true,
             ..backend.inputs(&all, *op, &device)

@@ -27,7 +27,7 @@ use crate::comm::data::shard;
 use crate::comm::transport::SendStamp;
 use crate::comm::transport::peer_processes::PayloadData;
 use crate::comm::{
-    Capabilities, CollectivePlan, CommError, Op, ReduceOp, ShardedTensor, TensorMeta,
+    Capabilities, CollectiveId, CollectivePlan, CommError, Op, ReduceOp, ShardedTensor, TensorMeta,
 };
 use crate::memory;
 use crate::placement::ShardSizes;
@@ -235,6 +235,12 @@ impl HostGroupBackend {
             exchange: Some(plane.name().into()),
             ..call.signature
         };
+        let id = CollectiveId {
+            op: signature.op,
+            seq: 0,
+            label: signature.label.clone(),
+            ranks: self.member.group.ranks().into(),
+        };
         let data = self
             .remote
             .as_ref()
@@ -243,6 +249,7 @@ impl HostGroupBackend {
             self.post_everywhere(signature, contribution, data, DataMode::Eager, None)?;
         let backend = &self.backend;
         let rank = self.member.rank();
+        let id = CollectiveId { seq: op.seq, ..id };
         let collective = PostedCollective {
             handle: OpHandleGuard {
                 backend: backend.clone(),
@@ -270,6 +277,7 @@ impl HostGroupBackend {
                 plane,
                 rank,
                 op,
+                id,
                 may_decline: is_deferred,
             },
             device,
@@ -359,7 +367,7 @@ impl GroupBackend for HostGroupBackend {
     }
 
     fn can_overlap(&self) -> bool {
-        self.remote.is_some()
+        self.remote.is_some() || exchanges(&*self.plane)
     }
 
     fn capabilities(&self) -> Capabilities {

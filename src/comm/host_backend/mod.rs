@@ -42,7 +42,7 @@
 //! Processes whose numbers of ranks differ cannot agree on anything, so each reports that.
 
 mod completion_thread;
-pub(super) mod exchange_order;
+mod exchange_order;
 mod exchanged;
 mod group_backend;
 mod incoming;
@@ -159,21 +159,21 @@ impl HostBackend {
     }
 
     /// Lets ranks exchange tensors on GPUs by `plane`. Before any group is created.
-    #[cfg(any(feature = "nccl", test))]
+    #[cfg(any(feature = "nccl", feature = "testing"))]
     pub fn use_nccl(&self, plane: Arc<super::data::nccl::NcclPlane>) {
         self.planes.use_nccl(plane);
         self.watch_planes();
     }
 
     /// Lets simulated GPUs exchange the tensors of the ranks, which are in host memory.
-    #[cfg(test)]
+    #[cfg(feature = "testing")]
     pub fn simulate_gpus(&self, plane: Arc<super::data::nccl::NcclPlane>) {
         self.planes.simulate_gpus();
         self.use_nccl(plane);
     }
 
     /// Lets the planes fail the world.
-    #[cfg(any(feature = "nccl", test))]
+    #[cfg(any(feature = "nccl", feature = "testing"))]
     fn watch_planes(&self) {
         let this = self.this.clone();
         self.planes.watch(Arc::new(move |rank, plane, error| {
@@ -272,7 +272,7 @@ impl HostBackend {
             exchanges,
             this: this.clone(),
         });
-        #[cfg(any(feature = "nccl", test))]
+        #[cfg(any(feature = "nccl", feature = "testing"))]
         backend.watch_planes();
         backend
     }

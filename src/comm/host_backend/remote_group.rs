@@ -8,8 +8,8 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::exchange_order::ExchangeReport;
 use crate::comm::backend::{CallSignature, GroupMember};
+use crate::comm::control::exchange_report::ExchangeReport;
 use crate::comm::control::match_table::DataMode;
 use crate::comm::data::call::RecipientData;
 use crate::comm::data::contribution::Contribution;

@@ -18,10 +18,10 @@ use burn_dtensor_flight::LaunchId;
 use serde::{Deserialize, Serialize};
 
 use crate::comm::backend::{CallSignature, Failure};
+use crate::comm::control::exchange_report::ExchangeReport;
 use crate::comm::control::match_table::DataMode;
 use crate::comm::control::membership::MembershipMessage;
 use crate::comm::control::wait_for_graph::WaitForEdge;
-use crate::comm::host_backend::exchange_order::ExchangeReport;
 use crate::comm::{Digests, RankReport, TensorMeta};
 
 /// Version of the messages: that of this crate, and a number. Increase the number when the encoding

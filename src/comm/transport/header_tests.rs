@@ -16,9 +16,9 @@ use crate::Error;
 use crate::comm::backend::{
     CallSignature, Failure, PairwiseSignature, ShardSignature, TensorSignature,
 };
+use crate::comm::control::exchange_report::ExchangeReport;
 use crate::comm::control::match_table::DataMode;
 use crate::comm::control::membership::MembershipMessage;
-use crate::comm::host_backend::exchange_order::ExchangeReport;
 use crate::comm::{
     Call, CollectiveId, CommError, Digests, Op, RankReport, ReduceOp, ReplicatedValue,
     ShardedModel, StartError, TensorMeta,

@@ -26,9 +26,10 @@ const OTHER_HANDLES: [(&str, &str); 5] = [
 ];
 
 /// Modules whose functions the programs of ranks do not call, and why.
-const NOT_OF_RANKS: [(&str, &str); 13] = [
+const NOT_OF_RANKS: [(&str, &str); 14] = [
     ("comm/backend", "the interface below communicators"),
     ("comm/host_backend", "called before a process has ranks"),
+    ("comm/simulated_gpus", "launches ranks"),
     ("comm/transport", "the interface below backends"),
     ("memory/counted", "counts the memory of a process"),
     ("memory/gpu", "names a device"),

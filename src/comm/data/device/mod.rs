@@ -35,7 +35,7 @@ use crate::kernels::FlatLayout;
 use crate::kernels::cube::{CopySide, CubePlan, alignment, plan};
 use crate::memory::cube::{primitive, wrap};
 pub(super) use plane::{DeviceContribution, DevicePlane, read_in_order, reader};
-#[cfg(any(feature = "nccl", test))]
+#[cfg(any(feature = "nccl", feature = "testing"))]
 pub(super) use plane::{gathered, packed};
 
 /// Copies before and after one collective of a list of tensors.

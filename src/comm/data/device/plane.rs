@@ -72,7 +72,7 @@ pub(in crate::comm::data) fn gathered(
 
 impl DeviceContribution {
     /// Creates an addition that has only what is needed after the collective.
-    #[cfg(any(feature = "nccl", test))]
+    #[cfg(any(feature = "nccl", feature = "testing"))]
     pub(in crate::comm::data) fn of_copies(copies: CoalescedCopies) -> Self {
         Self {
             copies: Some(copies),

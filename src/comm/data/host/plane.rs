@@ -82,7 +82,7 @@ impl HostPlane {
 fn first<'a>(inputs: &CollectiveInputs<'a>) -> Option<&'a HostContribution> {
     match &inputs.all[0].plane {
         PlaneContribution::Host(host) => Some(host),
-        #[cfg(any(feature = "cube", test))]
+        #[cfg(any(feature = "cube", feature = "nccl", feature = "testing"))]
         _ => None,
     }
 }

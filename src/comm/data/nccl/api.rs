@@ -51,13 +51,13 @@ pub(super) struct Comm(pub usize);
 
 /// A stream for communication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Stream(pub usize);
+pub(super) struct CommStream(pub usize);
 
 /// An address in memory of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Address(pub usize);
+pub(super) struct GpuAddress(pub usize);
 
-impl Address {
+impl GpuAddress {
     pub fn at(self, offset: usize) -> Self {
         Self(self.0 + offset)
     }
@@ -69,13 +69,13 @@ pub(super) struct Registration(pub usize);
 
 /// A point on a stream. It is freed when dropped.
 #[derive(Debug, Clone)]
-pub(super) struct Event(pub Arc<dyn Any + Send + Sync>);
+pub(super) struct GpuEvent(pub Arc<dyn Any + Send + Sync>);
 
 /// Tensors in memory of a GPU that is not freed while this exists, and the point on the rank's
 /// stream after which they have their values.
 #[derive(Debug, Clone)]
 pub(super) struct Exported {
-    pub ready: Event,
+    pub ready: GpuEvent,
     pub tensors: Arc<dyn Any + Send + Sync>,
 }
 
@@ -123,22 +123,22 @@ pub(super) trait GpuApi: Debug + Send + Sync {
         gpu: Gpu,
         rank: usize,
         device: &Device,
-        blocks: Vec<(Address, TensorMeta)>,
-        done: Option<&Event>,
-    ) -> PlaneResult<(Vec<DispatchTensor>, Event)>;
+        blocks: Vec<(GpuAddress, TensorMeta)>,
+        done: Option<&GpuEvent>,
+    ) -> PlaneResult<(Vec<DispatchTensor>, GpuEvent)>;
 
     /// Makes the GPU the one of the calling thread.
     fn enter(&self, gpu: Gpu) -> PlaneResult<()>;
 
-    fn create_stream(&self, gpu: Gpu) -> PlaneResult<Stream>;
+    fn create_stream(&self, gpu: Gpu) -> PlaneResult<CommStream>;
     /// Frees a stream on which nothing is pending.
-    fn destroy_stream(&self, stream: Stream);
-    fn record(&self, stream: Stream) -> PlaneResult<Event>;
+    fn destroy_stream(&self, stream: CommStream);
+    fn record(&self, stream: CommStream) -> PlaneResult<GpuEvent>;
     /// Makes what is enqueued on the stream from now on run after `event`.
-    fn wait(&self, stream: Stream, event: &Event) -> PlaneResult<()>;
-    fn is_done(&self, event: &Event) -> PlaneResult<bool>;
+    fn wait(&self, stream: CommStream, event: &GpuEvent) -> PlaneResult<()>;
+    fn is_done(&self, event: &GpuEvent) -> PlaneResult<bool>;
     /// Waits on the host. Only when a communicator ends.
-    fn synchronize(&self, event: &Event) -> PlaneResult<()>;
+    fn synchronize(&self, event: &GpuEvent) -> PlaneResult<()>;
 
     /// Connects `rank` of `ranks` to the others.
     fn connect(&self, id: &UniqueId, ranks: usize, rank: usize) -> PlaneResult<(Comm, InProgress)>;
@@ -148,9 +148,9 @@ pub(super) trait GpuApi: Debug + Send + Sync {
     /// Frees a communicator without pending operations.
     fn destroy(&self, comm: Comm) -> PlaneResult<()>;
 
-    fn allocate(&self, bytes: usize) -> PlaneResult<Address>;
-    fn free(&self, memory: Address) -> PlaneResult<()>;
-    fn register(&self, comm: Comm, memory: Address, bytes: usize) -> PlaneResult<Registration>;
+    fn allocate(&self, bytes: usize) -> PlaneResult<GpuAddress>;
+    fn free(&self, memory: GpuAddress) -> PlaneResult<()>;
+    fn register(&self, comm: Comm, memory: GpuAddress, bytes: usize) -> PlaneResult<Registration>;
     fn deregister(&self, comm: Comm, registration: Registration) -> PlaneResult<()>;
 
     /// Copies tensor `index` of `exported` to `to`.
@@ -158,40 +158,40 @@ pub(super) trait GpuApi: Debug + Send + Sync {
         &self,
         exported: &Exported,
         index: usize,
-        to: Address,
-        stream: Stream,
+        to: GpuAddress,
+        stream: CommStream,
     ) -> PlaneResult<()>;
 
     fn group_start(&self) -> PlaneResult<()>;
     fn group_end(&self) -> PlaneResult<()>;
 
     /// Gathers `bytes` bytes of each rank in the order of ranks.
-    fn all_gather(&self, args: Transfer, recv: Address) -> PlaneResult<InProgress>;
+    fn all_gather(&self, args: CopyArgs, recv: GpuAddress) -> PlaneResult<InProgress>;
     /// Reduces a block of `count` elements for each rank.
-    fn reduce_scatter(&self, args: Reduction) -> PlaneResult<InProgress>;
-    fn all_reduce(&self, args: Reduction) -> PlaneResult<InProgress>;
-    fn broadcast(&self, args: Transfer, root: usize) -> PlaneResult<InProgress>;
-    fn send(&self, args: Transfer, peer: usize) -> PlaneResult<InProgress>;
-    fn receive(&self, args: Transfer, peer: usize) -> PlaneResult<InProgress>;
+    fn reduce_scatter(&self, args: ReduceArgs) -> PlaneResult<InProgress>;
+    fn all_reduce(&self, args: ReduceArgs) -> PlaneResult<InProgress>;
+    fn broadcast(&self, args: CopyArgs, root: usize) -> PlaneResult<InProgress>;
+    fn send(&self, args: CopyArgs, peer: usize) -> PlaneResult<InProgress>;
+    fn receive(&self, args: CopyArgs, peer: usize) -> PlaneResult<InProgress>;
 }
 
 /// Arguments of an operation that moves bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Transfer {
-    pub memory: Address,
+pub(super) struct CopyArgs {
+    pub memory: GpuAddress,
     pub bytes: usize,
     pub comm: Comm,
-    pub stream: Stream,
+    pub stream: CommStream,
 }
 
 /// Arguments of a reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Reduction {
-    pub send: Address,
-    pub recv: Address,
+pub(super) struct ReduceArgs {
+    pub send: GpuAddress,
+    pub recv: GpuAddress,
     pub count: usize,
     pub dtype: DType,
     pub op: NativeOp,
     pub comm: Comm,
-    pub stream: Stream,
+    pub stream: CommStream,
 }

@@ -30,9 +30,10 @@ use parking_lot::{Condvar, Mutex};
 
 use super::NcclLoader;
 use super::api::{
-    Address, Comm, Event, Exported, Gpu, GpuApi, GpuIdentity, InProgress, NativeOp, NcclVersion,
-    Reduction, Registration, Stream, Transfer, UniqueId, error,
+    Comm, CommStream, CopyArgs, Exported, Gpu, GpuAddress, GpuApi, GpuEvent, GpuIdentity,
+    InProgress, NativeOp, NcclVersion, ReduceArgs, Registration, UniqueId, error,
 };
+use super::submitter::GpuThreads;
 use crate::burn_compat::internals::CudaServer;
 use crate::comm::data::plane::{DataPlaneError, PlaneResult};
 use crate::comm::{TensorMeta, backend};
@@ -43,9 +44,21 @@ use crate::kernels::cube::{alignment, view};
 /// # Errors
 /// If NCCL cannot be loaded.
 pub(in crate::comm) fn load(in_tree: bool) -> Result<NcclLoader, LoadError> {
-    let nccl = NcclLibrary::load()?;
+    // Loaded once, because a GPU has one thread that makes calls.
+    static LOADED: Mutex<Option<(Arc<CudaGpus>, Arc<GpuThreads>)>> = Mutex::new(None);
+    let mut loaded = LOADED.lock();
+    let (api, threads) = match &*loaded {
+        Some(loaded) => loaded.clone(),
+        None => {
+            let nccl = NcclLibrary::load()?;
+            loaded
+                .insert((Arc::new(CudaGpus { nccl }), Arc::default()))
+                .clone()
+        }
+    };
     Ok(NcclLoader {
-        api: Arc::new(CudaGpus { nccl }),
+        api,
+        threads,
         in_tree,
     })
 }
@@ -280,15 +293,15 @@ fn comm_of(comm: Comm) -> ncclComm_t {
     ptr::with_exposed_provenance_mut(comm.0)
 }
 
-fn memory_of(address: Address) -> *mut c_void {
+fn memory_of(address: GpuAddress) -> *mut c_void {
     ptr::with_exposed_provenance_mut(address.0)
 }
 
-fn stream_pointer<T>(stream: Stream) -> *mut T {
+fn stream_pointer<T>(stream: CommStream) -> *mut T {
     ptr::with_exposed_provenance_mut(stream.0)
 }
 
-fn event_of(event: &Event) -> PlaneResult<Arc<CudaEvent>> {
+fn event_of(event: &GpuEvent) -> PlaneResult<Arc<CudaEvent>> {
     let event = event.0.clone().downcast();
     event.map_or_else(|_| error("the event is not one of CUDA"), Ok)
 }
@@ -384,7 +397,7 @@ impl GpuApi for CudaGpus {
             memory.memory.set(recorded);
         });
         Ok(Exported {
-            ready: Event(ready),
+            ready: GpuEvent(ready),
             tensors: pinned,
         })
     }
@@ -394,9 +407,9 @@ impl GpuApi for CudaGpus {
         gpu: Gpu,
         _rank: usize,
         _device: &Device,
-        blocks: Vec<(Address, TensorMeta)>,
-        done: Option<&Event>,
-    ) -> PlaneResult<(Vec<DispatchTensor>, Event)> {
+        blocks: Vec<(GpuAddress, TensorMeta)>,
+        done: Option<&GpuEvent>,
+    ) -> PlaneResult<(Vec<DispatchTensor>, GpuEvent)> {
         self.enter(gpu)?;
         let device = cube_device(gpu);
         let client = device.client();
@@ -449,7 +462,7 @@ impl GpuApi for CudaGpus {
                 event.is_recorded.set(Err(problem));
             }
         });
-        Ok((tensors, Event(read)))
+        Ok((tensors, GpuEvent(read)))
     }
 
     fn enter(&self, gpu: Gpu) -> PlaneResult<()> {
@@ -462,29 +475,29 @@ impl GpuApi for CudaGpus {
         }
     }
 
-    fn create_stream(&self, _gpu: Gpu) -> PlaneResult<Stream> {
+    fn create_stream(&self, _gpu: Gpu) -> PlaneResult<CommStream> {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
-        Ok(Stream(stream.map_err(of_cuda)?.expose_provenance()))
+        Ok(CommStream(stream.map_err(of_cuda)?.expose_provenance()))
     }
 
-    fn destroy_stream(&self, stream: Stream) {
+    fn destroy_stream(&self, stream: CommStream) {
         // SAFETY: nothing uses the stream any more.
         if let Err(problem) = unsafe { result::stream::destroy(stream_pointer(stream)) } {
             log::warn!("cannot free a stream of CUDA: {problem}");
         }
     }
 
-    fn record(&self, stream: Stream) -> PlaneResult<Event> {
+    fn record(&self, stream: CommStream) -> PlaneResult<GpuEvent> {
         let event = CudaEvent::new()?;
         let recorded = event.record(stream_pointer(stream));
-        recorded.map_or_else(error, |()| Ok(Event(event)))
+        recorded.map_or_else(error, |()| Ok(GpuEvent(event)))
     }
 
-    fn wait(&self, stream: Stream, event: &Event) -> PlaneResult<()> {
+    fn wait(&self, stream: CommStream, event: &GpuEvent) -> PlaneResult<()> {
         event_of(event)?.wait(stream_pointer(stream))
     }
 
-    fn is_done(&self, event: &Event) -> PlaneResult<bool> {
+    fn is_done(&self, event: &GpuEvent) -> PlaneResult<bool> {
         let event = event_of(event)?;
         if !event.is_recorded.is_set() {
             return Ok(false);
@@ -497,7 +510,7 @@ impl GpuApi for CudaGpus {
         }
     }
 
-    fn synchronize(&self, event: &Event) -> PlaneResult<()> {
+    fn synchronize(&self, event: &GpuEvent) -> PlaneResult<()> {
         let event = event_of(event)?;
         event.is_recorded.wait(|()| ())?;
         // SAFETY: the event exists.
@@ -552,17 +565,17 @@ impl GpuApi for CudaGpus {
         unsafe { self.nccl.comm_destroy(comm_of(comm)) }.map_err(of_nccl)
     }
 
-    fn allocate(&self, bytes: usize) -> PlaneResult<Address> {
+    fn allocate(&self, bytes: usize) -> PlaneResult<GpuAddress> {
         let memory = self.nccl.mem_alloc(bytes).map_err(of_nccl)?;
-        Ok(Address(memory.expose_provenance()))
+        Ok(GpuAddress(memory.expose_provenance()))
     }
 
-    fn free(&self, memory: Address) -> PlaneResult<()> {
+    fn free(&self, memory: GpuAddress) -> PlaneResult<()> {
         // SAFETY: the memory is not registered, and nothing uses it.
         unsafe { self.nccl.mem_free(memory_of(memory)) }.map_err(of_nccl)
     }
 
-    fn register(&self, comm: Comm, memory: Address, bytes: usize) -> PlaneResult<Registration> {
+    fn register(&self, comm: Comm, memory: GpuAddress, bytes: usize) -> PlaneResult<Registration> {
         // SAFETY: the memory has these bytes, and is freed after the registration ends.
         let handle = unsafe {
             self.nccl
@@ -585,8 +598,8 @@ impl GpuApi for CudaGpus {
         &self,
         exported: &Exported,
         index: usize,
-        to: Address,
-        stream: Stream,
+        to: GpuAddress,
+        stream: CommStream,
     ) -> PlaneResult<()> {
         let Some(tensors) = exported.tensors.downcast_ref::<PinnedTensors>() else {
             return error("the tensors are not in memory of a GPU");
@@ -614,7 +627,7 @@ impl GpuApi for CudaGpus {
         in_progress(self.nccl.group_end()).map(drop)
     }
 
-    fn all_gather(&self, args: Transfer, recv: Address) -> PlaneResult<InProgress> {
+    fn all_gather(&self, args: CopyArgs, recv: GpuAddress) -> PlaneResult<InProgress> {
         // SAFETY: the memory has room for all rows, and only this thread makes calls for the GPU.
         in_progress(unsafe {
             self.nccl.all_gather(
@@ -628,7 +641,7 @@ impl GpuApi for CudaGpus {
         })
     }
 
-    fn reduce_scatter(&self, args: Reduction) -> PlaneResult<InProgress> {
+    fn reduce_scatter(&self, args: ReduceArgs) -> PlaneResult<InProgress> {
         // SAFETY: as above.
         in_progress(unsafe {
             self.nccl.reduce_scatter(
@@ -643,7 +656,7 @@ impl GpuApi for CudaGpus {
         })
     }
 
-    fn all_reduce(&self, args: Reduction) -> PlaneResult<InProgress> {
+    fn all_reduce(&self, args: ReduceArgs) -> PlaneResult<InProgress> {
         // SAFETY: as above.
         in_progress(unsafe {
             self.nccl.all_reduce(
@@ -658,7 +671,7 @@ impl GpuApi for CudaGpus {
         })
     }
 
-    fn broadcast(&self, args: Transfer, root: usize) -> PlaneResult<InProgress> {
+    fn broadcast(&self, args: CopyArgs, root: usize) -> PlaneResult<InProgress> {
         // SAFETY: as above.
         in_progress(unsafe {
             self.nccl.broadcast(
@@ -673,7 +686,7 @@ impl GpuApi for CudaGpus {
         })
     }
 
-    fn send(&self, args: Transfer, peer: usize) -> PlaneResult<InProgress> {
+    fn send(&self, args: CopyArgs, peer: usize) -> PlaneResult<InProgress> {
         // SAFETY: as above.
         in_progress(unsafe {
             self.nccl.send(
@@ -687,7 +700,7 @@ impl GpuApi for CudaGpus {
         })
     }
 
-    fn receive(&self, args: Transfer, peer: usize) -> PlaneResult<InProgress> {
+    fn receive(&self, args: CopyArgs, peer: usize) -> PlaneResult<InProgress> {
         // SAFETY: as above.
         in_progress(unsafe {
             self.nccl.recv(
@@ -705,5 +718,125 @@ impl GpuApi for CudaGpus {
 impl fmt::Debug for PinnedTensors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PinnedTensors")
+    }
+}
+
+/// These need GPUs: `.ci/gpu` runs them.
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::comm::{CommError, Launch, NcclReductions, ReduceOp, World, cuda_devices, launch};
+    use crate::testing::Conformance;
+    use crate::{Error, Result};
+
+    fn api() -> CudaGpus {
+        let nccl = NcclLibrary::load().unwrap();
+        CudaGpus { nccl }
+    }
+
+    fn finish(api: &CudaGpus, comm: Comm) {
+        while api.progress(comm).unwrap() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// One rank on one GPU: all calls but those of several ranks.
+    #[test]
+    fn a_communicator_of_one_rank_reduces() {
+        let device = cuda_devices().unwrap().remove(0);
+        let api = api();
+        let gpu = api.gpu(&device, 0).unwrap();
+        api.enter(gpu).unwrap();
+        let stream = api.create_stream(gpu).unwrap();
+        let (comm, _) = api.connect(&api.unique_id().unwrap(), 1, 0).unwrap();
+        finish(&api, comm);
+        let memory = api.allocate(1 << 16).unwrap();
+        let registration = api.register(comm, memory, 1 << 16).unwrap();
+        let values: Vec<f32> = (0..1000).map(|value| value as f32).collect();
+        for round in 0..3 {
+            let tensor = Tensor::<1>::from_data(&values[..], &device) * (round + 1) as f32;
+            let meta = TensorMeta {
+                shape: [1000].into(),
+                dtype: DType::F32,
+            };
+            let exported = api.export(gpu, 0, vec![tensor.into_dispatch()]).unwrap();
+            api.wait(stream, &exported.ready).unwrap();
+            api.copy_in(&exported, 0, memory, stream).unwrap();
+            let args = ReduceArgs {
+                send: memory,
+                recv: memory,
+                count: 1000,
+                dtype: DType::F32,
+                op: NativeOp::Sum,
+                comm,
+                stream,
+            };
+            api.all_reduce(args).unwrap();
+            finish(&api, comm);
+            let done = api.record(stream).unwrap();
+            let (sum, read) = api
+                .import(gpu, 0, &device, vec![(memory, meta)], Some(&done))
+                .unwrap();
+            api.wait(stream, &read).unwrap();
+            let sum = Tensor::<1>::from_dispatch(sum[0].clone()).into_data();
+            let expected = values.iter().map(|value| value * (round + 1) as f32);
+            assert!(sum.iter::<f32>().eq(expected));
+        }
+        let last = api.record(stream).unwrap();
+        api.synchronize(&last).unwrap();
+        api.deregister(comm, registration).unwrap();
+        api.free(memory).unwrap();
+        api.destroy(comm).unwrap();
+        api.destroy_stream(stream);
+    }
+
+    fn sum(world: &World) -> Result<f32> {
+        let own = Tensor::<1>::full([1000], 1.0 + world.rank() as f32, world.device());
+        let sum = world
+            .all()
+            .all_reduce("sum".into(), vec![own.into_dispatch()], ReduceOp::Sum)
+            .wait()?
+            .remove(0);
+        let sum = Tensor::<1>::from_dispatch(sum).into_data();
+        Ok(sum.iter::<f32>().next().unwrap_or_default())
+    }
+
+    /// NCCL allows this since 2.30, with `NCCL_MULTI_RANK_GPU_ENABLE=1`.
+    #[test]
+    fn two_ranks_on_one_gpu_reduce_or_are_refused() {
+        let device = cuda_devices().unwrap().remove(0);
+        let ranks = Launch::threads(2).with_device(device);
+        let ranks = ranks.with_nccl(NcclReductions::Native).unwrap();
+        match launch(ranks, sum) {
+            Ok(sums) => assert_eq!(sums, [(0, 3.0), (1, 3.0)]),
+            Err(error) => {
+                let Error::Comm(CommError::DataPlane { problem, .. }) = error.cause else {
+                    panic!("{error}")
+                };
+                assert!(problem.contains("have the same GPU"), "{problem}");
+                println!("skipped: {problem}");
+            }
+        }
+    }
+
+    /// One thread rank for each GPU.
+    #[test]
+    fn ranks_on_all_gpus_conform() {
+        let devices = cuda_devices().unwrap();
+        if devices.len() == 1 {
+            println!("skipped: there is one GPU");
+            return;
+        }
+        for reductions in [NcclReductions::Native, NcclReductions::FixedTree] {
+            let launch = |ranks| {
+                let devices = devices.iter().take(ranks).cloned();
+                let ranks = Launch::threads(ranks).with_devices(devices);
+                ranks.with_nccl(reductions).unwrap()
+            };
+            let report = Conformance::of(launch).with_ranks([2, devices.len()]).run();
+            println!("{reductions:?}: {report}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Layout`]: where the tensors of a call are in staging memory, and by which operation of NCCL
+//! [`StagingLayout`]: where the tensors of a call are in staging memory, and by which operation of NCCL
 //! they move.
 //!
 //! ```text
@@ -34,7 +34,7 @@ pub(super) struct Block {
 
 /// Bytes that are sent to, or received from, one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Span {
+pub(super) struct StagingSpan {
     pub peer: usize,
     pub offset: usize,
     pub bytes: usize,
@@ -63,14 +63,14 @@ pub(super) enum Way {
         root: usize,
     },
     Pairs {
-        sent: Vec<Span>,
-        received: Vec<Span>,
+        sent: Vec<StagingSpan>,
+        received: Vec<StagingSpan>,
     },
 }
 
 /// Source of a tensor that a rank copies to staging memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Source {
+pub(super) enum StagingSource {
     /// Tensor of this index, which all ranks receive.
     Full(usize),
     /// Tensor of this index for a member.
@@ -79,13 +79,13 @@ pub(super) enum Source {
 
 /// The layout of one rank's call.
 #[derive(Debug, Clone)]
-pub(super) struct Layout {
+pub(super) struct StagingLayout {
     /// Group rank.
     pub member: usize,
     pub way: Way,
     pub bytes: usize,
     /// Tensors that the rank copies in, and their offsets.
-    pub copied_in: Vec<(Source, usize)>,
+    pub copied_in: Vec<(StagingSource, usize)>,
     /// Tensors that the rank has afterwards, by the member that sent them; of a native reduction,
     /// its results, as those of the rank itself.
     pub result: Vec<Vec<Block>>,
@@ -95,7 +95,7 @@ pub(super) struct Layout {
 
 /// The call of one rank, and how its memory is aligned.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Plan<'a> {
+pub(super) struct StagedCall<'a> {
     pub signature: &'a CallSignature,
     pub ranks: usize,
     pub member: usize,
@@ -126,8 +126,8 @@ impl Packer {
     }
 }
 
-impl Plan<'_> {
-    pub fn layout(&self) -> PlaneResult<Layout> {
+impl StagedCall<'_> {
+    pub fn layout(&self) -> PlaneResult<StagingLayout> {
         let Self {
             signature,
             ranks,
@@ -181,13 +181,13 @@ impl Plan<'_> {
         metas.into_iter().map(block).collect()
     }
 
-    fn all_reduce(&self, op: NativeOp, dtype: DType) -> PlaneResult<Layout> {
+    fn all_reduce(&self, op: NativeOp, dtype: DType) -> PlaneResult<StagingLayout> {
         let mut packer = self.packer();
         let blocks = self.pack(&mut packer, self.sent(self.member, self.member)?);
         let mut result = vec![Vec::new(); self.ranks];
-        let copied_in = copied_in(&blocks, Source::Full);
+        let copied_in = copied_in(&blocks, StagingSource::Full);
         result[self.member] = blocks;
-        Ok(Layout {
+        Ok(StagingLayout {
             member: self.member,
             way: Way::AllReduce {
                 count: packer.end / dtype.size(),
@@ -201,14 +201,14 @@ impl Plan<'_> {
         })
     }
 
-    fn broadcast(&self, root: usize) -> PlaneResult<Layout> {
+    fn broadcast(&self, root: usize) -> PlaneResult<StagingLayout> {
         let mut packer = self.packer();
         let blocks = self.pack(&mut packer, self.sent(root, self.member)?);
         let mut result = vec![Vec::new(); self.ranks];
         let is_root = self.member == root;
-        let copied_in = copied_in(if is_root { &blocks } else { &[] }, Source::Full);
+        let copied_in = copied_in(if is_root { &blocks } else { &[] }, StagingSource::Full);
         result[root] = blocks;
-        Ok(Layout {
+        Ok(StagingLayout {
             member: self.member,
             way: Way::Broadcast {
                 bytes: packer.end,
@@ -248,7 +248,7 @@ impl Plan<'_> {
     }
 
     /// Sends each rank exactly what it needs.
-    fn pairs(&self) -> PlaneResult<Layout> {
+    fn pairs(&self) -> PlaneResult<StagingLayout> {
         let member = self.member;
         let mut packer = self.packer();
         let mut copied = Vec::new();
@@ -258,14 +258,14 @@ impl Plan<'_> {
             for peer in others() {
                 let start = packer.end;
                 let blocks = self.pack(&mut packer, self.sent(member, peer)?);
-                copied.extend(copied_in(&blocks, |index| Source::For(peer, index)));
+                copied.extend(copied_in(&blocks, |index| StagingSource::For(peer, index)));
                 sent.push(span(peer, start, &packer));
             }
         } else {
             let first = others().next();
             let metas = first.map_or(Ok(Vec::new()), |peer| self.sent(member, peer))?;
             let blocks = self.pack(&mut packer, metas);
-            copied.extend(copied_in(&blocks, Source::Full));
+            copied.extend(copied_in(&blocks, StagingSource::Full));
             sent.extend(others().map(|peer| span(peer, 0, &packer)));
         }
         let mut received = Vec::new();
@@ -279,8 +279,8 @@ impl Plan<'_> {
             let blocks = self.pack(&mut packer, metas);
             if peer == member {
                 let source = |index| match self.is_addressed {
-                    true => Source::For(member, index),
-                    false => Source::Full(index),
+                    true => StagingSource::For(member, index),
+                    false => StagingSource::Full(index),
                 };
                 copied.extend(copied_in(&blocks, source));
             } else {
@@ -288,10 +288,10 @@ impl Plan<'_> {
             }
             result.push(blocks);
         }
-        let has_data = |span: &Span| span.bytes > 0;
+        let has_data = |span: &StagingSpan| span.bytes > 0;
         sent.retain(has_data);
         received.retain(has_data);
-        Ok(Layout {
+        Ok(StagingLayout {
             member: self.member,
             way: Way::Pairs { sent, received },
             bytes: packer.end,
@@ -302,15 +302,18 @@ impl Plan<'_> {
     }
 }
 
-fn span(peer: usize, offset: usize, packer: &Packer) -> Span {
-    Span {
+fn span(peer: usize, offset: usize, packer: &Packer) -> StagingSpan {
+    StagingSpan {
         peer,
         offset,
         bytes: packer.end - offset,
     }
 }
 
-fn copied_in(blocks: &[Block], source: impl Fn(usize) -> Source) -> Vec<(Source, usize)> {
+fn copied_in(
+    blocks: &[Block],
+    source: impl Fn(usize) -> StagingSource,
+) -> Vec<(StagingSource, usize)> {
     let full = blocks.iter().enumerate();
     full.filter(|(_, block)| bytes_of(&block.meta) > 0)
         .map(|(index, block)| (source(index), block.offset))
@@ -339,24 +342,33 @@ impl Rows {
             .collect()
     }
 
-    fn all_gather(&self, ranks: usize, member: usize) -> Layout {
+    fn all_gather(&self, ranks: usize, member: usize) -> StagingLayout {
         let result: Vec<_> = (0..ranks).map(|rank| self.blocks(rank)).collect();
-        Layout {
+        StagingLayout {
             member,
             way: Way::AllGather { row: self.row },
             bytes: ranks * self.row,
-            copied_in: copied_in(&result[member], Source::Full),
+            copied_in: copied_in(&result[member], StagingSource::Full),
             result,
             is_reduced: false,
         }
     }
 
-    fn reduce_scatter(&self, ranks: usize, member: usize, op: NativeOp, dtype: DType) -> Layout {
-        let for_rank =
-            |rank: usize| copied_in(&self.blocks(rank), move |index| Source::For(rank, index));
+    fn reduce_scatter(
+        &self,
+        ranks: usize,
+        member: usize,
+        op: NativeOp,
+        dtype: DType,
+    ) -> StagingLayout {
+        let for_rank = |rank: usize| {
+            copied_in(&self.blocks(rank), move |index| {
+                StagingSource::For(rank, index)
+            })
+        };
         let mut result = vec![Vec::new(); ranks];
         result[member] = self.blocks(member);
-        Layout {
+        StagingLayout {
             member,
             way: Way::ReduceScatter {
                 count: self.row / dtype.size(),
@@ -371,14 +383,14 @@ impl Rows {
     }
 }
 
-impl Layout {
+impl StagingLayout {
     /// Returns the offset of this rank's row among rows of `row` bytes.
     pub fn row_of(&self, row: usize) -> usize {
         self.member * row
     }
 
-    /// Returns the layout, with no operation if there is nothing to move. All ranks decide alike,
-    /// because a collective moves the same bytes for all, and each pair of ranks agrees on its own.
+    /// Returns the layout, with no operation if there is nothing to move. All ranks decide the
+    /// same, because a collective moves the same bytes for all, and each pair of ranks agrees on its own.
     fn of_nothing_if_empty(self) -> Self {
         let is_empty = match &self.way {
             Way::Nothing => true,

@@ -15,24 +15,24 @@
 //! | `api` | the calls that the plane makes, and their types | |
 //! | `layout`, `ways` | where tensors are in staging memory, and which operation of NCCL moves them | |
 //! | `staging` | memory that is registered with a communicator | |
-//! | `submitter` | the thread of a GPU that makes the calls | |
+//! | `submitter`, `gpu_world` | the thread of a GPU that makes the calls; the ranks of a world there | |
 //! | `gpu` | the calls on a GPU: cubecl's pointers and streams, CUDA's events, NCCL | all of it |
 //! | `fake` | in tests: records the calls, and checks NCCL's rules | |
 //!
 //! `gpu` needs several GPUs to run. It has no decisions: each method is a few calls.
 
 mod api;
-#[cfg(test)]
-pub(in crate::comm) mod fake;
+#[cfg(feature = "testing")]
+pub(crate) mod fake;
 #[cfg(feature = "nccl")]
 mod gpu;
+mod gpu_world;
 mod layout;
 mod staging;
 mod submitter;
 mod ways;
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -45,7 +45,7 @@ use serde::{Deserialize, Serialize};
 use super::call::{DataCall, RecipientData};
 use super::contribution::Contribution;
 #[cfg(feature = "cube")]
-use super::device::{self, CoalescedCopies, DeviceContribution};
+use super::device::{self, CoalescedCopies, DeviceContribution, DevicePlane};
 use super::inputs::CollectiveInputs;
 use super::plane::{
     DataPlane, DataPlaneError, OnFailure, PlaneResult, TakeExchanged, gather_by_tensor,
@@ -57,15 +57,17 @@ use crate::memory;
 #[cfg(feature = "cube")]
 use crate::memory::cube::wrap;
 use crate::placement::ShardSizes;
-use api::{Address, Exported, Gpu, GpuApi, GpuIdentity, NcclVersion, UniqueId, error};
+use api::{Exported, Gpu, GpuAddress, GpuApi, GpuIdentity, NcclVersion, UniqueId, error};
 #[cfg(feature = "cube")]
 use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "nccl")]
 pub(in crate::comm) use gpu::load;
 #[cfg(feature = "cube")]
 use layout::Way;
-use layout::{Layout, Plan, Source};
-use submitter::{ChannelKey, ConnectJob, Enqueued, ExchangeJob, Job, Outcome, Submitter};
+use layout::{StagedCall, StagingLayout, StagingSource};
+use submitter::{
+    ChannelKey, ConnectJob, Enqueued, ExchangeJob, GpuJob, GpuThreads, Outcome, Submitter,
+};
 
 /// Name of the plane in errors.
 const NAME: &str = "nccl";
@@ -79,22 +81,23 @@ type ChannelName = (usize, Vec<usize>, &'static str);
 #[derive(Debug)]
 pub(in crate::comm) struct NcclPlane {
     api: Arc<dyn GpuApi>,
+    threads: Arc<GpuThreads>,
     /// True if reductions are in the fixed tree: operands are gathered, and added by each rank.
     in_tree: bool,
     /// Channels by the global rank, the ranks of the group and its name.
     channels: Mutex<HashMap<ChannelName, ChannelKey>>,
     submitters: Mutex<HashMap<Gpu, Arc<Submitter>>>,
-    failed: Mutex<Option<Failed>>,
+    failed: Mutex<Option<WorldFailure>>,
     is_aborted: AtomicBool,
 }
 
 /// Function that fails the world.
 #[derive(Clone)]
-struct Failed(OnFailure);
+struct WorldFailure(OnFailure);
 
-impl std::fmt::Debug for Failed {
+impl std::fmt::Debug for WorldFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Failed")
+        f.write_str("WorldFailure")
     }
 }
 
@@ -113,7 +116,7 @@ pub(in crate::comm) struct Posted {
     name: &'static str,
     device: Device,
     gpu: Gpu,
-    layout: Arc<Layout>,
+    layout: Arc<StagingLayout>,
     /// Tensors that are copied in, and the offset of each.
     copied_in: Vec<(usize, usize)>,
     exported: Option<Exported>,
@@ -127,7 +130,7 @@ pub(in crate::comm) struct Posted {
 
 /// What a rank sends to all others with the first call of a channel.
 #[derive(Debug, Serialize, Deserialize)]
-struct Introduction {
+struct ConnectInfo {
     version: NcclVersion,
     gpu: GpuIdentity,
     /// Identity of the communicator, from member 0.
@@ -139,20 +142,26 @@ struct Introduction {
 #[derive(Debug, Clone)]
 pub(in crate::comm) struct NcclLoader {
     api: Arc<dyn GpuApi>,
+    threads: Arc<GpuThreads>,
     in_tree: bool,
 }
 
 #[cfg(feature = "nccl")]
 impl NcclLoader {
     pub fn plane(&self) -> Arc<NcclPlane> {
-        Arc::new(NcclPlane::new(self.api.clone(), self.in_tree))
+        Arc::new(NcclPlane::new(
+            self.api.clone(),
+            self.threads.clone(),
+            self.in_tree,
+        ))
     }
 }
 
 impl NcclPlane {
-    fn new(api: Arc<dyn GpuApi>, in_tree: bool) -> Self {
+    fn new(api: Arc<dyn GpuApi>, threads: Arc<GpuThreads>, in_tree: bool) -> Self {
         Self {
             api,
+            threads,
             in_tree,
             channels: Mutex::default(),
             submitters: Mutex::default(),
@@ -163,7 +172,7 @@ impl NcclPlane {
 
     /// Returns the plane of a world that continues after a failure: it has new communicators.
     pub fn of_survivors(&self) -> Self {
-        Self::new(self.api.clone(), self.in_tree)
+        Self::new(self.api.clone(), self.threads.clone(), self.in_tree)
     }
 
     fn channel(&self, posted: &Posted) -> ChannelKey {
@@ -180,19 +189,15 @@ impl NcclPlane {
         if self.is_aborted.load(Ordering::Acquire) {
             return error("the exchange was aborted");
         }
-        match submitters.entry(gpu) {
-            Entry::Occupied(known) => Ok(known.get().clone()),
-            Entry::Vacant(new) => {
-                let Some(Failed(failed)) = self.failed.lock().clone() else {
-                    return error("the plane belongs to no world");
-                };
-                let started = Submitter::start(self.api.clone(), gpu, failed);
-                let started = started.map_err(|problem| DataPlaneError {
-                    problem: format!("cannot start the thread of a GPU: {problem}"),
-                })?;
-                Ok(new.insert(Arc::new(started)).clone())
-            }
+        if let Some(known) = submitters.get(&gpu) {
+            return Ok(known.clone());
         }
+        let Some(WorldFailure(failed)) = self.failed.lock().clone() else {
+            return error("the plane belongs to no world");
+        };
+        let begun = Arc::new(self.threads.begin(&self.api, gpu, failed)?);
+        submitters.insert(gpu, begun.clone());
+        Ok(begun)
     }
 
     /// Prepares a call.
@@ -208,7 +213,7 @@ impl NcclPlane {
         let is_addressed = !matches!(call.needed, RecipientData::Full);
         let all =
             Contribution::new(tensors, PlaneContribution::bytes(None)).with_recipients(recipients);
-        let layout = Plan {
+        let layout = StagedCall {
             signature: call.signature,
             ranks: group.size(),
             member: group.rank(),
@@ -259,7 +264,7 @@ impl NcclPlane {
 
     /// Returns the introduction of a member, in host memory.
     fn introduction(&self, gpu: Gpu, member: usize) -> PlaneResult<DispatchTensor> {
-        let introduction = Introduction {
+        let introduction = ConnectInfo {
             version: self.api.version(),
             gpu: self.api.identity(gpu)?,
             id: (member == 0).then(|| self.api.unique_id()).transpose()?,
@@ -279,7 +284,7 @@ impl NcclPlane {
     ) -> PlaneResult<()> {
         let introductions = inputs.all.iter().map(|contribution| {
             let bytes = backend::into_data(contribution.tensors[0].clone());
-            postcard::from_bytes::<Introduction>(bytes.as_bytes()).map_err(|_| DataPlaneError {
+            postcard::from_bytes::<ConnectInfo>(bytes.as_bytes()).map_err(|_| DataPlaneError {
                 problem: "a rank has sent an introduction that cannot be read".into(),
             })
         });
@@ -289,20 +294,23 @@ impl NcclPlane {
             return error("the first rank of the group has sent no identity for a communicator");
         };
         let member = posted.group.rank();
-        self.submitter(posted.gpu)?.send(Job::Connect(ConnectJob {
-            channel,
-            rank: posted.group.ranks()[member],
-            id,
-            ranks: posted.group.size(),
-            member,
-        }));
+        self.submitter(posted.gpu)?.send(
+            posted.group.ranks()[member],
+            GpuJob::Connect(ConnectJob {
+                channel,
+                rank: posted.group.ranks()[member],
+                id,
+                ranks: posted.group.size(),
+                member,
+            }),
+        );
         Ok(())
     }
 }
 
 /// Checks that the ranks have the same version of NCCL, and GPUs of their own. All ranks find the
 /// same error.
-fn check_introductions(ranks: &[usize], introductions: &[Introduction]) -> PlaneResult<()> {
+fn check_introductions(ranks: &[usize], introductions: &[ConnectInfo]) -> PlaneResult<()> {
     let first = &introductions[0];
     for (rank, introduction) in ranks.iter().zip(introductions) {
         if introduction.version != first.version {
@@ -337,7 +345,7 @@ fn check_introductions(ranks: &[usize], introductions: &[Introduction]) -> Plane
 /// Returns the buffer into which one kernel has packed all tensors of the rank, and its offset;
 /// `None` if it is not that of the layout.
 #[cfg(feature = "cube")]
-fn as_rows(layout: &Layout, flat: CubeTensor) -> Option<(DispatchTensor, usize)> {
+fn as_rows(layout: &StagingLayout, flat: CubeTensor) -> Option<(DispatchTensor, usize)> {
     let (bytes, offset) = match &layout.way {
         Way::AllGather { row } => (*row, layout.row_of(*row)),
         Way::ReduceScatter { .. } => (layout.bytes, 0),
@@ -349,20 +357,20 @@ fn as_rows(layout: &Layout, flat: CubeTensor) -> Option<(DispatchTensor, usize)>
 
 /// Returns the tensors that are copied in one by one, and for each copy the tensor and its offset.
 fn sources(
-    layout: &Layout,
+    layout: &StagingLayout,
     all: &Contribution,
     needed: RecipientData<'_>,
     ranks: usize,
 ) -> (Vec<DispatchTensor>, Vec<(usize, usize)>) {
     let mut tensors = Vec::new();
     let mut known = HashMap::new();
-    let tensor = |source: Source| match (source, needed) {
-        (Source::For(member, index), RecipientData::Shards(shardings)) => {
+    let tensor = |source: StagingSource| match (source, needed) {
+        (StagingSource::For(member, index), RecipientData::Shards(shardings)) => {
             let (dim, sizes) = &shardings[index];
             shard(&all.tensors[index], *dim, sizes.range(ranks, member))
         }
-        (Source::For(member, index), _) => all.tensors_for(member)[index].clone(),
-        (Source::Full(index), _) => all.tensors[index].clone(),
+        (StagingSource::For(member, index), _) => all.tensors_for(member)[index].clone(),
+        (StagingSource::Full(index), _) => all.tensors[index].clone(),
     };
     let copies = layout.copied_in.iter().map(|(source, offset)| {
         let index = *known.entry(*source).or_insert_with(|| {
@@ -401,7 +409,7 @@ impl DataPlane for NcclPlane {
     }
 
     fn watch(&self, failed: OnFailure) {
-        *self.failed.lock() = Some(Failed(failed));
+        *self.failed.lock() = Some(WorldFailure(failed));
     }
 
     fn contribute(
@@ -410,7 +418,11 @@ impl DataPlane for NcclPlane {
         tensors: Vec<DispatchTensor>,
         recipients: Vec<usize>,
     ) -> Contribution {
+        // Messages are read by handle, or sent as bytes.
         if call.signature.op == Op::Send {
+            #[cfg(feature = "cube")]
+            return DevicePlane.contribute(call, tensors, recipients);
+            #[cfg(not(feature = "cube"))]
             return Contribution::new(tensors, PlaneContribution::bytes(None))
                 .with_recipients(recipients);
         }
@@ -418,7 +430,7 @@ impl DataPlane for NcclPlane {
             .unwrap_or_else(|problem| {
                 // The rank still posts the call, so that no other waits for it, and the world fails.
                 let failed = self.failed.lock().clone();
-                if let Some(Failed(failed)) = failed {
+                if let Some(WorldFailure(failed)) = failed {
                     failed(call.member.rank(), NAME, problem);
                 }
                 Contribution::new(Vec::new(), PlaneContribution::bytes(None))
@@ -444,14 +456,17 @@ impl DataPlane for NcclPlane {
             None => None,
             Some(exported) => {
                 let outcome = Arc::<Outcome>::default();
-                self.submitter(posted.gpu)?.send(Job::Exchange(ExchangeJob {
-                    channel,
+                self.submitter(posted.gpu)?.send(
                     rank,
-                    layout: posted.layout.clone(),
-                    exported: exported.clone(),
-                    copied_in: posted.copied_in.clone(),
-                    outcome: outcome.clone(),
-                }));
+                    GpuJob::Exchange(ExchangeJob {
+                        channel,
+                        rank,
+                        layout: posted.layout.clone(),
+                        exported: exported.clone(),
+                        copied_in: posted.copied_in.clone(),
+                        outcome: outcome.clone(),
+                    }),
+                );
                 Some(outcome)
             }
         };
@@ -518,7 +533,7 @@ struct Take {
     gpu: Gpu,
     rank: usize,
     device: Device,
-    layout: Arc<Layout>,
+    layout: Arc<StagingLayout>,
     is_addressed: bool,
     outcome: Option<Arc<Outcome>>,
     #[cfg(feature = "cube")]
@@ -531,9 +546,9 @@ impl Take {
         let enqueued = enqueued.transpose()?;
         let memory = enqueued.as_ref().map(|enqueued| enqueued.lease.memory());
         let blocks = self.layout.result.iter().flatten();
-        let blocks: Vec<(Address, TensorMeta)> = blocks
+        let blocks: Vec<(GpuAddress, TensorMeta)> = blocks
             .map(|block| {
-                let start = memory.unwrap_or(Address(0));
+                let start = memory.unwrap_or(GpuAddress(0));
                 (start.at(block.offset), block.meta.clone())
             })
             .collect();

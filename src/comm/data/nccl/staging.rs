@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::api::{Address, Comm, Event, GpuApi, Registration, Stream};
+use super::api::{Comm, CommStream, GpuAddress, GpuApi, GpuEvent, Registration};
 use crate::comm::data::plane::PlaneResult;
 
 /// Number of bytes of which the sizes of blocks are multiples.
@@ -17,11 +17,11 @@ const GRANULE: usize = 64 << 10;
 /// Memory of a communicator.
 #[derive(Debug)]
 pub(super) struct StagingBlock {
-    pub memory: Address,
+    pub memory: GpuAddress,
     bytes: usize,
     registration: Registration,
     /// Point after which the rank has read the results in the block.
-    read: Option<Event>,
+    read: Option<GpuEvent>,
 }
 
 /// The blocks of a communicator that no call uses.
@@ -43,7 +43,7 @@ impl Lease {
         bytes: usize,
         api: &dyn GpuApi,
         comm: Comm,
-        stream: Stream,
+        stream: CommStream,
     ) -> PlaneResult<Self> {
         let known = {
             let mut blocks = pool.0.lock();
@@ -78,12 +78,12 @@ impl Lease {
         })
     }
 
-    pub fn memory(&self) -> Address {
+    pub fn memory(&self) -> GpuAddress {
         self.block.as_ref().expect("it is leased").memory
     }
 
     /// Sets the point after which the block may be written again.
-    pub fn set_read(&mut self, read: Event) {
+    pub fn set_read(&mut self, read: GpuEvent) {
         self.block.as_mut().expect("it is leased").read = Some(read);
     }
 }

@@ -1,7 +1,5 @@
 //! Collectives whose tensors the ranks exchange by NCCL, on simulated GPUs.
 
-use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use burn::nn::{Linear, LinearConfig};
@@ -9,10 +7,12 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{DType, Distribution, Tensor};
 use parking_lot::Mutex;
 
-use super::super::{HostBackend, ProcessJob};
-use crate::comm::backend::{Backend, ProcessOptions};
-use crate::comm::data::nccl::fake::{Call, FakeGpus, NcclVersion, Step};
-use crate::comm::{CommError, Launch, LaunchError, ReduceOp, TensorMeta, World, launch};
+use super::super::ProcessJob;
+use crate::comm::data::nccl::fake::{FakeGpus, NcclCall, NcclVersion, OrderingStep};
+use crate::comm::{
+    CommError, Launch, LaunchError, NcclReductions, ReduceOp, SimulatedGpus, TensorMeta, World,
+    launch,
+};
 use crate::dtensor::ops::random;
 use crate::fsdp::{FullyShard, fully_shard, unit};
 use crate::mesh::DeviceMesh;
@@ -24,43 +24,27 @@ use crate::{Error, Result};
 /// Time after which a rank that waits for one that never starts an exchange fails.
 const FAR: Duration = Duration::from_secs(60);
 
-fn gpus() -> Arc<FakeGpus> {
-    Arc::new(FakeGpus::new())
+fn reductions(in_tree: bool) -> NcclReductions {
+    match in_tree {
+        true => NcclReductions::FixedTree,
+        false => NcclReductions::Native,
+    }
 }
 
 /// Returns the configuration of a launch of `ranks` ranks of this process on `gpus`.
-fn threads(ranks: usize, gpus: &Arc<FakeGpus>, in_tree: bool) -> Launch {
-    let backend = HostBackend::new(ranks, ProcessOptions::default());
-    backend.simulate_gpus(gpus.plane(0, in_tree));
-    Launch::on_backend(backend).with_deadline(FAR)
+fn threads(ranks: usize, gpus: &SimulatedGpus, in_tree: bool) -> Launch {
+    gpus.threads(ranks, reductions(in_tree)).with_deadline(FAR)
 }
 
 /// Returns the configuration of a launch of `each` ranks in this simulated process on `gpus`.
-fn process(job: &ProcessJob, each: usize, gpus: &Arc<FakeGpus>, in_tree: bool) -> Launch {
-    let backend = job.backend(each);
-    let plane = gpus.plane(job.process_index(), in_tree);
-    for other in job.state.lock().backends() {
-        if other.launch_id() == backend.launch_id() {
-            other.simulate_gpus(plane.clone());
-        }
-    }
-    Launch::on_backend(backend).with_deadline(FAR)
-}
-
-/// Returns the rules that were broken, and what is not freed once the threads of the ranks, which
-/// may outlive the launch, had time to end.
-fn violations(gpus: &FakeGpus) -> Vec<String> {
-    let is_clean = |_| {
-        thread::sleep(Duration::from_millis(1));
-        gpus.violations().is_empty()
-    };
-    let _ = (0..2000).any(is_clean);
-    gpus.violations()
+fn process(job: &ProcessJob, each: usize, gpus: &SimulatedGpus, in_tree: bool) -> Launch {
+    gpus.processes(job, each, reductions(in_tree))
+        .with_deadline(FAR)
 }
 
 /// Checks that no rule was broken, and that everything is freed.
-fn assert_clean(gpus: &FakeGpus) {
-    assert_eq!(violations(gpus), Vec::<String>::new());
+fn assert_clean(gpus: &SimulatedGpus) {
+    assert_eq!(gpus.violations(), Vec::<String>::new());
 }
 
 /// Runs `program` on `ranks` ranks of one process, and, if `ranks` is even, on as many in two
@@ -70,7 +54,7 @@ fn everywhere<T: Send>(
     in_tree: bool,
     program: impl Fn(&World) -> Result<T> + Sync,
 ) -> Vec<Vec<T>> {
-    let of_threads = gpus();
+    let of_threads = SimulatedGpus::new();
     let values = |launched: std::result::Result<Vec<(usize, T)>, LaunchError>| {
         let values = launched.unwrap().into_iter();
         values.map(|(_, value)| value).collect::<Vec<_>>()
@@ -81,7 +65,7 @@ fn everywhere<T: Send>(
     ))];
     assert_clean(&of_threads);
     if ranks.is_multiple_of(2) {
-        let of_processes = gpus();
+        let of_processes = SimulatedGpus::new();
         let values = LoopbackJob::new(2, 45).run(|_, job| {
             values(launch(
                 process(job, ranks / 2, &of_processes, in_tree),
@@ -99,7 +83,7 @@ fn ranks_of_one_process_conform() {
     for in_tree in [false, true] {
         let used = Mutex::new(Vec::new());
         let launch = |ranks| {
-            let gpus = gpus();
+            let gpus = SimulatedGpus::new();
             used.lock().push(gpus.clone());
             threads(ranks, &gpus, in_tree)
         };
@@ -117,8 +101,8 @@ fn ranks_of_one_process_conform() {
 #[test]
 fn two_processes_conform() {
     for (each, seed, in_tree) in [(1, 41, false), (2, 42, true)] {
-        let used = Mutex::new(Vec::<Vec<Arc<FakeGpus>>>::from([Vec::new(), Vec::new()]));
-        let shared = Mutex::new(Vec::<Arc<FakeGpus>>::new());
+        let used = Mutex::new(Vec::<Vec<SimulatedGpus>>::from([Vec::new(), Vec::new()]));
+        let shared = Mutex::new(Vec::<SimulatedGpus>::new());
         let reports = LoopbackJob::new(2, seed).run(|index, job| {
             Conformance::of(|_| {
                 // Both processes make the same launches, so they find the GPUs of the same launch.
@@ -127,7 +111,7 @@ fn two_processes_conform() {
                     let mut shared = shared.lock();
                     let number = used[index].len();
                     if shared.len() == number {
-                        shared.push(gpus());
+                        shared.push(SimulatedGpus::new());
                     }
                     used[index].push(shared[number].clone());
                     shared[number].clone()
@@ -191,13 +175,13 @@ fn reuses_memory(world: &World) -> Result<bool> {
 
 #[test]
 fn a_forgotten_step_is_found() {
-    for forgotten in [None].into_iter().chain(Step::ALL.map(Some)) {
+    for forgotten in [None].into_iter().chain(OrderingStep::ALL.map(Some)) {
         for in_tree in [false, true] {
-            let gpus = Arc::new(FakeGpus::new().with_forgotten(forgotten));
+            let gpus = SimulatedGpus::of(FakeGpus::new().with_forgotten(forgotten));
             let mut right = launch(threads(2, &gpus, in_tree), are_right).unwrap();
             right.extend(launch(threads(2, &gpus, in_tree), reuses_memory).unwrap());
             assert!(forgotten.is_some() || right.iter().all(|(_, right)| *right));
-            let violations = gpus.broken_rules();
+            let violations = gpus.gpus().broken_rules();
             assert_eq!(
                 violations.is_empty(),
                 forgotten.is_none(),
@@ -255,8 +239,8 @@ fn data_plane_error(error: &Error) -> (usize, &str, &str) {
 }
 
 /// Returns the number of calls of a kind for each GPU.
-fn count(gpus: &FakeGpus, ranks: usize, is_counted: impl Fn(&Call) -> bool) -> Vec<usize> {
-    let calls = gpus.calls();
+fn count(gpus: &SimulatedGpus, ranks: usize, is_counted: impl Fn(&NcclCall) -> bool) -> Vec<usize> {
+    let calls = gpus.gpus().calls();
     let of = |gpu: usize| {
         let calls = calls.iter().filter(|call| call.gpu == gpu);
         calls.filter(|call| is_counted(&call.call)).count()
@@ -266,7 +250,7 @@ fn count(gpus: &FakeGpus, ranks: usize, is_counted: impl Fn(&Call) -> bool) -> V
 
 #[test]
 fn a_gpu_that_is_lost_fails_the_world_and_communicators_are_aborted_once() {
-    let gpus = Arc::new(FakeGpus::new().with_lost(1));
+    let gpus = SimulatedGpus::of(FakeGpus::new().with_lost(1));
     // Rank 1 drops its request, so only the GPU's thread sees that its exchange fails.
     let error = launch(threads(3, &gpus, false), |world| {
         let work = sum(world, 1.0);
@@ -281,13 +265,13 @@ fn a_gpu_that_is_lost_fails_the_world_and_communicators_are_aborted_once() {
     let cause = error.unwrap_err().cause;
     assert_eq!(data_plane_error(&cause), (1, "nccl", "the GPU is lost"));
     assert_clean(&gpus);
-    assert_eq!(count(&gpus, 3, |call| *call == Call::Abort), [1; 3]);
+    assert_eq!(count(&gpus, 3, |call| *call == NcclCall::Abort), [1; 3]);
 }
 
 #[test]
 fn an_operation_that_fails_later_is_the_same_error_on_all_ranks() {
     for processes in [1, 2] {
-        let gpus = Arc::new(FakeGpus::new().with_failure(1, 2));
+        let gpus = SimulatedGpus::of(FakeGpus::new().with_failure(1, 2));
         let program = |world: &World| -> Result<()> {
             loop {
                 sum(world, 1.0).wait()?;
@@ -305,7 +289,7 @@ fn an_operation_that_fails_later_is_the_same_error_on_all_ranks() {
             );
         }
         assert_clean(&gpus);
-        assert_eq!(count(&gpus, 2, |call| *call == Call::Abort), [1; 2]);
+        assert_eq!(count(&gpus, 2, |call| *call == NcclCall::Abort), [1; 2]);
     }
 }
 
@@ -316,7 +300,7 @@ fn ranks_that_share_a_gpu_are_refused_before_a_version() {
         (NcclVersion(2, 30, 7), false),
     ] {
         let gpus = FakeGpus::new().with_version(version).with_shared(1, 0);
-        let gpus = Arc::new(gpus);
+        let gpus = SimulatedGpus::of(gpus);
         let result = launch(threads(2, &gpus, false), are_right);
         match result {
             Ok(right) => assert!(!is_refused && right.iter().all(|(_, right)| *right)),
@@ -334,7 +318,7 @@ fn ranks_that_share_a_gpu_are_refused_before_a_version() {
 
 #[test]
 fn survivors_have_communicators_of_their_own() {
-    let gpus = gpus();
+    let gpus = SimulatedGpus::new();
     let sums = launch(threads(3, &gpus, false), |world| {
         // The world may have failed by the time that a rank takes the result.
         let _ = sum(world, 1.0).wait();
@@ -350,7 +334,10 @@ fn survivors_have_communicators_of_their_own() {
     let sums: Vec<_> = sums.unwrap().into_iter().map(|(_, sum)| sum).collect();
     assert_eq!(sums, [Some(4.0); 2]);
     assert_clean(&gpus);
-    assert_eq!(count(&gpus, 3, |call| *call == Call::Connect), [2, 2, 1]);
+    assert_eq!(
+        count(&gpus, 3, |call| *call == NcclCall::Connect),
+        [2, 2, 1]
+    );
 }
 
 #[test]
@@ -381,7 +368,7 @@ fn shards_are_padded_if_that_adds_little() {
         dtype: DType::F32,
     };
     for (rows, is_padded) in [(100, true), (101, true), (6, false)] {
-        let gpus = gpus();
+        let gpus = SimulatedGpus::new();
         launch(threads(4, &gpus, false), |world| {
             let sizes = ShardSizes::Chunked(rows);
             let plan = world
@@ -401,8 +388,8 @@ fn shards_are_padded_if_that_adds_little() {
         })
         .unwrap();
         assert_clean(&gpus);
-        let rows = count(&gpus, 4, |call| matches!(call, Call::AllGather { .. }));
-        let pairs = count(&gpus, 4, |call| matches!(call, Call::Pairs { .. }));
+        let rows = count(&gpus, 4, |call| matches!(call, NcclCall::AllGather { .. }));
+        let pairs = count(&gpus, 4, |call| matches!(call, NcclCall::Pairs { .. }));
         let expected = if is_padded {
             ([1; 4], [0; 4])
         } else {
@@ -413,7 +400,7 @@ fn shards_are_padded_if_that_adds_little() {
 }
 
 /// Trains a sharded model, and returns the losses of each rank. `gpus` counts host waits meanwhile.
-fn losses(launched: Launch, gpus: Option<&FakeGpus>) -> Vec<Vec<f32>> {
+fn losses(launched: Launch, gpus: Option<&SimulatedGpus>) -> Vec<Vec<f32>> {
     let ranks = launch(launched, |world| {
         let mesh = DeviceMesh::new(world, [world.size()], ["shard"])?;
         let device = world.device().clone().autodiff();
@@ -433,7 +420,7 @@ fn losses(launched: Launch, gpus: Option<&FakeGpus>) -> Vec<Vec<f32>> {
         }
         drop(net);
         // Communicators end later, and wait then.
-        assert_eq!(gpus.map_or(0, FakeGpus::host_waits), 0);
+        assert_eq!(gpus.map_or(0, SimulatedGpus::host_waits), 0);
         Ok(losses)
     });
     ranks
@@ -452,11 +439,11 @@ fn bits(losses: &[Vec<f32>]) -> Vec<Vec<u32>> {
 fn sharded_training_has_the_same_losses() {
     for ranks in [2, 3, 4] {
         let expected = losses(Launch::threads(ranks), None);
-        let gpus = gpus();
+        let gpus = SimulatedGpus::new();
         let in_tree = losses(threads(ranks, &gpus, true), Some(&gpus));
         assert_eq!(bits(&in_tree), bits(&expected));
         assert_clean(&gpus);
-        let gpus = self::gpus();
+        let gpus = SimulatedGpus::new();
         let native = losses(threads(ranks, &gpus, false), Some(&gpus));
         for (native, expected) in native.iter().flatten().zip(expected.iter().flatten()) {
             assert!((native - expected).abs() <= 1e-6, "{native} {expected}");

@@ -12,13 +12,13 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::clocks::{Accesses, StreamKey};
 use super::state::{
-    Call, Clique, CommState, Command, EventState, ExportedTensor, Group, Part, Recorded, Span,
-    State,
+    Clique, CommState, Command, EventState, ExportedTensor, FakeState, GroupedCall, NcclCall,
+    PairGroup, PairSpan, Part, Recorded,
 };
-use super::{FakeApi, Step};
+use super::{FakeApi, OrderingStep};
 use crate::comm::data::nccl::api::{
-    Address, Comm, Event, Exported, Gpu, GpuApi, GpuIdentity, InProgress, NativeOp, NcclVersion,
-    Reduction, Registration, Stream, Transfer, UniqueId, error,
+    Comm, CommStream, CopyArgs, Exported, Gpu, GpuAddress, GpuApi, GpuEvent, GpuIdentity,
+    InProgress, NativeOp, NcclVersion, ReduceArgs, Registration, UniqueId, error,
 };
 use crate::comm::data::payload::payload;
 use crate::comm::data::plane::PlaneResult;
@@ -27,14 +27,6 @@ use crate::comm::{TensorMeta, backend};
 /// Number of polls for which a call continues in the background.
 const POLLS: usize = 2;
 
-/// A send or receive in a group.
-#[derive(Debug, Clone, Copy)]
-pub struct GroupedCall {
-    args: Transfer,
-    peer: usize,
-    sends: bool,
-}
-
 /// Tensors of a rank.
 struct ExportedTensors {
     rank: usize,
@@ -42,11 +34,16 @@ struct ExportedTensors {
 }
 
 impl FakeApi {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FakeState> {
         self.gpus.state.lock()
     }
 
-    fn event(&self, state: &mut State, stream: StreamKey, step: Step) -> Arc<EventState> {
+    fn event(
+        &self,
+        state: &mut FakeState,
+        stream: StreamKey,
+        step: OrderingStep,
+    ) -> Arc<EventState> {
         let is_recorded = !self.gpus.forgets(step);
         let event = Arc::new(EventState {
             stream,
@@ -60,7 +57,13 @@ impl FakeApi {
     }
 
     /// Lets a stream wait for an event, which does nothing if it was not recorded (CUDA).
-    fn wait_for(&self, state: &mut State, stream: StreamKey, event: &Event, step: Step) {
+    fn wait_on_event(
+        &self,
+        state: &mut FakeState,
+        stream: StreamKey,
+        event: &GpuEvent,
+        step: OrderingStep,
+    ) {
         let event = state_of(event);
         if event.is_recorded && !self.gpus.forgets(step) {
             state.push(stream, Command::Wait(event));
@@ -77,7 +80,7 @@ impl FakeApi {
     }
 
     /// Checks that a call on a communicator is allowed, and returns its clique and rank.
-    fn enter_call(&self, state: &mut State, comm: Comm, call: &str) -> PlaneResult<()> {
+    fn enter_call(&self, state: &mut FakeState, comm: Comm, call: &str) -> PlaneResult<()> {
         let Some(known) = state.comms.get(&comm.0) else {
             return error(format!("{call} of an unknown communicator"));
         };
@@ -94,7 +97,7 @@ impl FakeApi {
         Ok(())
     }
 
-    fn check_registered(&self, state: &mut State, comm: Comm, range: Range<usize>) {
+    fn check_registered(&self, state: &mut FakeState, comm: Comm, range: Range<usize>) {
         let is_within = |registered: &(usize, Range<usize>)| {
             registered.0 == comm.0
                 && registered.1.start <= range.start
@@ -106,7 +109,7 @@ impl FakeApi {
     }
 
     /// Issues a member's part of the next operation of a communicator.
-    fn issue(&self, comm: Comm, stream: Stream, mut part: Part) -> PlaneResult<InProgress> {
+    fn issue(&self, comm: Comm, stream: CommStream, mut part: Part) -> PlaneResult<InProgress> {
         let mut state = self.state();
         self.enter_call(&mut state, comm, "operation")?;
         let call = part.call.clone();
@@ -161,17 +164,22 @@ impl FakeApi {
 
     fn transfer(
         &self,
-        args: Transfer,
-        recv: Address,
+        args: CopyArgs,
+        recv: GpuAddress,
         registered: usize,
-        call: Call,
+        call: NcclCall,
     ) -> PlaneResult<InProgress> {
         let start = recv.0;
         self.check_registered(&mut self.state(), args.comm, start..start + registered);
         self.issue(args.comm, args.stream, part(call, args.memory, recv))
     }
 
-    fn reduction(&self, args: Reduction, call: Call, blocks: usize) -> PlaneResult<InProgress> {
+    fn reduction(
+        &self,
+        args: ReduceArgs,
+        call: NcclCall,
+        blocks: usize,
+    ) -> PlaneResult<InProgress> {
         if !is_supported(args.op, args.dtype) {
             return error(format!(
                 "NCCL has no {:?} of {:?} (ncclInvalidArgument)",
@@ -191,7 +199,7 @@ impl FakeApi {
     }
 }
 
-fn part(call: Call, send: Address, recv: Address) -> Part {
+fn part(call: NcclCall, send: GpuAddress, recv: GpuAddress) -> Part {
     Part {
         comm: 0,
         call,
@@ -217,7 +225,7 @@ fn is_supported(op: NativeOp, dtype: DType) -> bool {
     }
 }
 
-fn state_of(event: &Event) -> Arc<EventState> {
+fn state_of(event: &GpuEvent) -> Arc<EventState> {
     event
         .0
         .clone()
@@ -225,8 +233,8 @@ fn state_of(event: &Event) -> Arc<EventState> {
         .expect("the event is one of these GPUs")
 }
 
-fn as_event(event: Arc<EventState>) -> Event {
-    Event(event)
+fn as_event(event: Arc<EventState>) -> GpuEvent {
+    GpuEvent(event)
 }
 
 impl GpuApi for FakeApi {
@@ -277,7 +285,7 @@ impl GpuApi for FakeApi {
             }
         });
         let tensors = Arc::new(exported.collect());
-        let ready = self.event(&mut state, stream, Step::RecordReady);
+        let ready = self.event(&mut state, stream, OrderingStep::RecordReady);
         Ok(Exported {
             ready: as_event(ready),
             tensors: Arc::new(ExportedTensors { rank, tensors }) as Arc<dyn Any + Send + Sync>,
@@ -289,16 +297,16 @@ impl GpuApi for FakeApi {
         _gpu: Gpu,
         rank: usize,
         device: &Device,
-        blocks: Vec<(Address, TensorMeta)>,
-        done: Option<&Event>,
-    ) -> PlaneResult<(Vec<DispatchTensor>, Event)> {
+        blocks: Vec<(GpuAddress, TensorMeta)>,
+        done: Option<&GpuEvent>,
+    ) -> PlaneResult<(Vec<DispatchTensor>, GpuEvent)> {
         let stream = StreamKey::Rank(self.process, rank);
         let (targets, read) = {
             let mut state = self.state();
             if let Some(done) = done {
-                self.wait_for(&mut state, stream, done, Step::WaitDone);
+                self.wait_on_event(&mut state, stream, done, OrderingStep::WaitDone);
             }
-            let copy = |(from, meta): &(Address, TensorMeta)| {
+            let copy = |(from, meta): &(GpuAddress, TensorMeta)| {
                 let bytes = meta.shape.num_elements() * meta.dtype.size();
                 let target = Arc::new(Mutex::new(vec![0; bytes]));
                 if bytes > 0 {
@@ -307,12 +315,12 @@ impl GpuApi for FakeApi {
                 target
             };
             let targets: Vec<_> = blocks.iter().map(copy).collect();
-            let read = self.event(&mut state, stream, Step::RecordRead);
+            let read = self.event(&mut state, stream, OrderingStep::RecordRead);
             (targets, read)
         };
         // The operations of burn that follow run at once, as those of a GPU do when it gets there.
         self.run(stream);
-        let tensor = |((_, meta), bytes): ((Address, TensorMeta), Arc<Mutex<Vec<u8>>>)| {
+        let tensor = |((_, meta), bytes): ((GpuAddress, TensorMeta), Arc<Mutex<Vec<u8>>>)| {
             let bytes = std::mem::take(&mut *bytes.lock());
             let data = TensorData::from_bytes_vec(bytes, meta.shape, meta.dtype);
             backend::from_data(data, device)
@@ -329,11 +337,11 @@ impl GpuApi for FakeApi {
         Ok(())
     }
 
-    fn create_stream(&self, _gpu: Gpu) -> PlaneResult<Stream> {
-        Ok(Stream(self.state().number()))
+    fn create_stream(&self, _gpu: Gpu) -> PlaneResult<CommStream> {
+        Ok(CommStream(self.state().number()))
     }
 
-    fn destroy_stream(&self, stream: Stream) {
+    fn destroy_stream(&self, stream: CommStream) {
         let mut state = self.state();
         let left = state.streams.remove(&StreamKey::Communication(stream.0));
         if left.is_some_and(|left| !left.is_empty()) {
@@ -341,24 +349,28 @@ impl GpuApi for FakeApi {
         }
     }
 
-    fn record(&self, stream: Stream) -> PlaneResult<Event> {
+    fn record(&self, stream: CommStream) -> PlaneResult<GpuEvent> {
         let mut state = self.state();
         let stream = StreamKey::Communication(stream.0);
-        Ok(as_event(self.event(&mut state, stream, Step::RecordDone)))
+        Ok(as_event(self.event(
+            &mut state,
+            stream,
+            OrderingStep::RecordDone,
+        )))
     }
 
-    fn wait(&self, stream: Stream, event: &Event) -> PlaneResult<()> {
+    fn wait(&self, stream: CommStream, event: &GpuEvent) -> PlaneResult<()> {
         let stream = StreamKey::Communication(stream.0);
-        self.wait_for(&mut self.state(), stream, event, Step::Wait);
+        self.wait_on_event(&mut self.state(), stream, event, OrderingStep::Wait);
         Ok(())
     }
 
-    fn is_done(&self, event: &Event) -> PlaneResult<bool> {
+    fn is_done(&self, event: &GpuEvent) -> PlaneResult<bool> {
         let event = state_of(event);
         Ok(!event.is_recorded || event.clock.lock().is_some())
     }
 
-    fn synchronize(&self, event: &Event) -> PlaneResult<()> {
+    fn synchronize(&self, event: &GpuEvent) -> PlaneResult<()> {
         self.state().host_waits += 1;
         self.run(state_of(event).stream);
         Ok(())
@@ -411,7 +423,7 @@ impl GpuApi for FakeApi {
                 error: None,
             },
         );
-        let call = Call::Connect;
+        let call = NcclCall::Connect;
         state.calls.push(Recorded {
             gpu,
             clique,
@@ -441,7 +453,7 @@ impl GpuApi for FakeApi {
         let mut state = self.state();
         self.enter_call(&mut state, comm, "abort")?;
         state.registrations.retain(|_, (of, _)| *of != comm.0);
-        end(&mut state, comm, Call::Abort);
+        end(&mut state, comm, NcclCall::Abort);
         self.gpus.changed.notify_all();
         Ok(())
     }
@@ -452,15 +464,15 @@ impl GpuApi for FakeApi {
         if state.registrations.values().any(|(of, _)| *of == comm.0) {
             state.violation("a communicator with registered memory was freed".into());
         }
-        end(&mut state, comm, Call::Destroy);
+        end(&mut state, comm, NcclCall::Destroy);
         Ok(())
     }
 
-    fn allocate(&self, bytes: usize) -> PlaneResult<Address> {
-        Ok(Address(self.state().allocate(bytes)))
+    fn allocate(&self, bytes: usize) -> PlaneResult<GpuAddress> {
+        Ok(GpuAddress(self.state().allocate(bytes)))
     }
 
-    fn free(&self, memory: Address) -> PlaneResult<()> {
+    fn free(&self, memory: GpuAddress) -> PlaneResult<()> {
         let mut state = self.state();
         let mut registered = state.registrations.values();
         if registered.any(|(_, range)| range.start == memory.0) {
@@ -472,7 +484,7 @@ impl GpuApi for FakeApi {
         Ok(())
     }
 
-    fn register(&self, comm: Comm, memory: Address, bytes: usize) -> PlaneResult<Registration> {
+    fn register(&self, comm: Comm, memory: GpuAddress, bytes: usize) -> PlaneResult<Registration> {
         let mut state = self.state();
         self.enter_call(&mut state, comm, "register")?;
         let number = state.number();
@@ -494,8 +506,8 @@ impl GpuApi for FakeApi {
         &self,
         exported: &Exported,
         index: usize,
-        to: Address,
-        stream: Stream,
+        to: GpuAddress,
+        stream: CommStream,
     ) -> PlaneResult<()> {
         let exported: &ExportedTensors = exported
             .tensors
@@ -553,7 +565,7 @@ impl GpuApi for FakeApi {
             };
             let list = list.or_default();
             list.push(number);
-            Span {
+            PairSpan {
                 peer: call.peer,
                 bytes: call.args.bytes,
                 at: call.args.memory.0,
@@ -564,8 +576,8 @@ impl GpuApi for FakeApi {
             let calls = calls.iter().filter(|call| call.sends == sends);
             calls.map(&mut span).collect::<Vec<_>>()
         });
-        let sizes = |spans: &[Span]| spans.iter().map(|span| (span.peer, span.bytes)).collect();
-        let call = Call::Pairs {
+        let sizes = |spans: &[PairSpan]| spans.iter().map(|span| (span.peer, span.bytes)).collect();
+        let call = NcclCall::Pairs {
             sent: sizes(&sent),
             received: sizes(&received),
         };
@@ -578,7 +590,7 @@ impl GpuApi for FakeApi {
         let stream = StreamKey::Communication(first.stream.0);
         state.pairs.insert(
             number,
-            Group {
+            PairGroup {
                 comm: first.comm.0,
                 stream,
                 sent,
@@ -586,47 +598,52 @@ impl GpuApi for FakeApi {
                 is_done: false,
             },
         );
-        state.push(stream, Command::Group(number));
+        state.push(stream, Command::PairGroup(number));
         self.gpus.changed.notify_all();
         Ok(())
     }
 
-    fn all_gather(&self, args: Transfer, recv: Address) -> PlaneResult<InProgress> {
+    fn all_gather(&self, args: CopyArgs, recv: GpuAddress) -> PlaneResult<InProgress> {
         let bytes = self.ranks_of(args.comm) * args.bytes;
-        self.transfer(args, recv, bytes, Call::AllGather { bytes: args.bytes })
+        self.transfer(args, recv, bytes, NcclCall::AllGather { bytes: args.bytes })
     }
 
-    fn reduce_scatter(&self, args: Reduction) -> PlaneResult<InProgress> {
-        let Reduction {
+    fn reduce_scatter(&self, args: ReduceArgs) -> PlaneResult<InProgress> {
+        let ReduceArgs {
             count, dtype, op, ..
         } = args;
         let ranks = self.ranks_of(args.comm);
-        self.reduction(args, Call::ReduceScatter { count, dtype, op }, ranks)
+        self.reduction(args, NcclCall::ReduceScatter { count, dtype, op }, ranks)
     }
 
-    fn all_reduce(&self, args: Reduction) -> PlaneResult<InProgress> {
-        let Reduction {
+    fn all_reduce(&self, args: ReduceArgs) -> PlaneResult<InProgress> {
+        let ReduceArgs {
             count, dtype, op, ..
         } = args;
-        self.reduction(args, Call::AllReduce { count, dtype, op }, 1)
+        self.reduction(args, NcclCall::AllReduce { count, dtype, op }, 1)
     }
 
-    fn broadcast(&self, args: Transfer, root: usize) -> PlaneResult<InProgress> {
+    fn broadcast(&self, args: CopyArgs, root: usize) -> PlaneResult<InProgress> {
         let bytes = args.bytes;
-        self.transfer(args, args.memory, bytes, Call::Broadcast { bytes, root })
+        self.transfer(
+            args,
+            args.memory,
+            bytes,
+            NcclCall::Broadcast { bytes, root },
+        )
     }
 
-    fn send(&self, args: Transfer, peer: usize) -> PlaneResult<InProgress> {
+    fn send(&self, args: CopyArgs, peer: usize) -> PlaneResult<InProgress> {
         self.group(args, peer, true)
     }
 
-    fn receive(&self, args: Transfer, peer: usize) -> PlaneResult<InProgress> {
+    fn receive(&self, args: CopyArgs, peer: usize) -> PlaneResult<InProgress> {
         self.group(args, peer, false)
     }
 }
 
 impl FakeApi {
-    fn group(&self, args: Transfer, peer: usize, sends: bool) -> PlaneResult<InProgress> {
+    fn group(&self, args: CopyArgs, peer: usize, sends: bool) -> PlaneResult<InProgress> {
         let mut state = self.state();
         match state.groups.get_mut(&thread::current().id()) {
             Some(calls) => calls.push(GroupedCall { args, peer, sends }),
@@ -637,7 +654,7 @@ impl FakeApi {
     }
 }
 
-fn end(state: &mut State, comm: Comm, call: Call) {
+fn end(state: &mut FakeState, comm: Comm, call: NcclCall) {
     let of = state.comms.get_mut(&comm.0).expect("it was checked");
     of.is_over = true;
     let (gpu, clique) = (of.gpu, of.clique);

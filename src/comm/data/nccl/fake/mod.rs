@@ -26,20 +26,21 @@ use parking_lot::{Condvar, Mutex};
 use super::NcclPlane;
 use super::api::GpuApi;
 pub(in crate::comm) use super::api::NcclVersion;
-use state::State;
-pub(in crate::comm) use state::{Call, Recorded};
+use state::FakeState;
+#[cfg(test)]
+pub(in crate::comm) use state::{NcclCall, Recorded};
 
 /// All GPUs, of all processes of a test.
 #[derive(Debug)]
 pub(in crate::comm) struct FakeGpus {
-    state: Mutex<State>,
+    state: Mutex<FakeState>,
     /// Notified when an operation is issued, or ends.
     changed: Condvar,
     version: NcclVersion,
     /// GPU of each rank that does not have one of its own.
     gpus: HashMap<usize, usize>,
     /// Step that the GPUs forget.
-    forgotten: Option<Step>,
+    forgotten: Option<OrderingStep>,
     /// Rank whose tensors cannot be exported: its GPU is lost.
     lost: Option<usize>,
     /// Rank whose communicators fail after this number of operations, long after they were taken.
@@ -48,7 +49,7 @@ pub(in crate::comm) struct FakeGpus {
 
 /// A step that orders streams. Without it, values would be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::comm) enum Step {
+pub(in crate::comm) enum OrderingStep {
     /// Records when exported tensors have their values.
     RecordReady,
     /// Lets a communication stream wait: for exported tensors, or until results are read.
@@ -61,7 +62,8 @@ pub(in crate::comm) enum Step {
     RecordRead,
 }
 
-impl Step {
+#[cfg(test)]
+impl OrderingStep {
     pub const ALL: [Self; 5] = [
         Self::RecordReady,
         Self::Wait,
@@ -91,6 +93,33 @@ impl FakeGpus {
         }
     }
 
+    /// Returns the plane of a process on these GPUs.
+    pub fn plane(self: &Arc<Self>, process: usize, in_tree: bool) -> Arc<NcclPlane> {
+        let api: Arc<dyn GpuApi> = Arc::new(FakeApi {
+            gpus: self.clone(),
+            process,
+        });
+        Arc::new(NcclPlane::new(api, Arc::default(), in_tree))
+    }
+
+    /// Returns the rules that were broken, and what is not freed.
+    pub fn violations(&self) -> Vec<String> {
+        self.state.lock().all_violations()
+    }
+
+    /// Returns how often a host thread waited for a GPU.
+    pub fn host_waits(&self) -> usize {
+        self.state.lock().host_waits
+    }
+
+    fn forgets(&self, step: OrderingStep) -> bool {
+        self.forgotten == Some(step)
+    }
+}
+
+/// Faults, and what tests look at.
+#[cfg(test)]
+impl FakeGpus {
     pub fn with_version(self, version: NcclVersion) -> Self {
         Self { version, ..self }
     }
@@ -101,7 +130,7 @@ impl FakeGpus {
         self
     }
 
-    pub fn with_forgotten(self, forgotten: Option<Step>) -> Self {
+    pub fn with_forgotten(self, forgotten: Option<OrderingStep>) -> Self {
         Self { forgotten, ..self }
     }
 
@@ -120,36 +149,13 @@ impl FakeGpus {
         }
     }
 
-    /// Returns the plane of a process on these GPUs.
-    pub fn plane(self: &Arc<Self>, process: usize, in_tree: bool) -> Arc<NcclPlane> {
-        let api: Arc<dyn GpuApi> = Arc::new(FakeApi {
-            gpus: self.clone(),
-            process,
-        });
-        Arc::new(NcclPlane::new(api, in_tree))
-    }
-
     /// Returns the rules that were broken so far.
     pub fn broken_rules(&self) -> Vec<String> {
         self.state.lock().violations.clone()
     }
 
-    /// Returns the rules that were broken, and what is not freed.
-    pub fn violations(&self) -> Vec<String> {
-        self.state.lock().all_violations()
-    }
-
-    /// Returns how often a host thread waited for a GPU.
-    pub fn host_waits(&self) -> usize {
-        self.state.lock().host_waits
-    }
-
     /// Returns the calls of all ranks, in the order in which they were made.
     pub fn calls(&self) -> Vec<Recorded> {
         self.state.lock().calls.clone()
-    }
-
-    fn forgets(&self, step: Step) -> bool {
-        self.forgotten == Some(step)
     }
 }

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::clocks::{Accesses, Clock, StreamKey};
 use crate::comm::backend::ranges::full;
-use crate::comm::data::nccl::api::NativeOp;
+use crate::comm::data::nccl::api::{CopyArgs, NativeOp};
 use crate::comm::transport::Payload;
 use crate::comm::{ReduceOp, backend};
 use crate::memory;
@@ -22,7 +22,7 @@ const POISON: u8 = 0xA5;
 
 /// An operation of NCCL.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::comm) enum Call {
+pub(in crate::comm) enum NcclCall {
     Connect,
     Abort,
     Destroy,
@@ -53,12 +53,13 @@ pub(in crate::comm) enum Call {
 /// A call as it was made.
 #[derive(Debug, Clone)]
 pub(in crate::comm) struct Recorded {
+    #[cfg_attr(not(test), expect(dead_code, reason = "tests count by it"))]
     pub gpu: usize,
     /// Number of the communicator's clique.
     pub clique: usize,
     /// Stream of an operation, which only one rank has.
     pub stream: Option<usize>,
-    pub call: Call,
+    pub call: NcclCall,
 }
 
 /// Memory of one allocation.
@@ -87,7 +88,7 @@ pub struct ExportedTensor {
 #[derive(Debug, Clone)]
 pub struct Part {
     pub comm: usize,
-    pub call: Call,
+    pub call: NcclCall,
     pub send: usize,
     pub recv: usize,
     pub stream: StreamKey,
@@ -95,17 +96,17 @@ pub struct Part {
 
 /// One member's group of sends and receives, which involves only its peers.
 #[derive(Debug, Clone)]
-pub struct Group {
+pub struct PairGroup {
     pub comm: usize,
     pub stream: StreamKey,
-    pub sent: Vec<Span>,
-    pub received: Vec<Span>,
+    pub sent: Vec<PairSpan>,
+    pub received: Vec<PairSpan>,
     pub is_done: bool,
 }
 
 /// Bytes that are sent to a peer, or received from it.
 #[derive(Debug, Clone, Copy)]
-pub struct Span {
+pub struct PairSpan {
     pub peer: usize,
     pub bytes: usize,
     pub at: usize,
@@ -125,7 +126,15 @@ pub enum Command {
         index: usize,
     },
     /// Group of sends and receives of this number.
-    Group(usize),
+    PairGroup(usize),
+}
+
+/// A send or receive in a group.
+#[derive(Debug, Clone, Copy)]
+pub struct GroupedCall {
+    pub args: CopyArgs,
+    pub peer: usize,
+    pub sends: bool,
 }
 
 /// State of a communicator of one rank.
@@ -159,7 +168,7 @@ pub struct Clique {
 }
 
 #[derive(Default)]
-pub struct State {
+pub struct FakeState {
     pub violations: Vec<String>,
     pub calls: Vec<Recorded>,
     pub host_waits: usize,
@@ -168,36 +177,36 @@ pub struct State {
     pub clocks: HashMap<StreamKey, Clock>,
     pub comms: HashMap<usize, CommState>,
     pub cliques: HashMap<usize, Clique>,
-    pub pairs: HashMap<usize, Group>,
+    pub pairs: HashMap<usize, PairGroup>,
     /// Communicator and memory of each registration.
     pub registrations: HashMap<usize, (usize, Range<usize>)>,
     /// Thread that makes the calls for each GPU.
     pub submitters: HashMap<usize, ThreadId>,
     /// Calls of the open group of each thread.
-    pub groups: HashMap<ThreadId, Vec<super::calls::GroupedCall>>,
+    pub groups: HashMap<ThreadId, Vec<GroupedCall>>,
     next: usize,
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for FakeState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State")
+        f.debug_struct("FakeState")
             .field("violations", &self.violations)
             .finish_non_exhaustive()
     }
 }
 
-impl State {
+impl FakeState {
     /// Returns a number that nothing else has.
-    pub fn number(&mut self) -> usize {
+    pub(super) fn number(&mut self) -> usize {
         self.next += 1;
         self.next
     }
 
-    pub fn violation(&mut self, problem: String) {
+    pub(super) fn violation(&mut self, problem: String) {
         self.violations.push(problem);
     }
 
-    pub fn all_violations(&mut self) -> Vec<String> {
+    pub(super) fn all_violations(&mut self) -> Vec<String> {
         let mut all = self.violations.clone();
         all.extend(
             self.memory
@@ -222,7 +231,9 @@ impl State {
     fn differing_orders(&self) -> Vec<String> {
         let mut orders = BTreeMap::<usize, Vec<usize>>::new();
         for call in &self.calls {
-            if let (Some(stream), false) = (call.stream, matches!(call.call, Call::Pairs { .. })) {
+            if let (Some(stream), false) =
+                (call.stream, matches!(call.call, NcclCall::Pairs { .. }))
+            {
                 orders.entry(stream).or_default().push(call.clique);
             }
         }
@@ -248,7 +259,7 @@ impl State {
     }
 
     /// Allocates memory. Addresses are far apart, so that a wrong one is noticed.
-    pub fn allocate(&mut self, bytes: usize) -> usize {
+    pub(super) fn allocate(&mut self, bytes: usize) -> usize {
         let at = self.number() << 32;
         self.memory.insert(
             at,
@@ -261,7 +272,7 @@ impl State {
     }
 
     /// Enqueues work.
-    pub fn push(&mut self, stream: StreamKey, command: Command) {
+    pub(super) fn push(&mut self, stream: StreamKey, command: Command) {
         self.streams.entry(stream).or_default().push_back(command);
     }
 
@@ -309,7 +320,7 @@ impl State {
 
     /// Runs what is enqueued on `stream`. Returns false if it needs a rank that has not issued an
     /// operation.
-    pub fn run(&mut self, stream: StreamKey) -> bool {
+    pub(super) fn run(&mut self, stream: StreamKey) -> bool {
         self.advance(stream, &mut Vec::new(), &|_| false)
     }
 
@@ -383,9 +394,9 @@ impl State {
                         self.clocks.entry(stream).or_default().merge(&clock);
                     }
                 }
-                Command::Group(number) => {
+                Command::PairGroup(number) => {
                     if !self.meet_peers(number, waiting) {
-                        self.requeue(stream, Command::Group(number));
+                        self.requeue(stream, Command::PairGroup(number));
                         return false;
                     }
                 }
@@ -441,20 +452,23 @@ impl State {
             let mut access = |at, len, writes| self.access(part.stream, number, at, len, writes);
             let ranks = parts.len();
             match &part.call {
-                Call::AllGather { bytes } => access(part.recv, ranks * bytes, true),
-                Call::ReduceScatter { count, dtype, .. } => {
+                NcclCall::AllGather { bytes } => access(part.recv, ranks * bytes, true),
+                NcclCall::ReduceScatter { count, dtype, .. } => {
                     access(part.send, ranks * count * dtype.size(), false);
                     access(part.recv, count * dtype.size(), true);
                 }
-                Call::AllReduce { count, dtype, .. } => {
+                NcclCall::AllReduce { count, dtype, .. } => {
                     access(part.recv, count * dtype.size(), true);
                 }
-                Call::Broadcast { bytes, .. } => access(part.recv, *bytes, true),
-                Call::Pairs { .. } | Call::Connect | Call::Abort | Call::Destroy => {}
+                NcclCall::Broadcast { bytes, .. } => access(part.recv, *bytes, true),
+                NcclCall::Pairs { .. }
+                | NcclCall::Connect
+                | NcclCall::Abort
+                | NcclCall::Destroy => {}
             }
         }
         match parts[0].call.clone() {
-            Call::AllGather { bytes } => {
+            NcclCall::AllGather { bytes } => {
                 let rows: Vec<_> = parts
                     .iter()
                     .map(|part| self.read(part.send, bytes))
@@ -463,7 +477,7 @@ impl State {
                     self.write(part.recv, &rows.concat());
                 }
             }
-            Call::ReduceScatter { count, dtype, op } => {
+            NcclCall::ReduceScatter { count, dtype, op } => {
                 let len = count * dtype.size();
                 for (rank, to) in parts.iter().enumerate() {
                     let operands = parts
@@ -474,17 +488,17 @@ impl State {
                     self.write(to.recv, &sum);
                 }
             }
-            Call::AllReduce { count, dtype, op } => {
+            NcclCall::AllReduce { count, dtype, op } => {
                 let len = count * dtype.size();
                 let operands = parts.iter().map(|part| self.read(part.send, len)).collect();
                 let sum = reduced(operands, dtype, op);
                 parts.iter().for_each(|part| self.write(part.recv, &sum));
             }
-            Call::Broadcast { bytes, root } => {
+            NcclCall::Broadcast { bytes, root } => {
                 let data = self.read(parts[root].send, bytes);
                 parts.iter().for_each(|part| self.write(part.recv, &data));
             }
-            Call::Pairs { .. } | Call::Connect | Call::Abort | Call::Destroy => {}
+            NcclCall::Pairs { .. } | NcclCall::Connect | NcclCall::Abort | NcclCall::Destroy => {}
         }
     }
 
@@ -517,7 +531,7 @@ impl State {
             let is_there = |state: &Self| {
                 let group = &state.pairs[peer];
                 let next = state.streams.get(&group.stream).and_then(VecDeque::front);
-                group.is_done || matches!(next, Some(Command::Group(next)) if next == peer)
+                group.is_done || matches!(next, Some(Command::PairGroup(next)) if next == peer)
             };
             let stream = self.pairs[peer].stream;
             // A peer that waits for this one has reached its part.
@@ -551,7 +565,13 @@ impl State {
     }
 
     /// Moves the bytes of one send and its receive, unless that is done.
-    fn transfer(&mut self, clique: usize, (from, to): (usize, usize), sent: Span, received: Span) {
+    fn transfer(
+        &mut self,
+        clique: usize,
+        (from, to): (usize, usize),
+        sent: PairSpan,
+        received: PairSpan,
+    ) {
         let of = self.cliques.get_mut(&clique).expect("it is connected");
         if !of.transfers.insert((from, to, sent.number)) {
             return;
