@@ -64,6 +64,7 @@
 #[doc = "[guides/burn-train.md]: crate::book::burn_train"]
 #[doc = "[guides/data.md]: crate::book::data"]
 #[doc = "[guides/evaluation.md]: crate::book::evaluation"]
+#[doc = "[guides/gpus.md]: crate::book::gpus"]
 #[doc = "[guides/pretrained.md]: crate::book::pretrained"]
 #[doc = "[guides/tensor-parallelism.md#on-one-device]: crate::book::tensor_parallelism#on-one-device"]
 #[doc = "[guides/wrong-loss.md]: crate::book::wrong_loss"]
@@ -246,8 +247,11 @@ pub mod lora {}
 pub mod clusters {}
 
 #[doc = "[../limits.md#gpus]: crate::book::limits#gpus"]
+#[doc = "[../performance.md#memory]: crate::book::performance#memory"]
 #[doc = "[../performance.md#on-an-nvidia-h200]: crate::book::performance#on-an-nvidia-h200"]
 #[doc = "[clusters.md]: crate::book::clusters"]
+#[doc = "[failures.md]: crate::book::failures"]
+#[doc = "[mixed-precision.md]: crate::book::mixed_precision"]
 #[doc = "[wrong-loss.md]: crate::book::wrong_loss"]
 #[doc = ""]
 #[doc = include_str!("../docs/guides/gpus.md")]
@@ -289,6 +293,7 @@ pub mod troubleshooting {}
 #[doc = include_str!("../docs/guides/operators.md")]
 pub mod operators {}
 
+#[doc = "[gpus.md#several-gpus-with-nccl]: crate::book::gpus#several-gpus-with-nccl"]
 #[doc = ""]
 #[doc = include_str!("../docs/guides/backend.md")]
 pub mod backend {}
@@ -319,6 +324,7 @@ pub mod guarantees {}
 #[doc = "[guides/checkpoints.md]: crate::book::checkpoints"]
 #[doc = "[guides/clusters.md#surviving-the-loss-of-a-process]: crate::book::clusters#surviving-the-loss-of-a-process"]
 #[doc = "[guides/evaluation.md]: crate::book::evaluation"]
+#[doc = "[guides/gpus.md]: crate::book::gpus"]
 #[doc = ""]
 #[doc = include_str!("../docs/limits.md")]
 pub mod limits {}
@@ -330,6 +336,7 @@ pub mod limits {}
 pub mod architecture {}
 
 #[doc = "[from-pytorch.md]: crate::book::from_pytorch"]
+#[doc = "[guides/gpus.md]: crate::book::gpus"]
 #[doc = ""]
 #[doc = include_str!("../docs/parity.md")]
 pub mod parity {}

@@ -32,6 +32,7 @@ mod pretrained;
 mod processes;
 mod random_trees;
 mod replicate;
+mod simulated_gpus;
 mod testing;
 mod worlds;
 

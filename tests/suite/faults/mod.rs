@@ -20,10 +20,13 @@ mod schedules;
 mod told;
 mod training;
 
+use std::cell::RefCell;
+
 use burn_dtensor::Result;
-use burn_dtensor::comm::{Launch, World};
+use burn_dtensor::comm::{Launch, NcclReductions, World};
 #[cfg(feature = "mpi")]
 use burn_dtensor::testing::ProcessTest;
+use burn_dtensor::testing::SimulatedGpus;
 
 use fault::{Fault, second_and_third};
 use folder::Folder;
@@ -103,6 +106,25 @@ fn every_fault_in_every_operation_is_told_on_threads() {
         let cells = cells(ranks, &folder, || Launch::threads(ranks));
         println!("{ranks} threads: {cells}");
         assert_eq!(cells.count, 108);
+    }
+}
+
+/// Where ranks exchange tensors by NCCL, after they have agreed on the call.
+#[test]
+fn every_fault_in_every_operation_is_told_on_simulated_gpus() {
+    for ranks in [2, 4, 8] {
+        let folder = Folder::here(&format!("operations-on-gpus-{ranks}"));
+        let all = RefCell::new(Vec::new());
+        let cells = cells(ranks, &folder, || {
+            let gpus = SimulatedGpus::new();
+            all.borrow_mut().push(gpus.clone());
+            gpus.threads(ranks, NcclReductions::Native)
+        });
+        println!("{ranks} simulated GPUs: {cells}");
+        assert_eq!(cells.count, 108);
+        for gpus in all.into_inner() {
+            assert_eq!(gpus.violations(), Vec::<String>::new());
+        }
     }
 }
 

@@ -7,8 +7,14 @@ use std::path::{Path, PathBuf};
 /// The features that enable backends.
 const BACKENDS: [&str; 4] = ["flex", "cube", "wgpu", "cuda"];
 
-/// Folders of the planes, and the file that picks one.
-const ALLOWED: [&str; 3] = ["data/host", "data/device", "data/mod.rs"];
+/// Folders of the planes, the file that picks one, and those that use what a plane has.
+const ALLOWED: [&str; 5] = [
+    "data/host",
+    "data/device",
+    "data/mod.rs",
+    "data/cuda_devices.rs",
+    "data/nccl/rows.rs",
+];
 
 /// Returns the files of a folder and of those inside it.
 fn files(folder: &Path) -> Vec<PathBuf> {

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::NAME;
 use super::api::{Comm, CommStream, CopyArgs, Exported, Gpu, GpuApi, GpuEvent, ReduceArgs, error};
+use super::jobs::{ChannelKey, ConnectJob, Enqueued, ExchangeJob, GpuJob, Outcome};
 use super::layout::Way;
 use super::staging::{Lease, StagingPool};
-use super::submitter::{ChannelKey, ConnectJob, Enqueued, ExchangeJob, GpuJob, Outcome};
 use crate::comm::data::plane::{DataPlaneError, OnFailure, PlaneResult};
 
 /// A connected channel of a rank.

@@ -15,7 +15,8 @@
 //! | `api` | the calls that the plane makes, and their types | |
 //! | `layout`, `ways` | where tensors are in staging memory, and which operation of NCCL moves them | |
 //! | `staging` | memory that is registered with a communicator | |
-//! | `submitter`, `gpu_world` | the thread of a GPU that makes the calls; the ranks of a world there | |
+//! | `rows` | kernels that pack and join the tensors of a call | |
+//! | `submitter`, `gpu_world`, `jobs` | the thread of a GPU that makes the calls; the ranks of a world there; what they ask | |
 //! | `gpu` | the calls on a GPU: cubecl's pointers and streams, CUDA's events, NCCL | all of it |
 //! | `fake` | in tests: records the calls, and checks NCCL's rules | |
 //!
@@ -27,7 +28,9 @@ pub(crate) mod fake;
 #[cfg(feature = "nccl")]
 mod gpu;
 mod gpu_world;
+mod jobs;
 mod layout;
+mod rows;
 mod staging;
 mod submitter;
 mod ways;
@@ -44,8 +47,6 @@ use serde::{Deserialize, Serialize};
 
 use super::call::{DataCall, RecipientData};
 use super::contribution::Contribution;
-#[cfg(feature = "cube")]
-use super::device::{self, CoalescedCopies, DeviceContribution, DevicePlane};
 use super::inputs::CollectiveInputs;
 use super::plane::{
     DataPlane, DataPlaneError, OnFailure, PlaneResult, TakeExchanged, gather_by_tensor,
@@ -54,20 +55,14 @@ use super::plane::{
 use super::{PlaneContribution, shard};
 use crate::comm::{Capabilities, CollectivePlan, Group, Op, ReduceOp, TensorMeta, backend};
 use crate::memory;
-#[cfg(feature = "cube")]
-use crate::memory::cube::wrap;
 use crate::placement::ShardSizes;
 use api::{Exported, Gpu, GpuAddress, GpuApi, GpuIdentity, NcclVersion, UniqueId, error};
-#[cfg(feature = "cube")]
-use burn_cubecl::tensor::CubeTensor;
 #[cfg(feature = "nccl")]
 pub(in crate::comm) use gpu::load;
-#[cfg(feature = "cube")]
-use layout::Way;
+use jobs::{ChannelKey, ConnectJob, Enqueued, ExchangeJob, GpuJob, Outcome};
 use layout::{StagedCall, StagingLayout, StagingSource};
-use submitter::{
-    ChannelKey, ConnectJob, Enqueued, ExchangeJob, GpuJob, GpuThreads, Outcome, Submitter,
-};
+use rows::RowKernels;
+use submitter::{GpuThreads, Submitter};
 
 /// Name of the plane in errors.
 const NAME: &str = "nccl";
@@ -123,9 +118,7 @@ pub(in crate::comm) struct Posted {
     /// True if each member receives only its own shards or tensors.
     is_addressed: bool,
     is_first: bool,
-    /// Copies after the collective, if one kernel makes them.
-    #[cfg(feature = "cube")]
-    copies: Option<CoalescedCopies>,
+    kernels: RowKernels,
 }
 
 /// What a rank sends to all others with the first call of a channel.
@@ -224,12 +217,7 @@ impl NcclPlane {
                 || all.recipients.contains(&group.rank()),
         }
         .layout()?;
-        #[cfg(feature = "cube")]
-        let (copies, flat) = device::packed(call, &all.tensors);
-        #[cfg(feature = "cube")]
-        let rows = flat.and_then(|flat| as_rows(&layout, flat));
-        #[cfg(not(feature = "cube"))]
-        let rows: Option<(DispatchTensor, usize)> = None;
+        let (kernels, rows) = RowKernels::pack(call, &layout, &all.tensors);
         let (sources, copied_in) = match rows {
             Some((flat, offset)) => (vec![flat], vec![(0, offset)]),
             None => sources(&layout, &all, call.needed, group.size()),
@@ -252,8 +240,7 @@ impl NcclPlane {
             exported,
             is_addressed,
             is_first: call.is_first_exchange,
-            #[cfg(feature = "cube")]
-            copies,
+            kernels,
         };
         let addition = Arc::new(NcclContribution::Posted(Box::new(posted)));
         Ok(Contribution::new(
@@ -342,19 +329,6 @@ fn check_introductions(ranks: &[usize], introductions: &[ConnectInfo]) -> PlaneR
     Ok(())
 }
 
-/// Returns the buffer into which one kernel has packed all tensors of the rank, and its offset;
-/// `None` if it is not that of the layout.
-#[cfg(feature = "cube")]
-fn as_rows(layout: &StagingLayout, flat: CubeTensor) -> Option<(DispatchTensor, usize)> {
-    let (bytes, offset) = match &layout.way {
-        Way::AllGather { row } => (*row, layout.row_of(*row)),
-        Way::ReduceScatter { .. } => (layout.bytes, 0),
-        _ => return None,
-    };
-    let is_same = flat.meta.num_elements() * flat.dtype.size() == bytes;
-    is_same.then(|| (wrap(flat), offset))
-}
-
 /// Returns the tensors that are copied in one by one, and for each copy the tensor and its offset.
 fn sources(
     layout: &StagingLayout,
@@ -418,13 +392,8 @@ impl DataPlane for NcclPlane {
         tensors: Vec<DispatchTensor>,
         recipients: Vec<usize>,
     ) -> Contribution {
-        // Messages are read by handle, or sent as bytes.
         if call.signature.op == Op::Send {
-            #[cfg(feature = "cube")]
-            return DevicePlane.contribute(call, tensors, recipients);
-            #[cfg(not(feature = "cube"))]
-            return Contribution::new(tensors, PlaneContribution::bytes(None))
-                .with_recipients(recipients);
+            return rows::message(call, tensors, recipients);
         }
         self.post(call, tensors, recipients)
             .unwrap_or_else(|problem| {
@@ -478,8 +447,7 @@ impl DataPlane for NcclPlane {
             layout: posted.layout.clone(),
             is_addressed: posted.is_addressed,
             outcome,
-            #[cfg(feature = "cube")]
-            copies: posted.copies.clone(),
+            kernels: posted.kernels.clone(),
         };
         Ok(Box::new(move |time| take.received(time)))
     }
@@ -495,11 +463,7 @@ impl DataPlane for NcclPlane {
         inputs: &CollectiveInputs<'_>,
         plan: &CollectivePlan,
     ) -> Vec<DispatchTensor> {
-        #[cfg(feature = "cube")]
-        if let Some(full) = device::gathered(inputs) {
-            return full;
-        }
-        gather_by_tensor(inputs, plan)
+        rows::joined(inputs).unwrap_or_else(|| gather_by_tensor(inputs, plan))
     }
 
     fn reduce_scatter(
@@ -536,8 +500,7 @@ struct Take {
     layout: Arc<StagingLayout>,
     is_addressed: bool,
     outcome: Option<Arc<Outcome>>,
-    #[cfg(feature = "cube")]
-    copies: Option<CoalescedCopies>,
+    kernels: RowKernels,
 }
 
 impl Take {
@@ -577,19 +540,8 @@ impl Take {
             Contribution::received(recipients, tensors).exclusive()
         };
         let contributions = self.layout.result.iter().enumerate().map(contribution);
-        let contributions: Vec<_> = contributions.collect();
-        #[cfg(feature = "cube")]
-        let contributions = self.with_copies(contributions);
+        let mut contributions: Vec<_> = contributions.collect();
+        self.kernels.add_to(&mut contributions[member]);
         Ok(contributions)
-    }
-
-    /// Adds the copies of the rank to its own contribution.
-    #[cfg(feature = "cube")]
-    fn with_copies(self, mut contributions: Vec<Contribution>) -> Vec<Contribution> {
-        if let Some(copies) = self.copies.filter(|_| !self.layout.is_reduced) {
-            let copies = DeviceContribution::of_copies(copies);
-            contributions[self.layout.member].plane = PlaneContribution::Device(Box::new(copies));
-        }
-        contributions
     }
 }

@@ -20,13 +20,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use std::{io, thread};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
-use super::api::{Exported, Gpu, GpuApi, GpuEvent, UniqueId, error};
+use super::api::{Gpu, GpuApi, error};
 use super::gpu_world::GpuWorld;
-use super::layout::StagingLayout;
-use super::staging::Lease;
-use crate::comm::control::rendezvous::LONGEST;
+use super::jobs::GpuJob;
 use crate::comm::data::plane::{DataPlaneError, OnFailure, PlaneResult};
 
 /// Interval at which communicators are asked for errors while nothing else is to do.
@@ -38,79 +36,10 @@ const BUSY: Duration = Duration::from_micros(20);
 /// Time after which a call that continues in the background is aborted, once the world has ended.
 const END: Duration = Duration::from_secs(10);
 
-/// Identifies a rank's membership of a channel in this process.
-pub(super) type ChannelKey = usize;
-
-/// Connects a rank to the others of a channel.
-#[derive(Debug)]
-pub(super) struct ConnectJob {
-    pub channel: ChannelKey,
-    /// Global rank.
-    pub rank: usize,
-    pub id: UniqueId,
-    pub ranks: usize,
-    pub member: usize,
-}
-
-/// Exchanges the tensors of one call.
-#[derive(Debug)]
-pub(super) struct ExchangeJob {
-    pub channel: ChannelKey,
-    /// Global rank.
-    pub rank: usize,
-    pub layout: Arc<StagingLayout>,
-    pub exported: Exported,
-    /// Tensors of `exported` that are copied in, and their offsets.
-    pub copied_in: Vec<(usize, usize)>,
-    pub outcome: Arc<Outcome>,
-}
-
-/// A job of a rank.
-#[derive(Debug)]
-pub(super) enum GpuJob {
-    Connect(ConnectJob),
-    Exchange(ExchangeJob),
-}
-
-/// An operation that is enqueued, and the memory that has its result afterwards.
-#[derive(Debug)]
-pub(super) struct Enqueued {
-    pub lease: Lease,
-    pub done: GpuEvent,
-}
-
-/// What has become of a job.
-#[derive(Debug, Default)]
-pub(super) struct Outcome {
-    result: Mutex<Option<PlaneResult<Enqueued>>>,
-    changed: Condvar,
-}
-
-impl Outcome {
-    pub fn set(&self, result: PlaneResult<Enqueued>) {
-        *self.result.lock() = Some(result);
-        self.changed.notify_all();
-    }
-
-    /// Waits until the operation is enqueued, at most for `time`. Does not wait for the GPU.
-    pub fn wait(&self, time: Duration) -> PlaneResult<Enqueued> {
-        let until = Instant::now() + time.min(LONGEST);
-        let mut result = self.result.lock();
-        loop {
-            if let Some(result) = result.take() {
-                return result;
-            }
-            if self.changed.wait_until(&mut result, until).timed_out() {
-                return error(format!("the operation was not enqueued within {time:?}"));
-            }
-        }
-    }
-}
-
 /// Number of a world in its process.
 type WorldKey = usize;
 
-/// What the thread of a GPU is told.
+/// Message to the thread of a GPU.
 enum ThreadMessage {
     Begin(WorldKey, Box<GpuWorld>),
     /// A job of a global rank of a world.

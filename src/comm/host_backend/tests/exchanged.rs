@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use burn::backend::DispatchTensor;
 use burn::nn::{Linear, LinearConfig};
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{DType, Distribution, Tensor};
@@ -10,8 +11,8 @@ use parking_lot::Mutex;
 use super::super::ProcessJob;
 use crate::comm::data::nccl::fake::{FakeGpus, NcclCall, NcclVersion, OrderingStep};
 use crate::comm::{
-    CommError, Launch, LaunchError, NcclReductions, ReduceOp, SimulatedGpus, TensorMeta, World,
-    launch,
+    CommError, Launch, LaunchError, NcclReductions, ReduceOp, SimulatedGpus, TensorMeta, Work,
+    World, launch,
 };
 use crate::dtensor::ops::random;
 use crate::fsdp::{FullyShard, fully_shard, unit};
@@ -203,7 +204,7 @@ fn values_are_right_on_many_ranks() {
 }
 
 /// Sums `value` over the ranks of the world.
-fn sum(world: &World, value: f32) -> crate::comm::Work<Vec<burn::backend::DispatchTensor>> {
+fn sum(world: &World, value: f32) -> Work<Vec<DispatchTensor>> {
     let tensor = Tensor::<1>::full([3], value, world.device()).into_dispatch();
     world
         .all()
@@ -449,5 +450,153 @@ fn sharded_training_has_the_same_losses() {
             assert!((native - expected).abs() <= 1e-6, "{native} {expected}");
         }
         assert_clean(&gpus);
+    }
+}
+
+/// Posts a deferred all-gather of the rank's number.
+fn deferred(world: &World) -> Result<Work<Vec<DispatchTensor>>> {
+    let comm = world.all();
+    let full = TensorMeta {
+        shape: [world.size(), 8].into(),
+        dtype: DType::F32,
+    };
+    let sizes = ShardSizes::Chunked(world.size());
+    let plan = comm.plan_all_gather(vec![(full, 0, sizes)])?;
+    let own = Tensor::<2>::full([1, 8], world.rank() as f32, world.device());
+    let call = crate::comm::Call::new("later").with_deferred();
+    Ok(comm.execute_plan(call, &plan, vec![own.into_dispatch()]))
+}
+
+/// Runs `program` on `ranks` ranks: in one process, in one process each, and in two processes.
+fn on_all(ranks: usize, program: impl Fn(&World, &SimulatedGpus) -> Result<()> + Sync) {
+    let all_succeed = |launched: std::result::Result<Vec<(usize, ())>, LaunchError>| {
+        launched.unwrap_or_else(|error| panic!("{error}"));
+    };
+    for processes in [1, 2, ranks] {
+        let gpus = SimulatedGpus::new();
+        if processes == 1 {
+            let launched = threads(ranks, &gpus, false);
+            all_succeed(launch(launched, |world| program(world, &gpus)));
+        } else {
+            LoopbackJob::new(processes, 46).run(|_, job| {
+                let launched = process(job, ranks / processes, &gpus, false);
+                all_succeed(launch(launched, |world| program(world, &gpus)));
+            });
+        }
+        assert_clean(&gpus);
+    }
+}
+
+fn gathers(gpus: &SimulatedGpus, ranks: usize) -> Vec<usize> {
+    count(gpus, ranks, |call| {
+        matches!(call, NcclCall::AllGather { .. })
+    })
+}
+
+#[test]
+fn a_deferred_call_starts_when_the_first_rank_needs_it() {
+    on_all(4, |world, gpus| {
+        // The ranks connect in the first call, which is not deferred.
+        deferred(world)?.wait()?;
+        let later = deferred(world)?;
+        world.barrier("posted")?;
+        assert_eq!(gathers(gpus, 4), [1; 4]);
+        world.barrier("checked")?;
+        if world.rank() == 2 {
+            let all = Tensor::<2>::from_dispatch(later.wait()?.remove(0)).into_data();
+            let expected = (0..4).flat_map(|rank| [rank as f32; 8]);
+            assert!(all.iter::<f32>().eq(expected));
+        } else {
+            drop(later);
+        }
+        world.barrier("done")?;
+        assert_eq!(gathers(gpus, 4), [2; 4]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_deferred_call_that_all_ranks_give_up_does_not_start() {
+    on_all(4, |world, gpus| {
+        deferred(world)?.wait()?;
+        for _ in 0..3 {
+            drop(deferred(world)?);
+        }
+        // Other calls of the group go on.
+        sum(world, 1.0).wait()?;
+        world.barrier("done")?;
+        assert_eq!(gathers(gpus, 4), [1; 4]);
+        Ok(())
+    });
+}
+
+/// What goes wrong on a rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Fault {
+    Gpu,
+    Operation,
+    Panic,
+    Return,
+}
+
+#[test]
+fn faults_are_the_same_error_on_all_ranks() {
+    for fault in [Fault::Gpu, Fault::Operation, Fault::Panic, Fault::Return] {
+        for (processes, each) in [(1, 2), (1, 4), (1, 8), (2, 1), (4, 1), (2, 2), (2, 4)] {
+            let ranks = processes * each;
+            let last = ranks - 1;
+            let gpus = SimulatedGpus::of(match fault {
+                Fault::Gpu => FakeGpus::new().with_lost(last),
+                Fault::Operation => FakeGpus::new().with_failure(last, 3),
+                Fault::Panic | Fault::Return => FakeGpus::new(),
+            });
+            let ended = Mutex::new(vec![None; ranks]);
+            let program = |world: &World| -> Result<()> {
+                let run = || loop {
+                    if let Err(error) = sum(world, 1.0).wait() {
+                        return Error::from(error);
+                    }
+                    if world.rank() == last && fault == Fault::Panic {
+                        panic!("boom");
+                    }
+                    if world.rank() == last && fault == Fault::Return {
+                        return Error::other("gives up");
+                    }
+                };
+                let error = run();
+                ended.lock()[world.rank()] = Some(error.to_string());
+                Err(error)
+            };
+            let fails = |launched| launch(launched, program).unwrap_err().rank;
+            let at_fault = match processes {
+                1 => vec![fails(threads(each, &gpus, false))],
+                _ => LoopbackJob::new(processes, 47)
+                    .run(|_, job| fails(process(job, each, &gpus, false))),
+            };
+            let case = format!("{fault:?}, {processes} processes of {each}");
+            assert_eq!(at_fault, vec![last; processes], "{case}");
+            let mut ended = ended.into_inner();
+            if matches!(fault, Fault::Panic | Fault::Return) {
+                // Its error is its own.
+                ended.pop();
+            }
+            let text = match fault {
+                Fault::Gpu => "the GPU is lost",
+                Fault::Operation => "unhandled system error",
+                Fault::Panic => "boom",
+                Fault::Return => "gives up",
+            };
+            for error in ended {
+                let error = error.unwrap_or_else(|| panic!("{case}: a rank did not end"));
+                let names_rank = error.contains(&format!("rank {last}"));
+                assert!(error.contains(text) && names_rank, "{case}: {error}");
+            }
+            assert_clean(&gpus);
+            let aborts = count(&gpus, ranks, |call| *call == NcclCall::Abort);
+            assert!(
+                aborts.iter().all(|aborts| *aborts <= 1),
+                "{case}: {aborts:?}"
+            );
+        }
     }
 }
