@@ -15,8 +15,6 @@ use burn::backend::{
     TensorMetadata,
 };
 use burn::tensor::Device;
-#[cfg(feature = "cuda")]
-use burn::tensor::Tensor;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::server::Handle;
 use cubecl_server::memory_management::{ManagedMemoryHandle, ManagedMemoryId};
@@ -80,35 +78,6 @@ pub(crate) fn run_before_others(tensor: &DispatchTensor) {
         return drop(tensor.client.flush());
     }
     drop(Device::new(tensor.device()).sync());
-}
-
-/// Work that a thread has submitted to a CUDA device. A stream that reads memory of another waits
-/// for it only if the memory was allocated after the last wait, and not if it was written in place
-/// since.
-#[cfg(feature = "cuda")]
-#[derive(Debug)]
-pub(crate) struct SubmittedWork(CubeTensor);
-
-#[cfg(feature = "cuda")]
-impl SubmittedWork {
-    /// Returns the work of the calling thread on the device of `tensor`; `None` on other backends.
-    /// Of these, wgpu has one queue for all streams, so [`run_before_others`] is enough, and a
-    /// backend in host memory runs work when it is called.
-    pub(crate) fn on_device_of(tensor: &DispatchTensor) -> Option<Self> {
-        if !matches!(tensor.kind, DispatchTensorKind::Cube(_)) {
-            return None;
-        }
-        // Newer than all that the thread has written.
-        let marker = Tensor::<1>::empty([1], &Device::new(tensor.device())).into_dispatch();
-        let marker = primitive(&marker)
-            .filter(|marker| marker.handle.service.service == TypeId::of::<CudaServer>());
-        marker.cloned().map(Self)
-    }
-
-    /// Makes what the calling thread submits from now on run after it.
-    pub(crate) fn wait(&self) {
-        drop(self.0.copy());
-    }
 }
 
 /// Returns the tensor in persistent memory, and copies it if needed.

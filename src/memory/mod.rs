@@ -24,6 +24,8 @@ pub(crate) mod counted;
 mod crossing;
 #[cfg(feature = "cube")]
 pub(crate) mod cube;
+#[cfg(feature = "cuda")]
+pub(crate) mod cuda;
 #[cfg(feature = "flex")]
 mod digest;
 #[cfg(feature = "flex")]

@@ -14,10 +14,13 @@
 //! on different devices and one of them does not support this path, they can still use burn's own
 //! operations.
 
+#[cfg(feature = "cuda")]
+mod cuda_streams;
 mod plane;
 #[cfg(test)]
 mod reads;
 mod reduce;
+mod submitted_work;
 #[cfg(test)]
 mod tests;
 

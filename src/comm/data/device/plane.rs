@@ -8,6 +8,7 @@ use itertools::Itertools;
 use super::CoalescedCopies;
 #[cfg(test)]
 use super::reads;
+use super::submitted_work::{SubmittedWork, run_before};
 use crate::comm::data::call::DataCall;
 use crate::comm::data::contribution::{Contribution, ContributionSource};
 use crate::comm::data::inputs::CollectiveInputs;
@@ -15,8 +16,6 @@ use crate::comm::data::plane::{DataPlane, gather_by_tensor, reduce_by_tensor};
 use crate::comm::data::{PlaneContribution, has_kernel};
 use crate::comm::{Capabilities, CollectivePlan, Op, ReduceOp, backend};
 use crate::memory::cube;
-#[cfg(feature = "cuda")]
-use crate::memory::cube::SubmittedWork;
 use crate::placement::ShardSizes;
 
 /// The plane for tensors on Cube devices.
@@ -31,7 +30,6 @@ pub(in crate::comm) struct DeviceContribution {
     /// All tensors packed into one buffer, in addition to the tensors.
     pub flat: Option<CubeTensor>,
     /// Work that the rank had submitted to its GPU when it contributed.
-    #[cfg(feature = "cuda")]
     work: Option<SubmittedWork>,
 }
 
@@ -41,6 +39,11 @@ pub(super) fn of_device(contribution: &Contribution) -> Option<&DeviceContributi
         PlaneContribution::Device(device) => Some(device),
         _ => None,
     }
+}
+
+/// Returns the work that the rank had submitted to a GPU whose streams need an order.
+fn work(contribution: &Contribution) -> Option<&SubmittedWork> {
+    of_device(contribution)?.work.as_ref()
 }
 
 /// Returns the copies of this rank.
@@ -71,6 +74,15 @@ pub(in crate::comm::data) fn gathered(
 }
 
 impl DeviceContribution {
+    /// Creates an addition that has only the rank's work.
+    #[cfg(test)]
+    pub(super) fn of_work(work: SubmittedWork) -> Self {
+        Self {
+            work: Some(work),
+            ..Self::default()
+        }
+    }
+
     /// Creates an addition that has only what is needed after the collective.
     #[cfg(any(feature = "nccl", feature = "testing"))]
     pub(in crate::comm::data) fn of_copies(copies: CoalescedCopies) -> Self {
@@ -109,14 +121,9 @@ impl DataPlane for DevicePlane {
             false => packed(call, tensors),
         };
         // After all that prepares the tensors.
-        #[cfg(feature = "cuda")]
         let work = tensors.first().and_then(SubmittedWork::on_device_of);
-        contribution.plane = PlaneContribution::Device(Box::new(DeviceContribution {
-            copies,
-            flat,
-            #[cfg(feature = "cuda")]
-            work,
-        }));
+        contribution.plane =
+            PlaneContribution::Device(Box::new(DeviceContribution { copies, flat, work }));
         contribution
     }
 
@@ -151,16 +158,18 @@ pub(in crate::comm::data) fn read_in_order<T>(
     own: Option<usize>,
     read: impl FnOnce() -> T,
 ) -> T {
-    #[cfg(feature = "cuda")]
-    all.iter()
-        .filter_map(|contribution| of_device(contribution)?.work.as_ref())
-        .for_each(SubmittedWork::wait);
+    all.iter().filter_map(work).for_each(SubmittedWork::wait);
     let value = read();
-    all.iter()
-        .enumerate()
-        .filter(|(member, contribution)| {
-            Some(*member) != own && contribution.source == ContributionSource::Local
-        })
+    let others = || {
+        all.iter()
+            .enumerate()
+            .filter(move |(member, contribution)| {
+                Some(*member) != own && contribution.source == ContributionSource::Local
+            })
+    };
+    run_before(others().filter_map(|(_, contribution)| work(contribution)));
+    others()
+        .filter(|(_, contribution)| work(contribution).is_none())
         .filter_map(|(_, contribution)| contribution.tensors.first())
         .filter(|tensor| matches!(tensor.kind, DispatchTensorKind::Cube(_)))
         .dedup_by(|a, b| a.device() == b.device())
@@ -173,10 +182,8 @@ pub(in crate::comm::data) fn read_in_order<T>(
 pub(in crate::comm::data) fn reader(
     tensor: DispatchTensor,
 ) -> Box<dyn FnOnce() -> TensorData + Send> {
-    #[cfg(feature = "cuda")]
     let work = SubmittedWork::on_device_of(&tensor);
     Box::new(move || {
-        #[cfg(feature = "cuda")]
         work.iter().for_each(SubmittedWork::wait);
         #[cfg(test)]
         reads::note(&tensor);

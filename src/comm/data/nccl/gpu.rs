@@ -24,9 +24,8 @@ use cubecl::device::CudaDevice;
 use cubecl::device_handle::DeviceHandle;
 use cubecl::server::Handle;
 use cubecl_server::server::ServerStorage;
-use cubecl_server::stream::WriteScoped;
 use cudarc::driver::{DriverError, result, sys as cuda};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Mutex;
 
 use super::NcclLoader;
 use super::api::{
@@ -38,6 +37,7 @@ use crate::burn_compat::internals::CudaServer;
 use crate::comm::data::plane::{DataPlaneError, PlaneResult};
 use crate::comm::{TensorMeta, backend};
 use crate::kernels::cube::{alignment, view};
+use crate::memory::cuda::{CudaEvent, Promise, enter, stream_of, text_of};
 
 /// Loads NCCL. Reductions are in the fixed tree if `in_tree`.
 ///
@@ -69,90 +69,6 @@ struct CudaGpus {
     nccl: NcclLibrary,
 }
 
-/// A value that another thread sets.
-struct Promise<T> {
-    value: Mutex<Option<Result<T, String>>>,
-    changed: Condvar,
-}
-
-impl<T> Promise<T> {
-    fn new() -> Self {
-        Self {
-            value: Mutex::new(None),
-            changed: Condvar::new(),
-        }
-    }
-
-    fn set(&self, value: Result<T, String>) {
-        *self.value.lock() = Some(value);
-        self.changed.notify_all();
-    }
-
-    /// Waits for the value, and passes it to `read`.
-    fn wait<R>(&self, read: impl FnOnce(&T) -> R) -> PlaneResult<R> {
-        let mut value = self.value.lock();
-        loop {
-            match &*value {
-                Some(Ok(value)) => return Ok(read(value)),
-                Some(Err(problem)) => return error(problem.clone()),
-                None => self.changed.wait(&mut value),
-            }
-        }
-    }
-
-    fn is_set(&self) -> bool {
-        self.value.lock().is_some()
-    }
-}
-
-/// An event of CUDA, and whether it is recorded: a wait for one that is not does nothing.
-struct CudaEvent {
-    event: cuda::CUevent,
-    is_recorded: Promise<()>,
-}
-
-// SAFETY: events may be used on any thread.
-unsafe impl Send for CudaEvent {}
-// SAFETY: as above.
-unsafe impl Sync for CudaEvent {}
-
-impl CudaEvent {
-    /// Creates an event on the current GPU.
-    fn new() -> PlaneResult<Arc<Self>> {
-        let flags = cuda::CUevent_flags::CU_EVENT_DISABLE_TIMING;
-        Ok(Arc::new(Self {
-            event: result::event::create(flags).map_err(of_cuda)?,
-            is_recorded: Promise::new(),
-        }))
-    }
-
-    /// Records the event on a stream of the current GPU.
-    fn record(&self, stream: cuda::CUstream) -> Result<(), String> {
-        // SAFETY: the event and the stream exist, on the same GPU.
-        let recorded = unsafe { result::event::record(self.event, stream) };
-        let recorded = recorded.map_err(|problem| of_cuda(problem).problem);
-        self.is_recorded.set(recorded.clone());
-        recorded
-    }
-
-    /// Makes what is enqueued on the stream from now on run after the event.
-    fn wait(&self, stream: cuda::CUstream) -> PlaneResult<()> {
-        self.is_recorded.wait(|()| ())?;
-        let flags = cuda::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the event and the stream exist.
-        unsafe { result::stream::wait_event(stream, self.event, flags) }.map_err(of_cuda)
-    }
-}
-
-impl Drop for CudaEvent {
-    fn drop(&mut self) {
-        // SAFETY: nothing else has the event. The driver frees it once it is reached.
-        if let Err(problem) = unsafe { result::event::destroy(self.event) } {
-            log::warn!("cannot free an event of CUDA: {problem}");
-        }
-    }
-}
-
 /// Memory of a tensor, and what keeps it in place.
 struct PinnedMemory {
     pointer: cuda::CUdeviceptr,
@@ -170,10 +86,12 @@ struct PinnedTensors {
 // SAFETY: what pins memory is only dropped.
 unsafe impl Sync for PinnedTensors {}
 
+fn of_text(problem: String) -> DataPlaneError {
+    DataPlaneError { problem }
+}
+
 fn of_cuda(problem: DriverError) -> DataPlaneError {
-    DataPlaneError {
-        problem: format!("CUDA: {problem}"),
-    }
+    of_text(text_of(problem))
 }
 
 fn of_nccl(problem: burn_dtensor_nccl::NcclError) -> DataPlaneError {
@@ -252,15 +170,6 @@ fn pin(server: &mut CudaServer, handle: Handle, own: &Handle) -> Result<PinnedMe
         bytes,
         _pin: Box::new(resource),
     })
-}
-
-/// Returns CUDA's stream of the thread that has created `own`. Runs on the server thread.
-fn stream_of(server: &mut CudaServer, own: &Handle) -> Result<cuda::CUstream, String> {
-    let streams = server
-        .write_streams()
-        .resolve(own.stream, std::iter::empty());
-    let mut streams = streams.map_err(|problem| problem.to_string())?;
-    Ok(streams.current().sys)
 }
 
 fn dtype_of(dtype: DType) -> PlaneResult<ncclDataType_t> {
@@ -376,7 +285,7 @@ impl GpuApi for CudaGpus {
         let handles: Vec<_> = tensors.iter().map(|tensor| tensor.handle.clone()).collect();
         // Created by this thread, so it names the thread's stream.
         let own = cube_device(gpu).client().empty(1);
-        let ready = CudaEvent::new()?;
+        let ready = CudaEvent::new().map_err(of_text)?;
         let pinned = Arc::new(PinnedTensors {
             memory: Promise::new(),
             _tensors: Vec::new(),
@@ -392,7 +301,7 @@ impl GpuApi for CudaGpus {
                 Ok(pinned)
             });
             if let Err(problem) = &recorded {
-                event.is_recorded.set(Err(problem.clone()));
+                event.set_failed(problem.clone());
             }
             memory.memory.set(recorded);
         });
@@ -436,14 +345,14 @@ impl GpuApi for CudaGpus {
             ))
         });
         let tensors = tensors.collect::<PlaneResult<Vec<_>>>()?;
-        let read = CudaEvent::new()?;
+        let read = CudaEvent::new().map_err(of_text)?;
         let done = done.map(event_of).transpose()?;
         let event = read.clone();
         server_of(&memory).submit(move |server: &mut CudaServer| {
             let copied = pin(server, memory.clone(), &memory).and_then(|target| {
                 let stream = stream_of(server, &memory)?;
                 if let Some(done) = done {
-                    done.wait(stream).map_err(|problem| problem.problem)?;
+                    done.wait(stream)?;
                     // SAFETY: the blocks are staging memory that nothing writes before `read`, and
                     // the target is pinned until the copy is enqueued, on the stream that frees it.
                     unsafe {
@@ -454,25 +363,19 @@ impl GpuApi for CudaGpus {
                             stream,
                         )
                     }
-                    .map_err(|problem| of_cuda(problem).problem)?;
+                    .map_err(text_of)?;
                 }
                 event.record(stream)
             });
             if let Err(problem) = copied {
-                event.is_recorded.set(Err(problem));
+                event.set_failed(problem);
             }
         });
         Ok((tensors, GpuEvent(read)))
     }
 
     fn enter(&self, gpu: Gpu) -> PlaneResult<()> {
-        result::init().map_err(of_cuda)?;
-        let device = result::device::get(gpu.0 as i32).map_err(of_cuda)?;
-        // SAFETY: the context is cubecl's, which never releases it.
-        unsafe {
-            let context = result::primary_ctx::retain(device).map_err(of_cuda)?;
-            result::ctx::set_current(context).map_err(of_cuda)
-        }
+        enter(gpu.0).map_err(of_text)
     }
 
     fn create_stream(&self, _gpu: Gpu) -> PlaneResult<CommStream> {
@@ -488,33 +391,23 @@ impl GpuApi for CudaGpus {
     }
 
     fn record(&self, stream: CommStream) -> PlaneResult<GpuEvent> {
-        let event = CudaEvent::new()?;
+        let event = CudaEvent::new().map_err(of_text)?;
         let recorded = event.record(stream_pointer(stream));
         recorded.map_or_else(error, |()| Ok(GpuEvent(event)))
     }
 
     fn wait(&self, stream: CommStream, event: &GpuEvent) -> PlaneResult<()> {
-        event_of(event)?.wait(stream_pointer(stream))
+        event_of(event)?
+            .wait(stream_pointer(stream))
+            .map_err(of_text)
     }
 
     fn is_done(&self, event: &GpuEvent) -> PlaneResult<bool> {
-        let event = event_of(event)?;
-        if !event.is_recorded.is_set() {
-            return Ok(false);
-        }
-        // SAFETY: the event exists.
-        match unsafe { result::event::query(event.event) } {
-            Ok(()) => Ok(true),
-            Err(DriverError(cuda::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(problem) => Err(of_cuda(problem)),
-        }
+        event_of(event)?.is_done().map_err(of_text)
     }
 
     fn synchronize(&self, event: &GpuEvent) -> PlaneResult<()> {
-        let event = event_of(event)?;
-        event.is_recorded.wait(|()| ())?;
-        // SAFETY: the event exists.
-        unsafe { result::event::synchronize(event.event) }.map_err(of_cuda)
+        event_of(event)?.synchronize().map_err(of_text)
     }
 
     fn connect(&self, id: &UniqueId, ranks: usize, rank: usize) -> PlaneResult<(Comm, InProgress)> {
@@ -604,7 +497,7 @@ impl GpuApi for CudaGpus {
         let Some(tensors) = exported.tensors.downcast_ref::<PinnedTensors>() else {
             return error("the tensors are not in memory of a GPU");
         };
-        tensors.memory.wait(|memory| {
+        let copied = tensors.memory.wait(|memory| {
             let PinnedMemory { pointer, bytes, .. } = memory[index];
             // SAFETY: the source is pinned until the operation is done, and the target has room.
             unsafe {
@@ -616,7 +509,8 @@ impl GpuApi for CudaGpus {
                 )
             }
             .map_err(of_cuda)
-        })?
+        });
+        copied.map_err(of_text)?
     }
 
     fn group_start(&self) -> PlaneResult<()> {

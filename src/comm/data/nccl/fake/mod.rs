@@ -26,6 +26,8 @@ use parking_lot::{Condvar, Mutex};
 use super::NcclPlane;
 use super::api::GpuApi;
 pub(in crate::comm) use super::api::NcclVersion;
+#[cfg(test)]
+pub(in crate::comm) use clocks::{Accesses, Clock, StreamKey};
 use state::FakeState;
 #[cfg(test)]
 pub(in crate::comm) use state::{NcclCall, Recorded};
