@@ -1,11 +1,16 @@
 //! [`DevicePlane`]: ranks read each other's tensors on Cube devices by handle.
 
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
 use burn::backend::{DispatchTensor, DispatchTensorKind, TensorMetadata};
 use burn::tensor::TensorData;
 use burn_cubecl::tensor::CubeTensor;
 use itertools::Itertools;
 
 use super::CoalescedCopies;
+#[cfg(feature = "cuda")]
+use super::cuda_streams::CudaStreams;
 #[cfg(test)]
 use super::reads;
 use super::submitted_work::{SubmittedWork, run_before};
@@ -39,6 +44,16 @@ pub(super) fn of_device(contribution: &Contribution) -> Option<&DeviceContributi
         PlaneContribution::Device(device) => Some(device),
         _ => None,
     }
+}
+
+/// Returns what the calling thread has submitted to the device of `tensor`; `None` if the threads
+/// of the device need no order: wgpu has one queue for all of them, and a backend in host memory
+/// runs work when it is called.
+fn submitted_on(tensor: &DispatchTensor) -> Option<SubmittedWork> {
+    #[cfg(feature = "cuda")]
+    return CudaStreams::of(tensor).map(|streams| SubmittedWork::on(Arc::new(streams)));
+    #[cfg(not(feature = "cuda"))]
+    (tensor, None).1
 }
 
 /// Returns the work that the rank had submitted to a GPU whose streams need an order.
@@ -121,7 +136,7 @@ impl DataPlane for DevicePlane {
             false => packed(call, tensors),
         };
         // After all that prepares the tensors.
-        let work = tensors.first().and_then(SubmittedWork::on_device_of);
+        let work = tensors.first().and_then(submitted_on);
         contribution.plane =
             PlaneContribution::Device(Box::new(DeviceContribution { copies, flat, work }));
         contribution
@@ -182,7 +197,7 @@ pub(in crate::comm::data) fn read_in_order<T>(
 pub(in crate::comm::data) fn reader(
     tensor: DispatchTensor,
 ) -> Box<dyn FnOnce() -> TensorData + Send> {
-    let work = SubmittedWork::on_device_of(&tensor);
+    let work = submitted_on(&tensor);
     Box::new(move || {
         work.iter().for_each(SubmittedWork::wait);
         #[cfg(test)]

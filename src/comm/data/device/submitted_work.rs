@@ -15,8 +15,6 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use burn::backend::DispatchTensor;
-
 /// A point on the stream of a thread.
 pub(super) type StreamPoint = Arc<dyn Any + Send + Sync>;
 
@@ -39,20 +37,14 @@ pub(super) struct SubmittedWork {
 }
 
 impl SubmittedWork {
+    /// Records the work of the calling thread.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        allow(dead_code, reason = "only CUDA has several streams")
+    )]
     pub(super) fn on(streams: Arc<dyn RankStreams>) -> Self {
         let point = streams.record();
         Self { streams, point }
-    }
-
-    /// Returns the work of the calling thread on the device of `tensor`; `None` if its threads need
-    /// no order: wgpu has one queue for all of them, and a backend in host memory runs work when it
-    /// is called.
-    pub(super) fn on_device_of(tensor: &DispatchTensor) -> Option<Self> {
-        #[cfg(feature = "cuda")]
-        return super::cuda_streams::CudaStreams::of(tensor)
-            .map(|streams| Self::on(Arc::new(streams)));
-        #[cfg(not(feature = "cuda"))]
-        (tensor, None).1
     }
 
     /// Makes what the calling thread submits from now on run after it.

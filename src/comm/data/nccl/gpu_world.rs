@@ -54,6 +54,14 @@ impl Busy {
     }
 }
 
+/// An enqueued operation: the point after which it is done, and the tensors that it reads.
+struct Retained {
+    rank: usize,
+    done: GpuEvent,
+    outcome: Arc<Outcome>,
+    _exported: Exported,
+}
+
 /// The ranks of a world whose tensors are on a GPU. All its methods are called on the GPU's thread.
 pub(super) struct GpuWorld {
     api: Arc<dyn GpuApi>,
@@ -63,8 +71,8 @@ pub(super) struct GpuWorld {
     has_aborted: bool,
     channels: HashMap<ChannelKey, ConnectedChannel>,
     ranks: BTreeMap<usize, GpuRank>,
-    /// Tensors that the GPU may still read, and the point after which it has.
-    retained: VecDeque<(GpuEvent, Exported)>,
+    /// Operations that the GPU may still carry out.
+    retained: VecDeque<Retained>,
     /// The first failure. No job is issued after it, and after an abort no call is made.
     failure: Option<DataPlaneError>,
 }
@@ -279,7 +287,12 @@ impl GpuWorld {
             let stream = state.stream.expect("the rank is connected");
             match self.api.record(stream) {
                 Ok(done) => {
-                    self.retained.push_back((done.clone(), exported));
+                    self.retained.push_back(Retained {
+                        rank: *rank,
+                        done: done.clone(),
+                        outcome: outcome.clone(),
+                        _exported: exported,
+                    });
                     outcome.set(Ok(Enqueued { lease, done }));
                 }
                 Err(problem) => {
@@ -307,12 +320,21 @@ impl GpuWorld {
         }
     }
 
-    /// Drops tensors that the GPU has read.
+    /// Drops tensors that the GPU has read, and looks for operations that take too long.
     fn release(&mut self) {
-        while let Some((done, _)) = self.retained.front()
+        while let Some(Retained { done, .. }) = self.retained.front()
             && self.api.is_done(done).unwrap_or(true)
         {
             self.retained.pop_front();
+        }
+        // The GPU waits for a rank that does not take part, without an error.
+        let late = self.retained.front();
+        let late = late.and_then(|late| Some((late.rank, late.outcome.expired()?)));
+        if let Some((rank, time)) = late {
+            let problem = format!(
+                "an operation of NCCL was not done within {time:?}. Run with NCCL_DEBUG=WARN to see what it waits for"
+            );
+            self.fail(rank, DataPlaneError { problem });
         }
     }
 

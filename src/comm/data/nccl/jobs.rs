@@ -1,6 +1,6 @@
 //! [`GpuJob`]: what a rank asks of the thread of its GPU, and [`Outcome`]: what has become of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -57,6 +57,9 @@ pub(super) struct Enqueued {
 pub(super) struct Outcome {
     result: Mutex<Option<PlaneResult<Enqueued>>>,
     changed: Condvar,
+    /// Time at which the operation must be done, once the rank needs its result, and how long that
+    /// was then.
+    deadline: OnceLock<(Instant, Duration)>,
 }
 
 impl Outcome {
@@ -65,9 +68,16 @@ impl Outcome {
         self.changed.notify_all();
     }
 
+    /// Returns the time that the operation had, if it is over.
+    pub fn expired(&self) -> Option<Duration> {
+        let (until, time) = self.deadline.get()?;
+        (Instant::now() > *until).then_some(*time)
+    }
+
     /// Waits until the operation is enqueued, at most for `time`. Does not wait for the GPU.
     pub fn wait(&self, time: Duration) -> PlaneResult<Enqueued> {
         let until = Instant::now() + time.min(LONGEST);
+        let _ = self.deadline.set((until, time));
         let mut result = self.result.lock();
         loop {
             if let Some(result) = result.take() {

@@ -295,6 +295,31 @@ fn an_operation_that_fails_later_is_the_same_error_on_all_ranks() {
 }
 
 #[test]
+fn an_operation_that_never_ends_fails_at_the_deadline() {
+    for processes in [1, 2] {
+        let gpus = SimulatedGpus::of(FakeGpus::new().with_hang(2));
+        let program = |world: &World| -> Result<()> {
+            loop {
+                sum(world, 1.0).wait()?;
+            }
+        };
+        let run = |launched: Launch| {
+            let launched = launched.with_deadline(Duration::from_millis(200));
+            launch(launched, program).unwrap_err()
+        };
+        let errors = match processes {
+            1 => vec![run(threads(2, &gpus, false))],
+            _ => LoopbackJob::new(2, 48).run(|_, job| run(process(job, 1, &gpus, false))),
+        };
+        for error in errors {
+            let (_, _, problem) = data_plane_error(&error.cause);
+            assert!(problem.contains("was not done within"), "{error}");
+        }
+        assert_clean(&gpus);
+    }
+}
+
+#[test]
 fn ranks_that_share_a_gpu_are_refused_before_a_version() {
     for (version, is_refused) in [
         (NcclVersion(2, 28, 9), true),
@@ -343,19 +368,25 @@ fn survivors_have_communicators_of_their_own() {
 
 #[test]
 fn exchanges_of_groups_start_in_one_order() {
-    // Each pair of ranks posts the calls of its two groups in opposite orders, and waits for one.
+    // Ranks post the calls of groups that span the processes in different orders, and complete them
+    // in others.
     let done = everywhere(4, false, |world| {
-        let pair = world.rank() / 2 * 2;
-        let groups = [world.all(), world.group(&[pair, pair + 1])?];
-        for round in 0..20 {
-            let first = (world.rank() + round) % 2;
+        let rank = world.rank();
+        let groups = [
+            world.all(),
+            world.group(&[rank % 2, rank % 2 + 2])?,
+            world.group(&[rank.min(3 - rank), rank.max(3 - rank)])?,
+        ];
+        for round in 0..40 {
             let post = |at: usize| {
                 let tensor = Tensor::<1>::full([2], 1.0, world.device()).into_dispatch();
                 groups[at].all_reduce("sum".into(), vec![tensor], ReduceOp::Sum)
             };
-            let (a, b) = (post(first), post(1 - first));
-            b.wait()?;
-            a.wait()?;
+            let order = |from: usize| (0..6).map(move |call| (call + from) % 3);
+            let calls: Vec<_> = order(rank + round).map(post).collect();
+            for call in calls.into_iter().rev() {
+                call.wait()?;
+            }
         }
         Ok(true)
     });
@@ -522,7 +553,7 @@ fn a_deferred_call_that_all_ranks_give_up_does_not_start() {
         for _ in 0..3 {
             drop(deferred(world)?);
         }
-        // Other calls of the group go on.
+        // Other calls of the group continue.
         sum(world, 1.0).wait()?;
         world.barrier("done")?;
         assert_eq!(gathers(gpus, 4), [1; 4]);

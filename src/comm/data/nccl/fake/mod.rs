@@ -26,7 +26,7 @@ use parking_lot::{Condvar, Mutex};
 use super::NcclPlane;
 use super::api::GpuApi;
 pub(in crate::comm) use super::api::NcclVersion;
-#[cfg(test)]
+#[cfg(all(test, feature = "cube"))]
 pub(in crate::comm) use clocks::{Accesses, Clock, StreamKey};
 use state::FakeState;
 #[cfg(test)]
@@ -141,6 +141,12 @@ impl FakeGpus {
             lost: Some(rank),
             ..self
         }
+    }
+
+    /// Makes collective `number` of each communicator never end.
+    pub fn with_hang(self, number: usize) -> Self {
+        self.state.lock().hangs_in = Some(number);
+        self
     }
 
     /// Makes the communicators of `rank` fail after `operations` operations.

@@ -172,6 +172,8 @@ pub struct FakeState {
     pub violations: Vec<String>,
     pub calls: Vec<Recorded>,
     pub host_waits: usize,
+    /// Number of the collective of each communicator that never ends.
+    pub hangs_in: Option<usize>,
     pub memory: BTreeMap<usize, Memory>,
     pub streams: HashMap<StreamKey, VecDeque<Command>>,
     pub clocks: HashMap<StreamKey, Clock>,
@@ -428,7 +430,9 @@ impl FakeState {
             return true;
         }
         let parts: Option<Vec<Part>> = parts.iter().cloned().collect();
-        let Some(parts) = parts else { return false };
+        let Some(parts) = parts.filter(|_| self.hangs_in != Some(index)) else {
+            return false;
+        };
         for part in parts.iter().filter(|part| part.comm != comm) {
             let of = (part.comm, index);
             let is_next = |state: &Self| {
