@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::{Digests, Phase, TensorMeta};
 
 /// Description of a collective. All fields except `phase` and `deferred` are part of the call's
-/// signature, on which all ranks must agree. `label` and `phase` are part of the ledger's key.
+/// signature, on which all ranks must agree. If ranks exchange tensors by NCCL, they must also agree
+/// on `deferred`. `label` and `phase` are part of the ledger's key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Call {
     /// Name of the operation, such as the path of a unit. It must be the same on all ranks.

@@ -45,7 +45,8 @@ impl<T> Promise<T> {
         }
     }
 
-    fn is_set(&self) -> bool {
+    #[cfg(feature = "nccl")]
+    pub(crate) fn is_set(&self) -> bool {
         self.value.lock().is_some()
     }
 }
@@ -90,6 +91,12 @@ impl CudaEvent {
         let flags = cuda::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: the event and the stream exist.
         unsafe { result::stream::wait_event(stream, self.event, flags) }.map_err(text_of)
+    }
+
+    /// Returns true if it is recorded, or will not be.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.is_recorded.is_set()
     }
 
     #[cfg(feature = "nccl")]

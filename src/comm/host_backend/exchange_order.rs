@@ -59,7 +59,8 @@ struct Calls {
     unstarted: BTreeMap<CallKey, UnstartedCall>,
     /// Groups of which an exchange was started, so that their ranks are connected.
     connected: HashSet<GroupKey>,
-    order: VecDeque<OrderedCall>,
+    /// Calls in their order, and whether they are started, or dropped.
+    order: VecDeque<(OrderedCall, bool)>,
     /// Groups by the numbers of this process's channels.
     own: HashMap<usize, GroupKey>,
     /// True while a thread starts exchanges.
@@ -118,14 +119,27 @@ impl Calls {
     }
 
     /// Takes the next call from the order, if all its ranks have posted it and none waits for that.
-    fn next_ready(&mut self, backend: &HostBackend) -> Option<CallKey> {
-        let key = self.key(backend, self.order.front()?)?;
-        let call = self.unstarted.get(&key)?;
-        let is_ready = call.tasks.len() == call.members
-            && call.awaiting == 0
-            && backend.rendezvous.read(|table| table.is_complete(call.op));
-        is_ready.then(|| self.order.pop_front())?;
-        Some(key)
+    /// Moves calls before it that no rank needs to `dropped`.
+    fn next_ready(
+        &mut self,
+        backend: &HostBackend,
+        dropped: &mut Vec<UnstartedCall>,
+    ) -> Option<CallKey> {
+        loop {
+            let (call, is_started) = self.order.front()?;
+            let key = self.key(backend, call)?;
+            if !is_started {
+                self.order.pop_front();
+                dropped.extend(self.unstarted.remove(&key));
+                continue;
+            }
+            let call = self.unstarted.get(&key)?;
+            let is_ready = call.tasks.len() == call.members
+                && call.awaiting == 0
+                && backend.rendezvous.read(|table| table.is_complete(call.op));
+            is_ready.then(|| self.order.pop_front())?;
+            return Some(key);
+        }
     }
 }
 
@@ -289,17 +303,10 @@ impl HostBackend {
         }
     }
 
-    /// Puts a call in the order, or drops it.
+    /// Puts a call in the order. It is dropped if it `is_started` nowhere.
     fn exchange_ordered(&self, call: OrderedCall, is_started: bool) {
         let mut calls = self.exchanges.calls.lock();
-        if is_started {
-            return calls.order.push_back(call);
-        }
-        let key = calls.key(self, &call);
-        let dropped = key.and_then(|key| calls.unstarted.remove(&key));
-        drop(calls);
-        // Outside the lock.
-        drop(dropped);
+        calls.order.push_back((call, is_started));
     }
 
     /// Handles the report of another process about a call of `group`.
@@ -356,7 +363,8 @@ impl HostBackend {
             return;
         }
         calls.is_starting = true;
-        while let Some(key) = calls.next_ready(self) {
+        let mut dropped = Vec::new();
+        while let Some(key) = calls.next_ready(self, &mut dropped) {
             let tasks = mem::take(&mut calls.unstarted.get_mut(&key).expect("it is ready").tasks);
             MutexGuard::unlocked(&mut calls, || {
                 tasks.iter().for_each(|task| task.complete());
@@ -376,6 +384,9 @@ impl HostBackend {
             }
         }
         calls.is_starting = false;
+        drop(calls);
+        // Outside the lock.
+        drop(dropped);
     }
 
     /// Records that a local rank needs the result of a deferred call.

@@ -232,7 +232,11 @@ impl HostGroupBackend {
             ..
         } = prepared;
         let signature = CallSignature {
-            exchange: Some(plane.name().into()),
+            // All ranks must defer it, or none.
+            exchange: Some(match is_deferred {
+                true => format!("{}, deferred", plane.name()).into(),
+                false => plane.name().into(),
+            }),
             ..call.signature
         };
         let id = CollectiveId {

@@ -136,6 +136,8 @@ pub(super) trait GpuApi: Debug + Send + Sync {
     fn record(&self, stream: CommStream) -> PlaneResult<GpuEvent>;
     /// Makes what is enqueued on the stream from now on run after `event`.
     fn wait(&self, stream: CommStream, event: &GpuEvent) -> PlaneResult<()>;
+    /// Returns true if a wait for the event no longer waits for the thread that records it.
+    fn is_recorded(&self, event: &GpuEvent) -> PlaneResult<bool>;
     fn is_done(&self, event: &GpuEvent) -> PlaneResult<bool>;
     /// Waits on the host. Only when a communicator ends.
     fn synchronize(&self, event: &GpuEvent) -> PlaneResult<()>;
@@ -143,9 +145,11 @@ pub(super) trait GpuApi: Debug + Send + Sync {
     /// Connects `rank` of `ranks` to the others.
     fn connect(&self, id: &UniqueId, ranks: usize, rank: usize) -> PlaneResult<(Comm, InProgress)>;
     fn progress(&self, comm: Comm) -> PlaneResult<InProgress>;
-    /// Ends all operations of the communicator, and frees it.
+    /// Ends all operations of the communicator, and frees it. Called in a group for all
+    /// communicators of a world: one of them may wait for the work of another on the stream.
     fn abort(&self, comm: Comm) -> PlaneResult<()>;
-    /// Frees a communicator without pending operations.
+    /// Frees a communicator without pending operations. Called in a group for all communicators of a
+    /// world, because it waits for the other ranks on the machine.
     fn destroy(&self, comm: Comm) -> PlaneResult<()>;
 
     fn allocate(&self, bytes: usize) -> PlaneResult<GpuAddress>;

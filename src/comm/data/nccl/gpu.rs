@@ -79,12 +79,43 @@ struct PinnedMemory {
 /// Tensors in memory of a GPU.
 struct PinnedTensors {
     memory: Promise<Vec<PinnedMemory>>,
-    /// Keeps the memory, also if it was not pinned.
-    _tensors: Vec<DispatchTensor>,
+    /// Keeps operations of burn from writing to the memory in place.
+    _handles: Vec<Handle>,
 }
 
 // SAFETY: what pins memory is only dropped.
 unsafe impl Sync for PinnedTensors {}
+
+/// What a closure on the server thread answers. If it does not, because it has panicked, waits for
+/// the answer fail.
+struct Answer {
+    event: Arc<CudaEvent>,
+    memory: Option<Arc<PinnedTensors>>,
+}
+
+impl Answer {
+    fn set(&self, memory: Result<Vec<PinnedMemory>, String>) {
+        if let Err(problem) = &memory {
+            self.event.set_failed(problem.clone());
+        }
+        if let Some(pinned) = &self.memory {
+            pinned.memory.set(memory);
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        let is_set = self.event.is_recorded()
+            && self
+                .memory
+                .as_ref()
+                .is_none_or(|pinned| pinned.memory.is_set());
+        if !is_set {
+            self.set(Err("the server thread of the GPU has not answered".into()));
+        }
+    }
+}
 
 fn of_text(problem: String) -> DataPlaneError {
     DataPlaneError { problem }
@@ -288,23 +319,25 @@ impl GpuApi for CudaGpus {
         let ready = CudaEvent::new().map_err(of_text)?;
         let pinned = Arc::new(PinnedTensors {
             memory: Promise::new(),
-            _tensors: Vec::new(),
+            _handles: handles.clone(),
         });
-        let (event, memory) = (ready.clone(), pinned.clone());
-        server_of(&own).submit(move |server: &mut CudaServer| {
+        let answer = Answer {
+            event: ready.clone(),
+            memory: Some(pinned.clone()),
+        };
+        let device = server_of(&own);
+        device.submit(move |server: &mut CudaServer| {
             let pinned = handles
                 .into_iter()
                 .map(|handle| pin(server, handle, &own))
                 .collect::<Result<Vec<_>, _>>();
-            let recorded = pinned.and_then(|pinned| {
-                event.record(stream_of(server, &own)?)?;
+            answer.set(pinned.and_then(|pinned| {
+                answer.event.record(stream_of(server, &own)?)?;
                 Ok(pinned)
-            });
-            if let Err(problem) = &recorded {
-                event.set_failed(problem.clone());
-            }
-            memory.memory.set(recorded);
+            }));
         });
+        // The thread of the GPU waits for it, and does not flush.
+        device.flush_queue();
         Ok(Exported {
             ready: GpuEvent(ready),
             tensors: pinned,
@@ -347,12 +380,18 @@ impl GpuApi for CudaGpus {
         let tensors = tensors.collect::<PlaneResult<Vec<_>>>()?;
         let read = CudaEvent::new().map_err(of_text)?;
         let done = done.map(event_of).transpose()?;
-        let event = read.clone();
-        server_of(&memory).submit(move |server: &mut CudaServer| {
+        let answer = Answer {
+            event: read.clone(),
+            memory: None,
+        };
+        let device = server_of(&memory);
+        device.submit(move |server: &mut CudaServer| {
             let copied = pin(server, memory.clone(), &memory).and_then(|target| {
                 let stream = stream_of(server, &memory)?;
                 if let Some(done) = done {
                     done.wait(stream)?;
+                }
+                if end > start {
                     // SAFETY: the blocks are staging memory that nothing writes before `read`, and
                     // the target is pinned until the copy is enqueued, on the stream that frees it.
                     unsafe {
@@ -365,12 +404,11 @@ impl GpuApi for CudaGpus {
                     }
                     .map_err(text_of)?;
                 }
-                event.record(stream)
+                answer.event.record(stream)
             });
-            if let Err(problem) = copied {
-                event.set_failed(problem);
-            }
+            answer.set(copied.map(|()| Vec::new()));
         });
+        device.flush_queue();
         Ok((tensors, GpuEvent(read)))
     }
 
@@ -400,6 +438,10 @@ impl GpuApi for CudaGpus {
         event_of(event)?
             .wait(stream_pointer(stream))
             .map_err(of_text)
+    }
+
+    fn is_recorded(&self, event: &GpuEvent) -> PlaneResult<bool> {
+        Ok(event_of(event)?.is_recorded())
     }
 
     fn is_done(&self, event: &GpuEvent) -> PlaneResult<bool> {

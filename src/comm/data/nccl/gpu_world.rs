@@ -1,12 +1,14 @@
 //! [`GpuWorld`]: the communicators of a world's ranks on one GPU, and the jobs that are not enqueued.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::NAME;
-use super::api::{Comm, CommStream, CopyArgs, Exported, Gpu, GpuApi, GpuEvent, ReduceArgs, error};
+use super::api::{
+    Comm, CommStream, CopyArgs, Exported, Gpu, GpuAddress, GpuApi, GpuEvent, ReduceArgs, error,
+};
 use super::jobs::{ChannelKey, ConnectJob, Enqueued, ExchangeJob, GpuJob, Outcome};
 use super::layout::Way;
 use super::staging::{Lease, StagingPool};
@@ -69,10 +71,13 @@ pub(super) struct GpuWorld {
     failed: OnFailure,
     is_aborted: Arc<AtomicBool>,
     has_aborted: bool,
-    channels: HashMap<ChannelKey, ConnectedChannel>,
+    /// In the order in which they were connected, which is that of the world.
+    channels: BTreeMap<ChannelKey, ConnectedChannel>,
     ranks: BTreeMap<usize, GpuRank>,
     /// Operations that the GPU may still carry out.
     retained: VecDeque<Retained>,
+    /// Tensors and memory of operations that failed in part, until nothing is enqueued.
+    abandoned: Vec<(Exported, Lease)>,
     /// The first failure. No job is issued after it, and after an abort no call is made.
     failure: Option<DataPlaneError>,
 }
@@ -90,15 +95,18 @@ impl GpuWorld {
             failed,
             is_aborted,
             has_aborted: false,
-            channels: HashMap::new(),
+            channels: BTreeMap::new(),
             ranks: BTreeMap::new(),
             retained: VecDeque::new(),
+            abandoned: Vec::new(),
             failure: None,
         }
     }
 
-    /// Does what can be done now. If it `must_end`, what continues in the background is aborted.
-    pub fn run(&mut self, must_end: bool) {
+    /// Does what can be done now. A world that `has_ended` is aborted after a failure, and if it
+    /// `must_end`, also if the GPU is not done.
+    pub fn run(&mut self, has_ended: bool, must_end: bool) {
+        let must_end = must_end || (has_ended && self.failure.is_some());
         if !self.has_aborted && (must_end || self.is_aborted.load(Ordering::Acquire)) {
             self.has_aborted = true;
             self.abort();
@@ -109,9 +117,14 @@ impl GpuWorld {
         self.refuse_after_failure();
     }
 
-    /// Returns true if no job is left.
+    /// Returns true if no job is left to issue.
     pub fn is_idle(&self) -> bool {
         self.ranks.values().all(GpuRank::is_idle)
+    }
+
+    /// Returns true if the GPU has nothing left to do.
+    pub fn is_done(&self) -> bool {
+        self.is_idle() && (self.has_aborted || self.retained.is_empty())
     }
 
     /// Adds a job of a rank.
@@ -120,11 +133,18 @@ impl GpuWorld {
         state.queue.push_back(job);
     }
 
-    /// Returns the next job of a rank that has none in the background.
+    /// Returns the next job of a rank that has none in the background, and whose thread has recorded
+    /// when the tensors are ready. Does not wait for that, so that an abort is noticed.
     fn next(&mut self) -> Option<GpuJob> {
+        let api = &self.api;
         let mut ranks = self.ranks.values_mut();
         ranks.find_map(|rank| {
-            let is_free = rank.busy.is_none();
+            let is_ready = match rank.queue.front()? {
+                GpuJob::Connect(_) => true,
+                // A failed check fails again when the job is issued.
+                GpuJob::Exchange(job) => api.is_recorded(&job.exported.ready).unwrap_or(true),
+            };
+            let is_free = rank.busy.is_none() && is_ready;
             is_free.then(|| rank.queue.pop_front()).flatten()
         })
     }
@@ -182,77 +202,22 @@ impl GpuWorld {
     }
 
     fn exchange(&mut self, job: ExchangeJob) -> PlaneResult<()> {
-        let ExchangeJob {
-            channel,
-            rank,
-            layout,
-            exported,
-            copied_in,
-            outcome,
-        } = job;
-        let api = &*self.api;
-        let state = self.ranks.entry(rank).or_default();
+        let state = self.ranks.entry(job.rank).or_default();
         let (Some(ConnectedChannel { comm, pool, .. }), Some(stream)) =
-            (self.channels.get(&channel), state.stream)
+            (self.channels.get(&job.channel), state.stream)
         else {
             return error("the channel is not connected");
         };
         let comm = *comm;
-        let lease = Lease::take(pool, layout.bytes, api, comm, stream)?;
-        api.wait(stream, &exported.ready)?;
-        let memory = lease.memory();
-        for (index, offset) in copied_in {
-            api.copy_in(&exported, index, memory.at(offset), stream)?;
+        let lease = Lease::take(pool, job.layout.bytes, &*self.api, comm, stream)?;
+        let enqueued = enqueue(&*self.api, &job, lease.memory(), comm, stream);
+        let ExchangeJob {
+            exported, outcome, ..
+        } = job;
+        if let Err(problem) = enqueued {
+            self.abandoned.push((exported, lease));
+            return Err(problem);
         }
-        let transfer = |offset: usize, bytes: usize| CopyArgs {
-            memory: memory.at(offset),
-            bytes,
-            comm,
-            stream,
-        };
-        let reduction = |recv, count, dtype, op| ReduceArgs {
-            send: memory,
-            recv,
-            count,
-            dtype,
-            op,
-            comm,
-            stream,
-        };
-        match &layout.way {
-            Way::Nothing => false,
-            Way::AllGather { row } => {
-                let own = layout.row_of(*row);
-                api.all_gather(transfer(own, *row), memory)?
-            }
-            Way::ReduceScatter { count, dtype, op } => {
-                let own = memory.at(layout.row_of(count * dtype.size()));
-                api.reduce_scatter(reduction(own, *count, *dtype, *op))?
-            }
-            Way::AllReduce { count, dtype, op } => {
-                api.all_reduce(reduction(memory, *count, *dtype, *op))?
-            }
-            Way::Broadcast { bytes, root } => api.broadcast(transfer(0, *bytes), *root)?,
-            Way::Pairs { sent, received } => {
-                api.group_start()?;
-                let all = sent
-                    .iter()
-                    .try_for_each(|span| {
-                        api.send(transfer(span.offset, span.bytes), span.peer)
-                            .map(drop)
-                    })
-                    .and_then(|()| {
-                        received.iter().try_for_each(|span| {
-                            api.receive(transfer(span.offset, span.bytes), span.peer)
-                                .map(drop)
-                        })
-                    });
-                // Also after an error, which otherwise leaves the thread in the group.
-                let end = api.group_end();
-                all.and(end)?;
-                true
-            }
-        };
         state.busy = Some(Busy::Exchanging {
             comm,
             exported,
@@ -297,6 +262,7 @@ impl GpuWorld {
                 }
                 Err(problem) => {
                     outcome.set(Err(problem.clone()));
+                    self.abandoned.push((exported, lease));
                     failures.push((*rank, problem));
                 }
             }
@@ -355,8 +321,15 @@ impl GpuWorld {
                     job.outcome.set(Err(problem.clone()));
                 }
             }
-            if let Some(Busy::Exchanging { outcome, .. }) = state.busy.take() {
+            if let Some(Busy::Exchanging {
+                exported,
+                lease,
+                outcome,
+                ..
+            }) = state.busy.take()
+            {
                 outcome.set(Err(problem.clone()));
+                self.abandoned.push((exported, lease));
             }
         }
     }
@@ -366,6 +339,8 @@ impl GpuWorld {
         self.failure.get_or_insert_with(|| DataPlaneError {
             problem: "the exchange was aborted".into(),
         });
+        // Together, because each waits for the work on the stream, which may be another's.
+        let _ = self.api.group_start();
         for channel in self.channels.values() {
             if let Err(problem) = self.api.abort(channel.comm) {
                 log::warn!(
@@ -373,6 +348,9 @@ impl GpuWorld {
                     channel.rank
                 );
             }
+        }
+        if let Err(problem) = self.api.group_end() {
+            log::warn!("cannot abort the communicators of a GPU: {problem}");
         }
     }
 
@@ -393,14 +371,85 @@ impl GpuWorld {
             self.api.synchronize(&last)?;
         }
         self.retained.clear();
+        self.abandoned.clear();
         for channel in self.channels.values() {
             let comm = (!self.has_aborted).then_some(channel.comm);
             channel.pool.free(&*self.api, comm)?;
-            comm.map_or(Ok(()), |comm| self.api.destroy(comm))?;
+        }
+        if !self.has_aborted {
+            // Together, because each waits for the other ranks.
+            self.api.group_start()?;
+            let mut channels = self.channels.values();
+            let all = channels.try_for_each(|channel| self.api.destroy(channel.comm));
+            let end = self.api.group_end();
+            all.and(end)?;
         }
         streams
             .into_iter()
             .for_each(|stream| self.api.destroy_stream(stream));
         Ok(())
+    }
+}
+
+/// Enqueues the exchange of a job: waits for the tensors, copies them in, and the operation.
+fn enqueue(
+    api: &dyn GpuApi,
+    job: &ExchangeJob,
+    memory: GpuAddress,
+    comm: Comm,
+    stream: CommStream,
+) -> PlaneResult<()> {
+    let layout = &job.layout;
+    api.wait(stream, &job.exported.ready)?;
+    for (index, offset) in &job.copied_in {
+        api.copy_in(&job.exported, *index, memory.at(*offset), stream)?;
+    }
+    let transfer = |offset: usize, bytes: usize| CopyArgs {
+        memory: memory.at(offset),
+        bytes,
+        comm,
+        stream,
+    };
+    let reduction = |recv, count, dtype, op| ReduceArgs {
+        send: memory,
+        recv,
+        count,
+        dtype,
+        op,
+        comm,
+        stream,
+    };
+    match &layout.way {
+        Way::Nothing => Ok(()),
+        Way::AllGather { row } => {
+            let own = layout.row_of(*row);
+            api.all_gather(transfer(own, *row), memory).map(drop)
+        }
+        Way::ReduceScatter { count, dtype, op } => {
+            let own = memory.at(layout.row_of(count * dtype.size()));
+            let args = reduction(own, *count, *dtype, *op);
+            api.reduce_scatter(args).map(drop)
+        }
+        Way::AllReduce { count, dtype, op } => {
+            let args = reduction(memory, *count, *dtype, *op);
+            api.all_reduce(args).map(drop)
+        }
+        Way::Broadcast { bytes, root } => api.broadcast(transfer(0, *bytes), *root).map(drop),
+        Way::Pairs { sent, received } => {
+            api.group_start()?;
+            let sends = sent.iter().try_for_each(|span| {
+                let args = transfer(span.offset, span.bytes);
+                api.send(args, span.peer).map(drop)
+            });
+            let all = sends.and_then(|()| {
+                received.iter().try_for_each(|span| {
+                    let args = transfer(span.offset, span.bytes);
+                    api.receive(args, span.peer).map(drop)
+                })
+            });
+            // Also after an error, which otherwise leaves the thread in the group.
+            let end = api.group_end();
+            all.and(end)
+        }
     }
 }

@@ -270,7 +270,10 @@ impl NcclPlane {
         channel: ChannelKey,
     ) -> PlaneResult<()> {
         let introductions = inputs.all.iter().map(|contribution| {
-            let bytes = backend::into_data(contribution.tensors[0].clone());
+            let Some(tensor) = contribution.tensors.first() else {
+                return error("a rank could not prepare the call");
+            };
+            let bytes = backend::into_data(tensor.clone());
             postcard::from_bytes::<ConnectInfo>(bytes.as_bytes()).map_err(|_| DataPlaneError {
                 problem: "a rank has sent an introduction that cannot be read".into(),
             })

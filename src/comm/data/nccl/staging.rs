@@ -3,6 +3,10 @@
 //! Memory of cubecl's tensors cannot be registered with a communicator: NCCL must have allocated it.
 //! So tensors are copied to staging memory and back, and NCCL moves them without copies of its own.
 //! A block is registered once, and used again by later calls of the communicator.
+//!
+//! Which of several free blocks a call uses depends on when results were taken, so ranks may use
+//! different ones for the same call. That is correct, but multicast (NVLS) registers such a
+//! combination of blocks again.
 
 use std::sync::Arc;
 
@@ -48,7 +52,10 @@ impl Lease {
         let known = {
             let mut blocks = pool.0.lock();
             let fitting = blocks.iter().enumerate();
-            let fitting = fitting.filter(|(_, block)| block.bytes >= bytes);
+            let is_recorded = |read: &GpuEvent| api.is_recorded(read).unwrap_or(true);
+            let fitting = fitting.filter(|(_, block)| {
+                block.bytes >= bytes && block.read.as_ref().is_none_or(is_recorded)
+            });
             let best = fitting.min_by_key(|(_, block)| block.bytes);
             best.map(|(index, _)| index)
                 .map(|index| blocks.swap_remove(index))

@@ -33,8 +33,11 @@ const WATCH: Duration = Duration::from_millis(50);
 /// Interval at which a call that continues in the background is asked for progress.
 const BUSY: Duration = Duration::from_micros(20);
 
-/// Time after which a call that continues in the background is aborted, once the world has ended.
-const END: Duration = Duration::from_secs(10);
+/// Interval at which a world that ends is asked whether its GPU is done.
+const ENDING: Duration = Duration::from_millis(1);
+
+/// Time after which what a GPU has not done is aborted, once the world has ended.
+const END: Duration = Duration::from_secs(60);
 
 /// Number of a world in its process.
 type WorldKey = usize;
@@ -162,7 +165,13 @@ fn run(api: &dyn GpuApi, gpu: Gpu, messages: &Receiver<ThreadMessage>) {
     let mut has_stopped = false;
     while !has_stopped || !worlds.is_empty() {
         let is_busy = worlds.values().any(|(world, _)| !world.is_idle());
-        match messages.recv_timeout(if is_busy { BUSY } else { WATCH }) {
+        let ends = worlds.values().any(|(_, end)| end.is_some());
+        let interval = match (is_busy, ends) {
+            (true, _) => BUSY,
+            (false, true) => ENDING,
+            (false, false) => WATCH,
+        };
+        match messages.recv_timeout(interval) {
             Ok(ThreadMessage::Begin(key, world)) => drop(worlds.insert(key, (world, None))),
             Ok(ThreadMessage::Run(key, rank, job)) => {
                 if let Some((world, _)) = worlds.get_mut(&key) {
@@ -181,11 +190,11 @@ fn run(api: &dyn GpuApi, gpu: Gpu, messages: &Receiver<ThreadMessage>) {
             Ok(ThreadMessage::Wake) | Err(RecvTimeoutError::Timeout) => {}
         }
         for (world, end) in worlds.values_mut() {
-            let is_late = end.is_some_and(|end| !world.is_idle() && Instant::now() > end);
-            world.run(is_late);
+            let is_late = end.is_some_and(|end| Instant::now() > end);
+            world.run(end.is_some(), is_late);
         }
         let is_over = |world: &GpuWorld, end: Option<Instant>| {
-            (end.is_some() || has_stopped) && world.is_idle()
+            (end.is_some() || has_stopped) && world.is_done()
         };
         let over = worlds.extract_if(.., |_, (world, end)| is_over(world, *end));
         over.for_each(|(_, (world, _))| world.close());

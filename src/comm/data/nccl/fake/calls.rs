@@ -365,8 +365,14 @@ impl GpuApi for FakeApi {
         Ok(())
     }
 
+    fn is_recorded(&self, _event: &GpuEvent) -> PlaneResult<bool> {
+        Ok(true)
+    }
+
     fn is_done(&self, event: &GpuEvent) -> PlaneResult<bool> {
         let event = state_of(event);
+        // As far as the GPUs get by themselves.
+        self.state().run(event.stream);
         Ok(!event.is_recorded || event.clock.lock().is_some())
     }
 
@@ -452,6 +458,7 @@ impl GpuApi for FakeApi {
     fn abort(&self, comm: Comm) -> PlaneResult<()> {
         let mut state = self.state();
         self.enter_call(&mut state, comm, "abort")?;
+        check_grouped(&mut state, "abort");
         state.registrations.retain(|_, (of, _)| *of != comm.0);
         end(&mut state, comm, NcclCall::Abort);
         self.gpus.changed.notify_all();
@@ -461,6 +468,7 @@ impl GpuApi for FakeApi {
     fn destroy(&self, comm: Comm) -> PlaneResult<()> {
         let mut state = self.state();
         self.enter_call(&mut state, comm, "destroy")?;
+        check_grouped(&mut state, "destroy");
         if state.registrations.values().any(|(of, _)| *of == comm.0) {
             state.violation("a communicator with registered memory was freed".into());
         }
@@ -516,7 +524,7 @@ impl GpuApi for FakeApi {
         if self.gpus.lost == Some(exported.rank) {
             return error("the GPU is lost");
         }
-        let copy = Command::CopyIn(exported.tensors.clone(), index, to.0);
+        let copy = Command::CopyIn(Arc::downgrade(&exported.tensors), index, to.0);
         self.state().push(StreamKey::Communication(stream.0), copy);
         Ok(())
     }
@@ -651,6 +659,13 @@ impl FakeApi {
             None => state.violation("a send or receive outside a group".into()),
         }
         Ok(false)
+    }
+}
+
+/// Communicators of a stream wait for each other's work if they end one after the other.
+fn check_grouped(state: &mut FakeState, call: &str) {
+    if !state.groups.contains_key(&thread::current().id()) {
+        state.violation(format!("{call} outside a group"));
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
@@ -115,7 +115,8 @@ pub struct PairSpan {
 }
 
 pub enum Command {
-    CopyIn(Arc<Vec<ExportedTensor>>, usize, usize),
+    /// Copies an exported tensor, which the plane must keep until then.
+    CopyIn(Weak<Vec<ExportedTensor>>, usize, usize),
     /// Copies from an address.
     CopyOut(usize, Arc<Mutex<Vec<u8>>>),
     Record(Arc<EventState>),
@@ -356,6 +357,10 @@ impl FakeState {
             };
             match command {
                 Command::CopyIn(tensors, index, to) => {
+                    let Some(tensors) = tensors.upgrade() else {
+                        self.violation(format!("{stream:?} copies a tensor that was given up"));
+                        continue;
+                    };
                     let bytes = (*tensors[index].payload).as_ref().to_vec();
                     let number = self.tick(stream);
                     let clock = self.clocks[&stream].clone();
