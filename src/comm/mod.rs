@@ -68,8 +68,8 @@
 //!    is stuck in the program's own code cannot be ended, so the [`launch`] of its process waits for
 //!    it.
 //! 2. Reductions add in one fixed binary tree over the group's ranks. A run is therefore bitwise
-//!    repeatable, and on power-of-two groups one reduction over 4 ranks equals one over 2 x 2. Only
-//!    a backend of another crate may add in another order: see [`Capabilities::fixed_tree`].
+//!    repeatable, and on power-of-two groups one reduction over 4 ranks equals one over 2 x 2. NCCL
+//!    and backends of other crates may add in another order: see [`Capabilities::fixed_tree`].
 //! 3. Every collective of more than one rank is counted in the rank's [`Ledger`]. A
 //!    [deferred](Call::with_deferred) collective is counted when the rank waits for its result.
 //!
