@@ -37,7 +37,7 @@ pub struct Launch {
     nccl: Option<NcclLoader>,
 }
 
-/// How ranks on GPUs reduce tensors that they exchange by NCCL: see `Launch::with_nccl`.
+/// Order in which ranks on GPUs reduce tensors that they exchange by NCCL: see `Launch::with_nccl`.
 #[cfg(any(feature = "nccl", feature = "testing"))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NcclReductions {

@@ -156,14 +156,14 @@ pub enum StartError {
         "no GPU of CUDA: {problem}. Install NVIDIA's driver, make a GPU visible to the process, or use another device"
     )]
     NoGpu {
-        /// What was looked for, and not found.
+        /// Description of what was looked for and not found.
         problem: String,
     },
 
     /// NCCL could not be loaded.
     #[error("{problem}")]
     NoNccl {
-        /// What was looked for, where, and what to do.
+        /// Description of what was looked for, where, and of the remedy.
         problem: String,
     },
 

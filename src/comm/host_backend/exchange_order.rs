@@ -96,7 +96,7 @@ enum OrderedCall {
     OnChannel(ChannelId, u64),
 }
 
-/// What the processes of a group have reported about a deferred call.
+/// Reports of the processes of a group about a deferred call.
 #[derive(Default)]
 struct Reports {
     count: usize,

@@ -109,7 +109,7 @@ fn every_fault_in_every_operation_is_told_on_threads() {
     }
 }
 
-/// Where ranks exchange tensors by NCCL, after they have agreed on the call.
+/// As above, on ranks that exchange tensors by NCCL once they have agreed on the call.
 #[test]
 fn every_fault_in_every_operation_is_told_on_simulated_gpus() {
     for ranks in [2, 4, 8] {

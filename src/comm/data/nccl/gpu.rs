@@ -86,8 +86,8 @@ struct PinnedTensors {
 // SAFETY: what pins memory is only dropped.
 unsafe impl Sync for PinnedTensors {}
 
-/// What a closure on the server thread answers. If it does not, because it has panicked, waits for
-/// the answer fail.
+/// Answer of a closure on the server thread. If there is none, because the closure has panicked,
+/// waits for it fail.
 struct Answer {
     event: Arc<CudaEvent>,
     memory: Option<Arc<PinnedTensors>>,

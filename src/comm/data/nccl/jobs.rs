@@ -1,4 +1,4 @@
-//! [`GpuJob`]: what a rank asks of the thread of its GPU, and [`Outcome`]: what has become of it.
+//! [`GpuJob`]: a job of a rank for the thread of its GPU, and [`Outcome`]: its result.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ pub(super) struct Enqueued {
     pub done: GpuEvent,
 }
 
-/// What has become of a job.
+/// Result of a job, once its operation is enqueued or has failed.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     result: Mutex<Option<PlaneResult<Enqueued>>>,

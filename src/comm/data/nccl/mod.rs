@@ -96,7 +96,7 @@ impl std::fmt::Debug for WorldFailure {
     }
 }
 
-/// What a rank contributes, or what it has received.
+/// Call that a rank posts, or its result.
 #[derive(Debug)]
 pub(in crate::comm) enum NcclContribution {
     Posted(Box<Posted>),
@@ -121,7 +121,7 @@ pub(in crate::comm) struct Posted {
     kernels: RowKernels,
 }
 
-/// What a rank sends to all others with the first call of a channel.
+/// Introduction of a rank, which all others receive with the first call of a channel.
 #[derive(Debug, Serialize, Deserialize)]
 struct ConnectInfo {
     version: NcclVersion,

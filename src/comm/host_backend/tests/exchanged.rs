@@ -561,7 +561,7 @@ fn a_deferred_call_that_all_ranks_give_up_does_not_start() {
     });
 }
 
-/// What goes wrong on a rank.
+/// Fault of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fault {
     Gpu,
