@@ -149,7 +149,9 @@ impl GpuThread {
 impl Drop for GpuThread {
     fn drop(&mut self) {
         self.send(ThreadMessage::Stop);
-        if let Some(thread) = self.thread.take()
+        // The thread itself drops the world if it reports a failure that nothing else is left to hear.
+        let is_own = |thread: &JoinHandle<()>| thread.thread().id() == thread::current().id();
+        if let Some(thread) = self.thread.take().filter(|thread| !is_own(thread))
             && thread.join().is_err()
         {
             log::error!("the thread that makes NCCL's calls has panicked");
