@@ -438,6 +438,10 @@ impl FakeState {
         let Some(parts) = parts.filter(|_| self.hangs_in != Some(index)) else {
             return false;
         };
+        // It never ends if a member has aborted it.
+        if parts.iter().any(|part| self.comms[&part.comm].is_over) {
+            return false;
+        }
         for part in parts.iter().filter(|part| part.comm != comm) {
             let of = (part.comm, index);
             let is_next = |state: &Self| {
@@ -536,6 +540,13 @@ impl FakeState {
             .map(|span| peer_of(of.sends.get(&(span.peer, rank)), span.number));
         let peers: Option<Vec<usize>> = receivers.chain(senders).collect();
         let Some(peers) = peers else { return false };
+        let is_over = |peer: &usize| {
+            let group = &self.pairs[peer];
+            !group.is_done && self.comms[&group.comm].is_over
+        };
+        if peers.iter().any(is_over) {
+            return false;
+        }
         for peer in &peers {
             let is_there = |state: &Self| {
                 let group = &state.pairs[peer];
