@@ -21,7 +21,10 @@ impl PayloadDesc {
     /// Returns true if this is the data that member `from` sends to `to` in a collective. The
     /// signature must [fit](CallSignature::fits) the group.
     pub fn is_of_call(&self, signature: &CallSignature, from: usize, to: &Recipients<'_>) -> bool {
-        let CallSignature { op, tensors, .. } = signature;
+        let CallSignature {
+            op, tensors, pairs, ..
+        } = signature;
+        let is_of_all = pairs.is_none();
         if signature.exchange.is_some() {
             let bytes = self
                 .tensors
@@ -30,7 +33,7 @@ impl PayloadDesc {
             return self.recipients.is_empty() && bytes.sum::<usize>() <= INTRODUCTION;
         }
         // The first of two phases of an all-reduce, in which the tensors are sharded as rows.
-        if *op == Op::AllReduce && !self.recipients.is_empty() {
+        if is_of_all && *op == Op::AllReduce && !self.recipients.is_empty() {
             let count = self.tensors.len() / to.members.len().max(1);
             let each = to
                 .members
@@ -39,11 +42,11 @@ impl PayloadDesc {
             return count == tensors.len() && each.eq(self.recipients.iter().copied());
         }
         // The second of two phases, whose signature has no tensors.
-        if matches!(op, Op::AllGather | Op::AllReduce) && tensors.is_empty() {
+        if is_of_all && matches!(op, Op::AllGather | Op::AllReduce) && tensors.is_empty() {
             return self.recipients.is_empty();
         }
         let sent = |member: usize| signature.tensors_sent(from, member, to.ranks);
-        if matches!(op, Op::AllReduce | Op::AllGather | Op::Broadcast) {
+        if is_of_all && matches!(op, Op::AllReduce | Op::AllGather | Op::Broadcast) {
             return self.recipients.is_empty() && sent(from).as_ref() == Some(&self.tensors);
         }
         let for_each: Option<Vec<_>> = to
