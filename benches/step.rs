@@ -82,10 +82,10 @@ struct Cli {
     dim: usize,
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// Device of the ranks: flex (the CPU), wgpu or cuda (the first GPU, which all ranks share)
+    /// Device of the ranks: flex (the CPU), wgpu, cuda (the first GPU, which all ranks share), or cuda:0,1 and so on
     #[arg(long, default_value = "flex")]
     device: RankDevice,
-    /// How ranks on GPUs exchange tensors [default: native with several GPUs, if it is built in]
+    /// Exchange of tensors between GPUs [default: native with several GPUs, if it is built in]
     #[arg(long, value_enum)]
     nccl: Option<Nccl>,
     /// Groups of steps, whose ratios are compared

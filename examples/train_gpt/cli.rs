@@ -106,7 +106,7 @@ pub struct Args {
     /// cuda:0,1 and so on (the ranks take turns)
     #[arg(long, default_value = "flex")]
     pub device: RankDevice,
-    /// How ranks on GPUs exchange tensors [default: native with several GPUs, if it is built in]
+    /// Exchange of tensors between GPUs [default: native with several GPUs, if it is built in]
     #[arg(long, value_enum)]
     pub nccl: Option<Nccl>,
     /// Keep shards, their gradients and the optimizer's state on the CPU, whatever the device

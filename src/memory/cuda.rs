@@ -1,7 +1,7 @@
 //! Events and streams of CUDA.
 //!
 //! cubecl enqueues the work of each thread on a stream of its own, on the device's server thread.
-//! What needs such a stream is a closure that runs there, in the order in which it was submitted.
+//! Closures that need such a stream run there, in the order in which they were submitted.
 
 use std::cell::Cell;
 use std::iter;

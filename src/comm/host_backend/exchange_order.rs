@@ -201,6 +201,7 @@ impl HostBackend {
         self.start_exchanges();
     }
 
+    /// Reports the calls of a group that are due, in their order.
     fn report_exchanges(&self, group: GroupKey) {
         let reporting = self.exchanges.reporting.lock();
         let reports_agreement = self.reports_agreement(group);
@@ -447,7 +448,8 @@ impl HostBackend {
                 return Err(self.fail(Failure::Failed {
                     rank,
                     message: format!(
-                        "an exchange on which all ranks agree was not ordered within {deadline:?}"
+                        "an exchange on which all ranks agree was not ordered within {deadline:?}. If the processes only lack \
+                         processor time, raise `Launch::with_deadline`"
                     ),
                 }));
             }

@@ -243,7 +243,7 @@ impl HostGroupBackend {
             op: signature.op,
             seq: 0,
             label: signature.label.clone(),
-            ranks: self.member.group.ranks().into(),
+            ranks: self.member.group.shared_ranks(),
         };
         let data = self
             .remote

@@ -75,7 +75,7 @@ pub(super) struct GpuWorld {
     channels: BTreeMap<ChannelKey, ConnectedChannel>,
     ranks: BTreeMap<usize, GpuRank>,
     /// Operations that the GPU may still carry out.
-    retained: VecDeque<Retained>,
+    retained: Vec<Retained>,
     /// Tensors and memory of operations that failed in part, until nothing is enqueued.
     abandoned: Vec<(Exported, Lease)>,
     /// The first failure. No job is issued after it, and after an abort no call is made.
@@ -97,7 +97,7 @@ impl GpuWorld {
             has_aborted: false,
             channels: BTreeMap::new(),
             ranks: BTreeMap::new(),
-            retained: VecDeque::new(),
+            retained: Vec::new(),
             abandoned: Vec::new(),
             failure: None,
         }
@@ -128,8 +128,8 @@ impl GpuWorld {
     }
 
     /// Adds a job of a rank.
-    pub fn add(&mut self, rank: usize, job: GpuJob) {
-        let state = self.ranks.entry(rank).or_default();
+    pub fn add(&mut self, job: GpuJob) {
+        let state = self.ranks.entry(job.rank()).or_default();
         state.queue.push_back(job);
     }
 
@@ -252,7 +252,7 @@ impl GpuWorld {
             let stream = state.stream.expect("the rank is connected");
             match self.api.record(stream) {
                 Ok(done) => {
-                    self.retained.push_back(Retained {
+                    self.retained.push(Retained {
                         rank: *rank,
                         done: done.clone(),
                         outcome: outcome.clone(),
@@ -288,14 +288,13 @@ impl GpuWorld {
 
     /// Drops tensors that the GPU has read, and looks for operations that take too long.
     fn release(&mut self) {
-        while let Some(Retained { done, .. }) = self.retained.front()
-            && self.api.is_done(done).unwrap_or(true)
-        {
-            self.retained.pop_front();
-        }
+        // Ranks that share the GPU have streams of their own, so that a later one may be done first.
+        let api = &self.api;
+        self.retained
+            .retain(|operation| !api.is_done(&operation.done).unwrap_or(true));
         // The GPU waits for a rank that does not take part, without an error.
-        let late = self.retained.front();
-        let late = late.and_then(|late| Some((late.rank, late.outcome.expired()?)));
+        let mut retained = self.retained.iter();
+        let late = retained.find_map(|late| Some((late.rank, late.outcome.expired()?)));
         if let Some((rank, time)) = late {
             let problem = format!(
                 "an operation of NCCL was not done within {time:?}. Run with NCCL_DEBUG=WARN to see what it waits for"

@@ -45,6 +45,16 @@ pub(super) enum GpuJob {
     Exchange(ExchangeJob),
 }
 
+impl GpuJob {
+    /// Returns the global rank.
+    pub fn rank(&self) -> usize {
+        match self {
+            Self::Connect(job) => job.rank,
+            Self::Exchange(job) => job.rank,
+        }
+    }
+}
+
 /// An operation that is enqueued, and the memory that has its result afterwards.
 #[derive(Debug)]
 pub(super) struct Enqueued {

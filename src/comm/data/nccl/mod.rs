@@ -70,8 +70,6 @@ const NAME: &str = "nccl";
 /// First version of NCCL that allows two ranks on one GPU.
 const SHARES_GPUS: NcclVersion = NcclVersion(2, 30, 0);
 
-type ChannelName = (usize, Vec<usize>, &'static str);
-
 /// The plane of the ranks of one process.
 #[derive(Debug)]
 pub(in crate::comm) struct NcclPlane {
@@ -79,8 +77,8 @@ pub(in crate::comm) struct NcclPlane {
     threads: Arc<GpuThreads>,
     /// True if reductions are in the fixed tree: operands are gathered, and added by each rank.
     in_tree: bool,
-    /// Channels by the global rank, the ranks of the group and its name.
-    channels: Mutex<HashMap<ChannelName, ChannelKey>>,
+    /// Channels of the ranks by their group and its name.
+    channels: Mutex<HashMap<(Group, &'static str), ChannelKey>>,
     submitters: Mutex<HashMap<Gpu, Arc<Submitter>>>,
     failed: Mutex<Option<WorldFailure>>,
     is_aborted: AtomicBool,
@@ -171,9 +169,7 @@ impl NcclPlane {
     fn channel(&self, posted: &Posted) -> ChannelKey {
         let mut channels = self.channels.lock();
         let next = channels.len();
-        let group = &posted.group;
-        let rank = group.ranks()[group.rank()];
-        let key = (rank, group.ranks().to_vec(), posted.name);
+        let key = (posted.group.clone(), posted.name);
         *channels.entry(key).or_insert(next)
     }
 
@@ -284,16 +280,14 @@ impl NcclPlane {
             return error("the first rank of the group has sent no identity for a communicator");
         };
         let member = posted.group.rank();
-        self.submitter(posted.gpu)?.send(
-            posted.group.ranks()[member],
-            GpuJob::Connect(ConnectJob {
-                channel,
-                rank: posted.group.ranks()[member],
-                id,
-                ranks: posted.group.size(),
-                member,
-            }),
-        );
+        let job = GpuJob::Connect(ConnectJob {
+            channel,
+            rank: posted.group.ranks()[member],
+            id,
+            ranks: posted.group.size(),
+            member,
+        });
+        self.submitter(posted.gpu)?.send(job);
         Ok(())
     }
 }
@@ -320,7 +314,7 @@ fn check_introductions(ranks: &[usize], introductions: &[ConnectInfo]) -> PlaneR
         if let Some(other) = same {
             return error(format!(
                 "ranks {} and {} have the same GPU, {} of `{}`, which NCCL {} does not allow. Give each rank a GPU of \
-                 its own, or install NCCL {SHARES_GPUS}",
+                 its own, or install NCCL {SHARES_GPUS} and set NCCL_MULTI_RANK_GPU_ENABLE=1",
                 ranks[other],
                 ranks[index],
                 introduction.gpu.bus,
@@ -360,15 +354,20 @@ fn sources(
     (tensors, copies)
 }
 
-/// Returns the results of a reduction of NCCL.
-fn reduced<'a>(inputs: &CollectiveInputs<'a>) -> Option<&'a Vec<DispatchTensor>> {
+/// Returns what this plane has added to the rank's own contribution.
+fn own<'a>(inputs: &CollectiveInputs<'a>) -> Option<&'a NcclContribution> {
     match &inputs.own().plane {
-        PlaneContribution::Nccl(contribution) => match &**contribution {
-            NcclContribution::Reduced(tensors) => Some(tensors),
-            NcclContribution::Posted(_) => None,
-        },
+        PlaneContribution::Nccl(contribution) => Some(contribution),
         #[allow(unreachable_patterns, reason = "there may be no other plane")]
         _ => None,
+    }
+}
+
+/// Returns the results of a reduction of NCCL.
+fn reduced<'a>(inputs: &CollectiveInputs<'a>) -> Option<&'a Vec<DispatchTensor>> {
+    match own(inputs)? {
+        NcclContribution::Reduced(tensors) => Some(tensors),
+        NcclContribution::Posted(_) => None,
     }
 }
 
@@ -410,12 +409,7 @@ impl DataPlane for NcclPlane {
     }
 
     fn start(&self, inputs: &CollectiveInputs<'_>) -> PlaneResult<TakeExchanged> {
-        let posted = match &inputs.own().plane {
-            PlaneContribution::Nccl(contribution) => Some(contribution),
-            #[allow(unreachable_patterns, reason = "there may be no other plane")]
-            _ => None,
-        };
-        let Some(NcclContribution::Posted(posted)) = posted.map(|posted| &**posted) else {
+        let Some(NcclContribution::Posted(posted)) = own(inputs) else {
             return error("the rank could not prepare the call");
         };
         let channel = self.channel(posted);
@@ -428,17 +422,15 @@ impl DataPlane for NcclPlane {
             None => None,
             Some(exported) => {
                 let outcome = Arc::<Outcome>::default();
-                self.submitter(posted.gpu)?.send(
+                let job = GpuJob::Exchange(ExchangeJob {
+                    channel,
                     rank,
-                    GpuJob::Exchange(ExchangeJob {
-                        channel,
-                        rank,
-                        layout: posted.layout.clone(),
-                        exported: exported.clone(),
-                        copied_in: posted.copied_in.clone(),
-                        outcome: outcome.clone(),
-                    }),
-                );
+                    layout: posted.layout.clone(),
+                    exported: exported.clone(),
+                    copied_in: posted.copied_in.clone(),
+                    outcome: outcome.clone(),
+                });
+                self.submitter(posted.gpu)?.send(job);
                 Some(outcome)
             }
         };

@@ -70,7 +70,9 @@ impl Lease {
             None => {
                 let bytes = bytes.next_multiple_of(GRANULE);
                 let memory = api.allocate(bytes)?;
-                let registration = api.register(comm, memory, bytes)?;
+                let registration = api
+                    .register(comm, memory, bytes)
+                    .inspect_err(|_| _ = api.free(memory))?;
                 StagingBlock {
                     memory,
                     bytes,

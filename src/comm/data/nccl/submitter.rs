@@ -45,8 +45,7 @@ type WorldKey = usize;
 /// Message to the thread of a GPU.
 enum ThreadMessage {
     Begin(WorldKey, Box<GpuWorld>),
-    /// A job of a global rank of a world.
-    Run(WorldKey, usize, GpuJob),
+    Run(WorldKey, GpuJob),
     /// A world has been aborted.
     Wake,
     End(WorldKey),
@@ -107,9 +106,9 @@ pub(super) struct Submitter {
 }
 
 impl Submitter {
-    /// Sends a job of a global rank. Does not wait.
-    pub fn send(&self, rank: usize, job: GpuJob) {
-        self.thread.send(ThreadMessage::Run(self.world, rank, job));
+    /// Sends a job. Does not wait.
+    pub fn send(&self, job: GpuJob) {
+        self.thread.send(ThreadMessage::Run(self.world, job));
     }
 
     /// Makes all jobs fail, and ends what is enqueued.
@@ -139,7 +138,7 @@ impl GpuThread {
 
     fn send(&self, message: ThreadMessage) {
         if let Err(refused) = self.messages.send(message)
-            && let ThreadMessage::Run(_, _, GpuJob::Exchange(job)) = refused.0
+            && let ThreadMessage::Run(_, GpuJob::Exchange(job)) = refused.0
         {
             job.outcome.set(error("the thread of the GPU has ended"));
         }
@@ -175,9 +174,10 @@ fn run(api: &dyn GpuApi, gpu: Gpu, messages: &Receiver<ThreadMessage>) {
         };
         match messages.recv_timeout(interval) {
             Ok(ThreadMessage::Begin(key, world)) => drop(worlds.insert(key, (world, None))),
-            Ok(ThreadMessage::Run(key, rank, job)) => {
+            Ok(ThreadMessage::Run(key, job)) => {
                 if let Some((world, _)) = worlds.get_mut(&key) {
-                    world.add(rank, job);
+                    let rank = job.rank();
+                    world.add(job);
                     if let Err(problem) = &entered {
                         world.fail(rank, problem.clone());
                     }

@@ -144,7 +144,7 @@ pub struct CommState {
     pub clique: usize,
     pub rank: usize,
     pub gpu: usize,
-    /// Global number of ranks that have joined before calls are possible.
+    /// True once all ranks have joined.
     pub is_connected: bool,
     /// Number of polls until its last call no longer continues in the background.
     pub busy: usize,
