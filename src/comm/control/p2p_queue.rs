@@ -26,11 +26,11 @@ pub(crate) struct RecvHandle {
 }
 
 /// Handle of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct MessageHandle {
     pub group: GroupKey,
     /// Group rank of the recipient.
-    to: usize,
+    pub to: usize,
     /// Number of the message, counted over those to the recipient.
     number: u64,
 }
@@ -351,6 +351,25 @@ impl<F: Signature, P> MatchTable<F, P> {
         let found = self.find_receive(receive);
         let (_, message) = found.message.as_ref().filter(|_| !found.has_arrived())?;
         Some(self.ranks(receive.group)[message.from])
+    }
+
+    /// Returns the message that `receive` has taken.
+    pub fn taken_message(&self, receive: RecvHandle) -> Option<MessageHandle> {
+        let (number, _) = self.find_receive(receive).message.as_ref()?;
+        Some(MessageHandle {
+            group: receive.group,
+            to: receive.member,
+            number: *number,
+        })
+    }
+
+    /// Returns the group rank of the sender of a message that a receive has taken, and its
+    /// signature.
+    pub fn sent_signature(&self, message: MessageHandle) -> Option<(usize, &F)> {
+        let queue = &self.groups[message.group.0].queues[message.to];
+        let mut taken = queue.receives.iter().filter_map(|of| of.message.as_ref());
+        let (_, taken) = taken.find(|(number, _)| *number == message.number)?;
+        Some((taken.from, &taken.signature))
     }
 
     fn find_receive(&self, receive: RecvHandle) -> &Receive<F, P> {

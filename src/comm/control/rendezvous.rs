@@ -262,6 +262,26 @@ impl<F: Signature, P> Rendezvous<F, P> {
         message: P2pMessage<F, Option<P>>,
     ) -> Result<MessageHandle, CommError> {
         let caller = message.part.is_some().then_some(message.from);
+        self.send_by(caller, group, to, message)
+    }
+
+    /// Sends a message of a local rank whose data follows. Never blocks, unless it fails.
+    pub fn announce(
+        &self,
+        group: GroupKey,
+        to: usize,
+        message: P2pMessage<F, Option<P>>,
+    ) -> Result<MessageHandle, CommError> {
+        self.send_by(Some(message.from), group, to, message)
+    }
+
+    fn send_by(
+        &self,
+        caller: Option<usize>,
+        group: GroupKey,
+        to: usize,
+        message: P2pMessage<F, Option<P>>,
+    ) -> Result<MessageHandle, CommError> {
         let send = |table: &mut MatchTable<F, P>| match table.send(group, to, message) {
             Ok((message, is_awaited)) => (Ok(message), is_awaited),
             Err(error) => (Err(error), false),

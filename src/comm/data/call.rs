@@ -17,6 +17,15 @@ pub(in crate::comm) enum RecipientData<'a> {
     Addressed,
 }
 
+/// The member with which a rank exchanges a message.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::comm) enum MessagePeer {
+    /// Recipient of the rank's message.
+    To(usize),
+    /// Sender of the message that the rank receives.
+    From(usize),
+}
+
 /// A call that a rank is about to post.
 #[derive(Debug, Clone, Copy)]
 #[allow(dead_code, reason = "a plane reads what it needs")]
@@ -36,4 +45,6 @@ pub(in crate::comm) struct DataCall<'a> {
     pub is_deferred: bool,
     /// True for the rank's first call on the channel whose tensors are exchanged.
     pub is_first_exchange: bool,
+    /// The other rank of a message whose tensors the two exchange.
+    pub peer: Option<MessagePeer>,
 }

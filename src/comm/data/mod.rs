@@ -41,9 +41,11 @@ pub(in crate::comm) mod result_buffer;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, TensorData};
+use parking_lot::Mutex;
 
 use crate::comm::backend::ranges::{Ranges, slice};
 use crate::comm::control::rendezvous::SpinPolicy;
@@ -51,7 +53,7 @@ use crate::comm::transport::Payload;
 use crate::comm::{ReduceOp, backend};
 use contribution::Contribution;
 pub use cuda_devices::cuda_devices;
-use plane::DataPlane;
+use plane::{DataPlane, PlaneResult, TakeExchanged};
 use result_buffer::ResultBuffer;
 
 /// The planes of the ranks of a launch in one process.
@@ -143,6 +145,14 @@ impl Planes {
         let _ = self.nccl.set(nccl);
     }
 
+    /// Returns true if ranks exchange tensors on their devices.
+    pub fn exchange(&self) -> bool {
+        #[cfg(any(feature = "nccl", feature = "testing"))]
+        return self.nccl.get().is_some();
+        #[cfg(not(any(feature = "nccl", feature = "testing")))]
+        false
+    }
+
     /// Makes the plane of the GPUs that of tensors in host memory, too.
     #[cfg(feature = "testing")]
     pub fn simulate_gpus(&self) {
@@ -172,9 +182,31 @@ pub(in crate::comm) enum PlaneContribution {
     Device(Box<device::DeviceContribution>),
     #[cfg(any(feature = "nccl", feature = "testing"))]
     Nccl(Arc<nccl::NcclContribution>),
+    /// A message that the sender and the receiver exchange, until the receiver takes it.
+    Exchanged(ExchangedMessage),
     /// Nothing but the tensors, or the buffer that has them if they were received there.
     #[cfg(not(feature = "flex"))]
     Received(Option<Arc<ResultBuffer>>),
+}
+
+/// A message whose exchange was started, until the receiver takes it.
+pub(in crate::comm) struct ExchangedMessage(Mutex<TakeExchanged>);
+
+impl ExchangedMessage {
+    pub fn new(take: TakeExchanged) -> Self {
+        Self(Mutex::new(take))
+    }
+
+    /// Takes the message, on the receiver's thread, within `time`.
+    pub fn take(self, time: Duration) -> PlaneResult<Vec<Contribution>> {
+        self.0.into_inner()(time)
+    }
+}
+
+impl std::fmt::Debug for ExchangedMessage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ExchangedMessage")
+    }
 }
 
 impl PlaneContribution {
@@ -194,7 +226,6 @@ impl PlaneContribution {
             Self::Host(host) => host.result_buffer.as_deref(),
             #[cfg(not(feature = "flex"))]
             Self::Received(buffer) => buffer.as_deref(),
-            #[cfg(any(feature = "cube", feature = "nccl", feature = "testing"))]
             _ => None,
         }
     }

@@ -65,11 +65,16 @@ impl PayloadDesc {
 
     /// Returns true if this is the data of a message with this signature.
     pub fn is_of_message(&self, signature: &CallSignature) -> bool {
-        self.recipients.is_empty() && signature.tensors.iter().map(full).eq(self.tensors.clone())
+        self.recipients.is_empty() && signature.message_tensors() == self.tensors
     }
 }
 
 impl CallSignature {
+    /// Returns the tensors of a message with this signature.
+    pub fn message_tensors(&self) -> Vec<TensorMeta> {
+        self.tensors.iter().map(full).collect()
+    }
+
     /// Returns the tensors that member `from` of a group of `ranks` sends to member `to` in a
     /// collective. One of the two must be the member that made the call. Returns `None` if there is
     /// no such collective. The signature must [fit](Self::fits) the group.

@@ -48,6 +48,10 @@ pub(in crate::comm) type OnFailure = Arc<dyn Fn(usize, &'static str, DataPlaneEr
 /// the world fails     abort                   once; ends what waits inside the plane
 /// ```
 ///
+/// A message whose tensors are [exchanged](DataCall::peer) is contributed by its sender when it is
+/// sent, and by its receiver when a receive has taken it. It is started on both, in the same order as
+/// collectives. The receiver's [`TakeExchanged`] returns one contribution.
+///
 /// A plane implements [`capabilities`](Self::capabilities) and [`contribute`](Self::contribute).
 /// If its ranks read the tensors of each other by handle, or from bytes that other processes sent,
 /// all else is provided: copies and reductions by burn's operations, or by the kernels for where

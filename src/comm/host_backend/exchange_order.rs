@@ -20,6 +20,8 @@
 //! in addition to the tensors. If all ranks give a deferred call up, it is never started. The other
 //! calls of a group start in the order in which they were posted, and the first of a group is not
 //! deferred: the ranks connect in it.
+//!
+//! [Messages](super::exchanged_messages) have places in the same order.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::mem;
@@ -35,7 +37,7 @@ use crate::comm::backend::{Backend, Failure};
 use crate::comm::control::exchange_report::ExchangeReport;
 use crate::comm::control::match_table::{GroupKey, OpHandle};
 use crate::comm::control::rendezvous::LONGEST;
-use crate::comm::transport::header::ControlMessage;
+use crate::comm::transport::header::{ControlMessage, MessageId};
 use crate::comm::transport::peer_processes::ChannelId;
 use crate::comm::{CollectiveId, CommError};
 
@@ -50,7 +52,8 @@ pub(super) struct ExchangeOrder {
     changed: Condvar,
     /// Locked while calls are reported, so that those of a group are reported in their order.
     reporting: Mutex<()>,
-    /// Deferred calls about which some processes have not reported. Used by the first process.
+    /// Deferred calls about which some processes have not reported. Used by the first process, which
+    /// holds the lock while it notifies the processes of the next call or message.
     deferred: Mutex<HashMap<CallKey, Reports>>,
 }
 
@@ -94,6 +97,14 @@ enum OrderedCall {
     Known(CallKey),
     /// A call on a channel of another process, which may not have introduced it yet.
     OnChannel(ChannelId, u64),
+    /// A message that a receive has taken.
+    Message(MessageId),
+}
+
+/// What is started next.
+enum NextExchange {
+    Call(CallKey),
+    Message(MessageId),
 }
 
 /// Reports of the processes of a group about a deferred call.
@@ -115,18 +126,23 @@ impl Calls {
                 };
                 Some((group?, *seq))
             }
+            OrderedCall::Message(_) => None,
         }
     }
 
-    /// Takes the next call from the order, if all its ranks have posted it and none waits for that.
-    /// Moves calls before it that no rank needs to `dropped`.
+    /// Takes the next call or message from the order, if all its ranks have posted it and none waits
+    /// for that. Moves calls before it that no rank needs to `dropped`.
     fn next_ready(
         &mut self,
         backend: &HostBackend,
         dropped: &mut Vec<UnstartedCall>,
-    ) -> Option<CallKey> {
+    ) -> Option<NextExchange> {
         loop {
             let (call, is_started) = self.order.front()?;
+            if let OrderedCall::Message(id) = *call {
+                self.order.pop_front();
+                return Some(NextExchange::Message(id));
+            }
             let key = self.key(backend, call)?;
             if !is_started {
                 self.order.pop_front();
@@ -138,7 +154,7 @@ impl Calls {
                 && call.awaiting == 0
                 && backend.rendezvous.read(|table| table.is_complete(call.op));
             is_ready.then(|| self.order.pop_front())?;
-            return Some(key);
+            return Some(NextExchange::Call(key));
         }
     }
 }
@@ -304,6 +320,36 @@ impl HostBackend {
         }
     }
 
+    /// Puts a message that a rank of process `receiver` has taken in the order. Only called in the
+    /// process that orders the exchanges.
+    pub(super) fn order_message(&self, id: MessageId, receiver: usize) {
+        let ordering = self.exchanges.deferred.lock();
+        let here = self.remote.as_ref().map_or(0, |remote| remote.here());
+        let notify = |process: usize| match process == here {
+            true => self.exchange_ordered(OrderedCall::Message(id), true),
+            false => {
+                let message = ControlMessage::MessageOrdered(id);
+                self.remote().notify_process(process, message);
+            }
+        };
+        notify(receiver);
+        if id.process != receiver {
+            notify(id.process);
+        }
+        drop(ordering);
+    }
+
+    /// Handles the place of a message in the order, of which the first process has notified this
+    /// one.
+    pub(super) fn receive_message_order(&self, from: usize, id: MessageId) -> Result<(), String> {
+        if from != self.remote().first() {
+            return Err("it ordered a message, which is up to another process".into());
+        }
+        self.exchange_ordered(OrderedCall::Message(id), true);
+        self.start_exchanges_in_background();
+        Ok(())
+    }
+
     /// Puts a call in the order. It is dropped if it `is_started` nowhere.
     fn exchange_ordered(&self, call: OrderedCall, is_started: bool) {
         let mut calls = self.exchanges.calls.lock();
@@ -344,7 +390,7 @@ impl HostBackend {
 
     /// Lets the completion thread start what can be started: the thread of the transport must keep
     /// communicating.
-    fn start_exchanges_in_background(&self) {
+    pub(super) fn start_exchanges_in_background(&self) {
         let this = self.this.clone();
         let start = move || {
             if let Some(this) = this.upgrade() {
@@ -357,7 +403,7 @@ impl HostBackend {
     }
 
     /// Starts exchanges in their order, up to the first of which some rank has not posted the call.
-    fn start_exchanges(&self) {
+    pub(super) fn start_exchanges(&self) {
         let mut calls = self.exchanges.calls.lock();
         if calls.is_starting {
             // The thread that does looks again before it stops.
@@ -365,7 +411,14 @@ impl HostBackend {
         }
         calls.is_starting = true;
         let mut dropped = Vec::new();
-        while let Some(key) = calls.next_ready(self, &mut dropped) {
+        while let Some(next) = calls.next_ready(self, &mut dropped) {
+            let key = match next {
+                NextExchange::Call(key) => key,
+                NextExchange::Message(id) => {
+                    MutexGuard::unlocked(&mut calls, || self.start_message(id));
+                    continue;
+                }
+            };
             let tasks = mem::take(&mut calls.unstarted.get_mut(&key).expect("it is ready").tasks);
             MutexGuard::unlocked(&mut calls, || {
                 tasks.iter().for_each(|task| task.complete());

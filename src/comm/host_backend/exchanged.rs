@@ -10,6 +10,7 @@
 //! [order](super::exchange_order).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use burn::tensor::Device;
@@ -44,6 +45,9 @@ pub(super) struct ExchangedCall {
     /// True if the exchange is started only when some rank needs the result, and this one has not
     /// waited for it.
     pub may_decline: bool,
+    /// Set when the rank has the result of an exchange of the group, in which all its ranks have
+    /// connected.
+    pub is_connected: Arc<AtomicBool>,
 }
 
 impl Drop for ExchangedCall {
@@ -96,22 +100,18 @@ impl<T: Send + 'static> Request<T> for ExchangedRequest<T> {
             rank,
             op,
             id,
+            is_connected,
             ..
         } = &call;
         let start = Instant::now();
         let left = || deadline.saturating_sub(start.elapsed());
         backend.await_exchange(*rank, *op, id, deadline)?;
+        is_connected.store(true, Ordering::Release);
         let started = Box::new(started).wait(left())?;
         let all = started
             .value
             .and_then(|take| take(left()))
-            .map_err(|error| {
-                let error = backend.fail(failure(*rank, plane.name(), &error));
-                // That of the first failure, which the plane's may follow from.
-                backend
-                    .failure()
-                    .map_or(error, |failure| failure.error(Some(id.clone())))
-            })?;
+            .map_err(|error| backend.exchange_error(*rank, &**plane, &error, Some(id.clone())))?;
         let inputs = CollectiveInputs {
             is_distributed: true,
             ..backend.inputs(&all, *op, &device)
@@ -123,6 +123,21 @@ impl<T: Send + 'static> Request<T> for ExchangedRequest<T> {
             transfer: started.transfer,
             ..finished
         })
+    }
+}
+
+impl HostBackend {
+    /// Fails the world because of an exchange of `rank` in call `id`. Returns the error of the first
+    /// failure, from which that of the plane may follow.
+    pub(super) fn exchange_error(
+        &self,
+        rank: usize,
+        plane: &dyn DataPlane,
+        error: &DataPlaneError,
+        id: Option<CollectiveId>,
+    ) -> CommError {
+        let error = self.fail(failure(rank, plane.name(), error));
+        self.failure().map_or(error, |failure| failure.error(id))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{Device, Shape};
@@ -9,6 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::HostBackend;
 use super::exchanged::{ExchangedCall, ExchangedRequest};
+use super::exchanged_messages::{MessageBody, MessageReceiver, SentMessage};
 use super::recv_request::RecvRequest;
 use super::remote_group::RemoteGroup;
 use super::request::{self, HostRequest, OpHandleGuard, OwnShards, PostedCollective};
@@ -18,7 +20,7 @@ use crate::comm::backend::{
 };
 use crate::comm::communicator::PRIVATE;
 use crate::comm::control::match_table::{DataMode, GroupKey, OpHandle, P2pMessage};
-use crate::comm::data::call::{DataCall, RecipientData};
+use crate::comm::data::call::{DataCall, MessagePeer, RecipientData};
 use crate::comm::data::contribution::{Contribution, addressed};
 use crate::comm::data::inputs::CollectiveInputs;
 use crate::comm::data::plane::DataPlane;
@@ -50,6 +52,9 @@ pub(super) struct HostGroupBackend {
     /// True if a call was posted whose tensors are exchanged. Locked while such a call is prepared
     /// and posted, so that a plane prepares the calls of a channel in their order.
     has_exchanged: Mutex<bool>,
+    /// True once the rank has the result of such a call, so that all ranks have connected. Follows
+    /// from what its program did.
+    is_connected: Arc<AtomicBool>,
     /// Group on which the second phases of all-reduces are posted, once there was one.
     pub second: Mutex<Option<(GroupKey, Arc<RemoteGroup>)>>,
 }
@@ -85,6 +90,7 @@ impl HostGroupBackend {
             host_plane,
             local_members,
             has_exchanged: Mutex::new(false),
+            is_connected: Arc::default(),
             second: Mutex::default(),
         }
     }
@@ -117,8 +123,7 @@ impl HostGroupBackend {
             self.member.ledger.ran_on(tensor.device());
         }
         let plane = self.plane(call.signature.op, &device).clone();
-        let is_message = call.signature.op == Op::Send;
-        let mut exchange = (exchanges(&*plane) && !is_message).then(|| self.has_exchanged.lock());
+        let mut exchange = exchanges(&*plane).then(|| self.has_exchanged.lock());
         let has_exchanged = exchange
             .as_mut()
             .is_none_or(|before| mem::replace(&mut **before, true));
@@ -134,6 +139,7 @@ impl HostGroupBackend {
             is_distributed: self.remote.is_some(),
             is_deferred,
             is_first_exchange,
+            peer: None,
         };
         let contribution = plane.contribute(&call, tensors, recipients);
         PreparedCall {
@@ -144,6 +150,46 @@ impl HostGroupBackend {
             device,
             is_deferred,
         }
+    }
+
+    /// Lets the plane of `tensors` prepare a message to member `to`. Its tensors are exchanged if the
+    /// ranks have connected.
+    fn prepare_message(
+        &self,
+        signature: &CallSignature,
+        tensors: Vec<DispatchTensor>,
+        to: usize,
+    ) -> MessageBody {
+        let device = self.member.home(&tensors);
+        if let Some(tensor) = tensors.first() {
+            self.member.ledger.ran_on(tensor.device());
+        }
+        let plane = self.plane(signature.op, &device).clone();
+        let is_exchanged = exchanges(&*plane)
+            && to != self.member.group.rank()
+            && self.is_connected.load(Ordering::Acquire);
+        let call = DataCall {
+            signature,
+            member: &self.member,
+            name: self.name,
+            needed: RecipientData::Full,
+            plan: None,
+            is_distributed: self.remote.is_some(),
+            is_deferred: false,
+            is_first_exchange: false,
+            peer: is_exchanged.then_some(MessagePeer::To(to)),
+        };
+        let contribution = plane.contribute(&call, tensors, Vec::new());
+        if !is_exchanged {
+            return MessageBody::Tensors(contribution);
+        }
+        MessageBody::Exchanged(self.backend.keep_message(SentMessage {
+            rank: self.member.rank(),
+            plane,
+            device,
+            group: self.key,
+            contribution,
+        }))
     }
 
     /// Returns the key and the remote ranks of an internal group with the same members, on which
@@ -283,6 +329,7 @@ impl HostGroupBackend {
                 op,
                 id,
                 may_decline: is_deferred,
+                is_connected: self.is_connected.clone(),
             },
             device,
             finish: Box::new(finish),
@@ -470,9 +517,8 @@ impl GroupBackend for HostGroupBackend {
         tag: u32,
     ) -> PostResult<()> {
         let from = self.member.group.rank();
-        let prepared = self.prepare(&call, RecipientData::Full, None, (Vec::new(), tensors));
-        let part = prepared.contribution;
         let signature = call.signature;
+        let body = self.prepare_message(&signature, tensors, to);
         let rendezvous = &self.backend.rendezvous;
         match self
             .remote
@@ -480,18 +526,28 @@ impl GroupBackend for HostGroupBackend {
             .and_then(|remote| Some((remote, remote.process_of(to)?)))
         {
             Some((remote, process)) => {
-                remote.send(process, to, tag, &signature, &part, || {
+                remote.send(process, to, tag, &signature, &body, || {
                     rendezvous.send_elsewhere(self.key, from, &signature)
                 })?;
             }
             None => {
-                let message = P2pMessage {
+                let message = |part| P2pMessage {
                     from,
                     tag,
                     signature,
-                    part: Some(part),
+                    part,
                 };
-                rendezvous.send(self.key, to, message)?;
+                match body {
+                    MessageBody::Tensors(part) => {
+                        rendezvous.send(self.key, to, message(Some(part)))?;
+                    }
+                    MessageBody::Exchanged(id) => {
+                        let message = rendezvous.announce(self.key, to, message(None))?;
+                        if self.backend.message_sent(message, id) {
+                            self.backend.start_exchanges();
+                        }
+                    }
+                }
             }
         }
         // The backend owns the message.
@@ -508,17 +564,25 @@ impl GroupBackend for HostGroupBackend {
         let backend = self.backend.clone();
         let member = self.member.clone();
         let plane = self.plane.clone();
-        let handle = Some(backend.rendezvous.receive(
-            self.key,
-            member.group.rank(),
-            from,
-            tag,
-            call.signature,
-        )?);
+        let exchanges = exchanges(&*plane);
+        if exchanges {
+            backend.add_receiver((self.key, member.group.rank()), || MessageReceiver {
+                plane: plane.clone(),
+                member: member.clone(),
+                name: self.name,
+            });
+        }
+        let group_rank = member.group.rank();
+        let handle = backend
+            .rendezvous
+            .receive(self.key, group_rank, from, tag, call.signature)?;
+        if exchanges {
+            backend.receive_posted(handle);
+        }
         Ok(Box::new(RecvRequest {
             backend,
             plane,
-            handle,
+            handle: Some(handle),
             member,
         }))
     }

@@ -13,7 +13,9 @@ use crate::comm::data::contribution::Contribution;
 use crate::comm::data::payload_check::Recipients;
 use crate::comm::data::result_buffer::{self, ContiguousLayout, ResultBuffer};
 use crate::comm::transport::RecvBuffer;
-use crate::comm::transport::header::{ControlMessage, PayloadDesc, RemoteGroupId, SentSignature};
+use crate::comm::transport::header::{
+    ControlMessage, MessageId, PayloadDesc, RemoteGroupId, SentSignature,
+};
 use crate::comm::{CommError, Op, RankReport};
 
 /// Target of received payloads.
@@ -276,7 +278,9 @@ impl HostBackend {
                 tag,
                 signature,
                 contents,
+                exchanged,
             } => {
+                let process = from;
                 let (group, from) = self.channel_of(from, channel)?;
                 let size = self.rendezvous.read(|table| table.ranks(group).len());
                 if to >= size {
@@ -284,7 +288,11 @@ impl HostBackend {
                         "it sent a message to member {to} of a group of {size}"
                     ));
                 }
-                if !signature.fits(size) || !contents.is_of_message(&signature) {
+                let has_data = match exchanged {
+                    None => contents.is_of_message(&signature),
+                    Some(_) => contents.tensors.is_empty() && self.planes.exchange(),
+                };
+                if !signature.fits(size) || !has_data {
                     return Err("it sent a message whose data is not that of its signature".into());
                 }
                 let message = P2pMessage {
@@ -293,11 +301,16 @@ impl HostBackend {
                     signature,
                     part: None,
                 };
-                Ok(self
-                    .rendezvous
-                    .send(group, to, message)
-                    .ok()
-                    .map(PayloadTarget::Message))
+                let Ok(message) = self.rendezvous.send(group, to, message) else {
+                    return Ok(None);
+                };
+                let Some(number) = exchanged else {
+                    return Ok(Some(PayloadTarget::Message(message)));
+                };
+                if self.message_sent(message, MessageId { process, number }) {
+                    self.start_exchanges_in_background();
+                }
+                Ok(None)
             }
             ControlMessage::RankExited(report) => {
                 let rank = report.rank;
@@ -338,6 +351,20 @@ impl HostBackend {
                 is_started,
             } => {
                 self.receive_exchange_order(from, (owner, channel), seq, is_started)?;
+                Ok(None)
+            }
+            ControlMessage::MessageTaken(id) => {
+                if id.process >= remote.processes() {
+                    return Err(format!(
+                        "it received a message of process {}, which does not exist",
+                        id.process
+                    ));
+                }
+                self.receive_message_report(from, id)?;
+                Ok(None)
+            }
+            ControlMessage::MessageOrdered(id) => {
+                self.receive_message_order(from, id)?;
                 Ok(None)
             }
             ControlMessage::Launched { each } => {

@@ -44,6 +44,7 @@
 mod completion_thread;
 mod exchange_order;
 mod exchanged;
+mod exchanged_messages;
 mod group_backend;
 mod incoming;
 mod process_job;
@@ -84,6 +85,7 @@ use crate::memory::HostMemoryPool;
 
 use completion_thread::CompletionThread;
 use exchange_order::ExchangeOrder;
+use exchanged_messages::ExchangedMessages;
 
 pub use process_job::ProcessJob;
 #[cfg(feature = "mpi")]
@@ -106,6 +108,7 @@ pub(super) struct HostBackend {
     planes: Arc<Planes>,
     completion: CompletionThread,
     exchanges: Arc<ExchangeOrder>,
+    messages: Arc<ExchangedMessages>,
     this: Weak<Self>,
 }
 
@@ -253,10 +256,12 @@ impl HostBackend {
         let planes = Arc::new(Planes::new(spin, options.separate_memory, before));
         let aborted = planes.clone();
         let exchanges = Arc::<ExchangeOrder>::default();
-        let unstarted = exchanges.clone();
+        let messages = Arc::<ExchangedMessages>::default();
+        let unstarted = (exchanges.clone(), messages.clone());
         let rendezvous = rendezvous.with_abort(move || {
             aborted.abort();
-            unstarted.end();
+            unstarted.0.end();
+            unstarted.1.end();
         });
         let backend = Arc::new_cyclic(|this| Self {
             rendezvous,
@@ -270,6 +275,7 @@ impl HostBackend {
             planes,
             completion: CompletionThread::default(),
             exchanges,
+            messages,
             this: this.clone(),
         });
         #[cfg(any(feature = "nccl", feature = "testing"))]
@@ -351,6 +357,12 @@ impl HostBackend {
             result_buffer: None,
             waited: Default::default(),
         }
+    }
+
+    /// Drops what is not exchanged: the programs of all ranks have ended.
+    fn end_exchanges(&self) {
+        self.exchanges.end();
+        self.messages.end();
     }
 
     /// Records that the program of `rank`, in any process, has ended.
@@ -439,12 +451,12 @@ impl Backend for HostBackend {
 
     fn finish(&self, deadline: Duration) -> RemoteOutcome {
         let Some(remote) = self.remote.as_ref() else {
-            self.exchanges.end();
+            self.end_exchanges();
             self.completion.forget();
             return RemoteOutcome::default();
         };
         let running = self.rendezvous.finish(deadline);
-        self.exchanges.end();
+        self.end_exchanges();
         remote.finish(&running);
         for rank in running {
             let error = Some(CommError::StillRunning { rank, deadline }.into());

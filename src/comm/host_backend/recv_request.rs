@@ -1,8 +1,7 @@
 //! [`RecvRequest`]: a receive that a rank has posted, until it has the message.
 
-use std::slice;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::HostBackend;
 use crate::comm::CommError;
@@ -10,7 +9,7 @@ use crate::comm::backend::{Completed, GroupMember, ReceivedTensors, Request};
 use crate::comm::control::match_table::{OpHandle, RecvHandle, Wait};
 use crate::comm::data::contribution::Contribution;
 use crate::comm::data::plane::DataPlane;
-use crate::comm::data::read_in_order;
+use crate::comm::data::{PlaneContribution, read_in_order};
 
 /// A receive that this rank has posted. Dropping it releases the message.
 pub(super) struct RecvRequest {
@@ -37,8 +36,23 @@ impl Request<ReceivedTensors> for RecvRequest {
             .handle
             .take()
             .expect("the receive handle is taken once");
+        let start = Instant::now();
+        // Errors of an exchange name the call, which the handle has until the message is taken.
+        let exchanges = !self.plane.capabilities().needs_remote_bytes;
+        let id = exchanges.then(|| {
+            let rendezvous = &self.backend.rendezvous;
+            rendezvous.read(|table| table.id(Wait::Message(handle)))
+        });
         let message = self.backend.rendezvous.wait_for_message(handle, deadline)?;
-        let part = slice::from_ref(&message.part);
+        let part = match message.part.plane {
+            PlaneContribution::Exchanged(exchanged) => exchanged
+                .take(deadline.saturating_sub(start.elapsed()))
+                .map_err(|error| {
+                    let rank = self.member.rank();
+                    self.backend.exchange_error(rank, &*self.plane, &error, id)
+                })?,
+            _ => vec![message.part],
+        };
         let received = Completed::timed(|| {
             // Like a broadcast whose root is the sender, in a group of the sender alone.
             let op = OpHandle {
@@ -46,15 +60,15 @@ impl Request<ReceivedTensors> for RecvRequest {
                 member: 0,
                 seq: 0,
             };
-            let inputs = self.backend.inputs(part, op, &self.member.device);
-            let tensors = read_in_order(part, None, || self.plane.broadcast(&inputs, 0));
+            let inputs = self.backend.inputs(&part, op, &self.member.device);
+            let tensors = read_in_order(&part, None, || self.plane.broadcast(&inputs, 0));
             ReceivedTensors {
                 from: message.from,
                 tensors,
             }
         });
         // A receiver sends no message of its own.
-        let transfer = Contribution::timing(part, None);
+        let transfer = Contribution::timing(&part, None);
         Ok(Completed {
             last: Some(self.member.group.ranks()[message.from]),
             transfer,

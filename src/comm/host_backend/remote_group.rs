@@ -8,6 +8,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::HostBackend;
+use super::exchanged_messages::MessageBody;
 use crate::comm::backend::{CallSignature, GroupMember};
 use crate::comm::control::exchange_report::ExchangeReport;
 use crate::comm::control::match_table::DataMode;
@@ -174,10 +175,13 @@ impl RemoteGroup {
         to: usize,
         tag: u32,
         signature: &CallSignature,
-        contribution: &Contribution,
+        body: &MessageBody,
         count: impl FnOnce() -> Result<(), CommError>,
     ) -> Result<(), CommError> {
-        let data = self.payload_data(Vec::new(), &contribution.tensors);
+        let (data, exchanged) = match body {
+            MessageBody::Tensors(of) => (self.payload_data(Vec::new(), &of.tensors), None),
+            MessageBody::Exchanged(id) => (PayloadData::default(), Some(id.number)),
+        };
         data.read();
         let mut sent = self.sent.lock();
         count()?;
@@ -188,6 +192,7 @@ impl RemoteGroup {
             tag,
             signature: signature.clone(),
             contents: data.contents,
+            exchanged,
         };
         self.backend
             .remote()

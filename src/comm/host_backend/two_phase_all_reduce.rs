@@ -181,6 +181,7 @@ impl HostGroupBackend {
                 is_distributed: true,
                 is_deferred: false,
                 is_first_exchange: false,
+                peer: None,
             };
             let contribution = plane.contribute(&call, sums, Vec::new());
             let data = later.data(&contribution, RecipientData::Full);

@@ -3,7 +3,7 @@
 //! ```text
 //! version, as text    launch and message, in the format of `postcard`
 //! ┌───────────┬────┬──────────────────
-//! │ 0.1.0+5   │ \n │
+//! │ 0.1.0+6   │ \n │
 //! └───────────┴────┴──────────────────
 //! ```
 //!
@@ -26,7 +26,7 @@ use crate::comm::{Digests, RankReport, TensorMeta};
 
 /// Version of the messages: that of this crate, and a number. Increase the number when the encoding
 /// or the meaning of a message changes.
-pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+5");
+pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "+6");
 
 /// A control message, with the launch to which it belongs.
 #[derive(Debug, Serialize, Deserialize)]
@@ -66,6 +66,8 @@ pub(in crate::comm) enum ControlMessage {
         tag: u32,
         signature: CallSignature,
         contents: PayloadDesc,
+        /// Number of a message whose tensors are exchanged, which has no data.
+        exchanged: Option<u64>,
     },
     /// The program of a rank has ended.
     RankExited(RankReport),
@@ -90,9 +92,21 @@ pub(in crate::comm) enum ControlMessage {
         seq: u64,
         is_started: bool,
     },
+    /// Reports that a receive has taken a message whose tensors are exchanged to the process that
+    /// orders exchanges.
+    MessageTaken(MessageId),
+    /// Puts a message next in the order of exchanges.
+    MessageOrdered(MessageId),
     /// The process has made the launch, with this number of ranks in each process. The first
     /// message of a launch, except of one that continues after a shrink.
     Launched { each: usize },
+}
+
+/// Identifies a message whose tensors are exchanged: the sender's process, and a number there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(in crate::comm) struct MessageId {
+    pub process: usize,
+    pub number: u64,
 }
 
 /// Signature of a call. Its names and shapes may be long, but are the same in every step. They are
@@ -238,6 +252,8 @@ impl ControlMessage {
             | Self::Waits(_)
             | Self::ExchangeReported { .. }
             | Self::ExchangeOrdered { .. }
+            | Self::MessageTaken(_)
+            | Self::MessageOrdered(_)
             | Self::Launched { .. } => None,
         }
     }

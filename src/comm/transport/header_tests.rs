@@ -9,8 +9,8 @@ use burn_dtensor_flight::LaunchId;
 use twox_hash::XxHash3_128;
 
 use super::header::{
-    ControlMessage, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
-    SentSignature, VERSION,
+    ControlMessage, Header, KnownSignatures, MessageId, PayloadDesc, RemoteGroupId,
+    RemoteGroupInfo, SentSignature, VERSION,
 };
 use crate::Error;
 use crate::comm::backend::{
@@ -270,8 +270,17 @@ fn headers() -> Vec<Vec<u8>> {
             tag: u32::MAX,
             signature,
             contents,
+            exchanged: None,
         }));
     }
+    headers.push(write(ControlMessage::Sent {
+        channel: channel(false),
+        to: 2,
+        tag: 0,
+        signature: signatures().remove(0),
+        contents: PayloadDesc::default(),
+        exchanged: Some(300),
+    }));
     let [_, again] = sent_twice(&signatures()[0]);
     for (is_new, report) in [
         (true, ExchangeReport::Agreed),
@@ -322,6 +331,12 @@ fn headers() -> Vec<Vec<u8>> {
             is_started,
         })
     }));
+    let id = MessageId {
+        process: 1,
+        number: 300,
+    };
+    headers.push(write(ControlMessage::MessageTaken(id)));
+    headers.push(write(ControlMessage::MessageOrdered(id)));
     headers.push(write(ControlMessage::Launched { each: 300 }));
     headers.push(write(ControlMessage::RankExited(RankReport {
         rank: 9,
@@ -470,7 +485,7 @@ fn the_encoding_is_that_of_the_version() {
             number,
             format!("{:032x}", XxHash3_128::oneshot(&messages)).as_str()
         ),
-        ("5", "a31845565dd024e2f038c7c1babc3393")
+        ("6", "83719800b12b6fc457885912256c9be8")
     );
 }
 

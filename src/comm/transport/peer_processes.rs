@@ -136,6 +136,11 @@ impl PeerProcesses {
         self.ranks_of(self.transport.process_index())
     }
 
+    /// Returns the number of processes.
+    pub fn processes(&self) -> usize {
+        self.ranks.len()
+    }
+
     /// Returns the ranks of a process.
     pub fn ranks_of(&self, process: usize) -> Range<usize> {
         self.ranks[process].clone()

@@ -42,7 +42,7 @@ enum Busy {
     Connecting(Comm),
     Exchanging {
         comm: Comm,
-        exported: Exported,
+        exported: Option<Exported>,
         lease: Lease,
         outcome: Arc<Outcome>,
     },
@@ -61,7 +61,7 @@ struct Retained {
     rank: usize,
     done: GpuEvent,
     outcome: Arc<Outcome>,
-    _exported: Exported,
+    _exported: Option<Exported>,
 }
 
 /// The ranks of a world whose tensors are on a GPU. All its methods are called on the GPU's thread.
@@ -77,7 +77,7 @@ pub(super) struct GpuWorld {
     /// Operations that the GPU may still carry out.
     retained: Vec<Retained>,
     /// Tensors and memory of operations that failed in part, until nothing is enqueued.
-    abandoned: Vec<(Exported, Lease)>,
+    abandoned: Vec<(Option<Exported>, Lease)>,
     /// The first failure. No job is issued after it, and after an abort no call is made.
     failure: Option<DataPlaneError>,
 }
@@ -142,7 +142,10 @@ impl GpuWorld {
             let is_ready = match rank.queue.front()? {
                 GpuJob::Connect(_) => true,
                 // A failed check fails again when the job is issued.
-                GpuJob::Exchange(job) => api.is_recorded(&job.exported.ready).unwrap_or(true),
+                GpuJob::Exchange(job) => job
+                    .exported
+                    .as_ref()
+                    .is_none_or(|exported| api.is_recorded(&exported.ready).unwrap_or(true)),
             };
             let is_free = rank.busy.is_none() && is_ready;
             is_free.then(|| rank.queue.pop_front()).flatten()
@@ -399,9 +402,11 @@ fn enqueue(
     stream: CommStream,
 ) -> PlaneResult<()> {
     let layout = &job.layout;
-    api.wait(stream, &job.exported.ready)?;
-    for (index, offset) in &job.copied_in {
-        api.copy_in(&job.exported, *index, memory.at(*offset), stream)?;
+    if let Some(exported) = &job.exported {
+        api.wait(stream, &exported.ready)?;
+        for (index, offset) in &job.copied_in {
+            api.copy_in(exported, *index, memory.at(*offset), stream)?;
+        }
     }
     let transfer = |offset: usize, bytes: usize| CopyArgs {
         memory: memory.at(offset),

@@ -32,7 +32,8 @@ pub(super) struct ExchangeJob {
     /// Global rank.
     pub rank: usize,
     pub layout: Arc<StagingLayout>,
-    pub exported: Exported,
+    /// Tensors of the rank; none of one that receives a message.
+    pub exported: Option<Exported>,
     /// Tensors of `exported` that are copied in, and their offsets.
     pub copied_in: Vec<(usize, usize)>,
     pub outcome: Arc<Outcome>,

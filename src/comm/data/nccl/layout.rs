@@ -18,6 +18,7 @@ use burn::tensor::DType;
 use super::api::{NativeOp, error};
 use super::ways;
 use crate::comm::backend::CallSignature;
+use crate::comm::data::call::MessagePeer;
 use crate::comm::data::plane::PlaneResult;
 use crate::comm::{Op, TensorMeta};
 
@@ -126,6 +127,15 @@ impl Packer {
     }
 }
 
+/// Returns blocks for `metas`, one after the other.
+fn blocks(packer: &mut Packer, metas: Vec<TensorMeta>) -> Vec<Block> {
+    let block = |meta: TensorMeta| Block {
+        offset: packer.put(bytes_of(&meta)),
+        meta,
+    };
+    metas.into_iter().map(block).collect()
+}
+
 impl StagedCall<'_> {
     pub fn layout(&self) -> PlaneResult<StagingLayout> {
         let Self {
@@ -172,18 +182,9 @@ impl StagedCall<'_> {
         }
     }
 
-    /// Returns blocks for `metas`, one after the other.
-    fn pack(&self, packer: &mut Packer, metas: Vec<TensorMeta>) -> Vec<Block> {
-        let block = |meta: TensorMeta| Block {
-            offset: packer.put(bytes_of(&meta)),
-            meta,
-        };
-        metas.into_iter().map(block).collect()
-    }
-
     fn all_reduce(&self, op: NativeOp, dtype: DType) -> PlaneResult<StagingLayout> {
         let mut packer = self.packer();
-        let blocks = self.pack(&mut packer, self.sent(self.member, self.member)?);
+        let blocks = blocks(&mut packer, self.sent(self.member, self.member)?);
         let mut result = vec![Vec::new(); self.ranks];
         let copied_in = copied_in(&blocks, StagingSource::Full);
         result[self.member] = blocks;
@@ -203,7 +204,7 @@ impl StagedCall<'_> {
 
     fn broadcast(&self, root: usize) -> PlaneResult<StagingLayout> {
         let mut packer = self.packer();
-        let blocks = self.pack(&mut packer, self.sent(root, self.member)?);
+        let blocks = blocks(&mut packer, self.sent(root, self.member)?);
         let mut result = vec![Vec::new(); self.ranks];
         let is_root = self.member == root;
         let copied_in = copied_in(if is_root { &blocks } else { &[] }, StagingSource::Full);
@@ -257,14 +258,14 @@ impl StagedCall<'_> {
         if self.is_addressed {
             for peer in others() {
                 let start = packer.end;
-                let blocks = self.pack(&mut packer, self.sent(member, peer)?);
+                let blocks = blocks(&mut packer, self.sent(member, peer)?);
                 copied.extend(copied_in(&blocks, |index| StagingSource::For(peer, index)));
                 sent.push(span(peer, start, &packer));
             }
         } else {
             let first = others().next();
             let metas = first.map_or(Ok(Vec::new()), |peer| self.sent(member, peer))?;
-            let blocks = self.pack(&mut packer, metas);
+            let blocks = blocks(&mut packer, metas);
             copied.extend(copied_in(&blocks, StagingSource::Full));
             sent.extend(others().map(|peer| span(peer, 0, &packer)));
         }
@@ -276,7 +277,7 @@ impl StagedCall<'_> {
                 true => Vec::new(),
                 false => self.sent(peer, member)?,
             };
-            let blocks = self.pack(&mut packer, metas);
+            let blocks = blocks(&mut packer, metas);
             if peer == member {
                 let source = |index| match self.is_addressed {
                     true => StagingSource::For(member, index),
@@ -384,6 +385,40 @@ impl Rows {
 }
 
 impl StagingLayout {
+    /// Returns the layout of a message of these tensors, whose result the receiver has as that of one
+    /// member.
+    pub fn of_message(tensors: Vec<TensorMeta>, peer: MessagePeer, align: usize) -> Self {
+        let mut packer = Packer { align, end: 0 };
+        let blocks = blocks(&mut packer, tensors);
+        let (sent, received, copied_in, result) = match peer {
+            MessagePeer::To(to) => {
+                let copied_in = copied_in(&blocks, StagingSource::Full);
+                (
+                    vec![span(to, 0, &packer)],
+                    Vec::new(),
+                    copied_in,
+                    Vec::new(),
+                )
+            }
+            MessagePeer::From(from) => {
+                let received = vec![span(from, 0, &packer)];
+                (Vec::new(), received, Vec::new(), blocks)
+            }
+        };
+        let way = match packer.end {
+            0 => Way::Nothing,
+            _ => Way::Pairs { sent, received },
+        };
+        Self {
+            member: 0,
+            way,
+            bytes: packer.end,
+            copied_in,
+            result: vec![result],
+            is_reduced: false,
+        }
+    }
+
     /// Returns the offset of this rank's row among rows of `row` bytes.
     pub fn row_of(&self, row: usize) -> usize {
         self.member * row

@@ -45,7 +45,7 @@ use burn::tensor::{DType, Device, TensorData};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::call::{DataCall, RecipientData};
+use super::call::{DataCall, MessagePeer, RecipientData};
 use super::contribution::Contribution;
 use super::inputs::CollectiveInputs;
 use super::plane::{
@@ -245,6 +245,44 @@ impl NcclPlane {
         ))
     }
 
+    /// Prepares a message that the rank exchanges with `peer`.
+    fn post_message(
+        &self,
+        call: &DataCall<'_>,
+        tensors: Vec<DispatchTensor>,
+        peer: MessagePeer,
+    ) -> PlaneResult<Contribution> {
+        let member = call.member;
+        let gpu = self.api.gpu(&member.device, member.rank())?;
+        let align = self.api.alignment(gpu);
+        let layout = StagingLayout::of_message(call.signature.message_tensors(), peer, align);
+        let all = Contribution::new(tensors, PlaneContribution::bytes(None));
+        let (sources, copied_in) = sources(&layout, &all, call.needed, 1);
+        let exported = match peer {
+            MessagePeer::To(_) if layout.bytes > 0 => {
+                Some(self.api.export(gpu, member.rank(), sources)?)
+            }
+            _ => None,
+        };
+        let posted = Posted {
+            group: member.group.clone(),
+            name: call.name,
+            device: member.device.clone(),
+            gpu,
+            layout: Arc::new(layout),
+            copied_in,
+            exported,
+            is_addressed: false,
+            is_first: false,
+            kernels: RowKernels::default(),
+        };
+        let addition = Arc::new(NcclContribution::Posted(Box::new(posted)));
+        Ok(Contribution::new(
+            Vec::new(),
+            PlaneContribution::Nccl(addition),
+        ))
+    }
+
     /// Returns the introduction of a member, in host memory.
     fn introduction(&self, gpu: Gpu, member: usize) -> PlaneResult<DispatchTensor> {
         let introduction = ConnectInfo {
@@ -394,18 +432,21 @@ impl DataPlane for NcclPlane {
         tensors: Vec<DispatchTensor>,
         recipients: Vec<usize>,
     ) -> Contribution {
-        if call.signature.op == Op::Send {
-            return rows::message(call, tensors, recipients);
-        }
-        self.post(call, tensors, recipients)
-            .unwrap_or_else(|problem| {
-                // The rank still posts the call, so that no other waits for it, and the world fails.
-                let failed = self.failed.lock().clone();
-                if let Some(WorldFailure(failed)) = failed {
-                    failed(call.member.rank(), NAME, problem);
-                }
-                Contribution::new(Vec::new(), PlaneContribution::bytes(None))
-            })
+        let posted = match call.peer {
+            Some(peer) => self.post_message(call, tensors, peer),
+            None if call.signature.op == Op::Send => {
+                return rows::message(call, tensors, recipients);
+            }
+            None => self.post(call, tensors, recipients),
+        };
+        posted.unwrap_or_else(|problem| {
+            // The rank still posts the call, so that no other waits for it, and the world fails.
+            let failed = self.failed.lock().clone();
+            if let Some(WorldFailure(failed)) = failed {
+                failed(call.member.rank(), NAME, problem);
+            }
+            Contribution::new(Vec::new(), PlaneContribution::bytes(None))
+        })
     }
 
     fn start(&self, inputs: &CollectiveInputs<'_>) -> PlaneResult<TakeExchanged> {
@@ -418,15 +459,15 @@ impl DataPlane for NcclPlane {
         }
         let member = posted.group.rank();
         let rank = posted.group.ranks()[member];
-        let outcome = match &posted.exported {
-            None => None,
-            Some(exported) => {
+        let outcome = match posted.layout.bytes {
+            0 => None,
+            _ => {
                 let outcome = Arc::<Outcome>::default();
                 let job = GpuJob::Exchange(ExchangeJob {
                     channel,
                     rank,
                     layout: posted.layout.clone(),
-                    exported: exported.clone(),
+                    exported: posted.exported.clone(),
                     copied_in: posted.copied_in.clone(),
                     outcome: outcome.clone(),
                 });

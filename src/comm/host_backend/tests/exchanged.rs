@@ -33,18 +33,23 @@ fn reductions(in_tree: bool) -> NcclReductions {
 }
 
 /// Returns the configuration of a launch of `ranks` ranks of this process on `gpus`.
-fn threads(ranks: usize, gpus: &SimulatedGpus, in_tree: bool) -> Launch {
+pub(super) fn threads(ranks: usize, gpus: &SimulatedGpus, in_tree: bool) -> Launch {
     gpus.threads(ranks, reductions(in_tree)).with_deadline(FAR)
 }
 
 /// Returns the configuration of a launch of `each` ranks in this simulated process on `gpus`.
-fn process(job: &ProcessJob, each: usize, gpus: &SimulatedGpus, in_tree: bool) -> Launch {
+pub(super) fn process(
+    job: &ProcessJob,
+    each: usize,
+    gpus: &SimulatedGpus,
+    in_tree: bool,
+) -> Launch {
     gpus.processes(job, each, reductions(in_tree))
         .with_deadline(FAR)
 }
 
 /// Checks that no rule was broken, and that everything is freed.
-fn assert_clean(gpus: &SimulatedGpus) {
+pub(super) fn assert_clean(gpus: &SimulatedGpus) {
     assert_eq!(gpus.violations(), Vec::<String>::new());
 }
 
@@ -204,7 +209,7 @@ fn values_are_right_on_many_ranks() {
 }
 
 /// Sums `value` over the ranks of the world.
-fn sum(world: &World, value: f32) -> Work<Vec<DispatchTensor>> {
+pub(super) fn sum(world: &World, value: f32) -> Work<Vec<DispatchTensor>> {
     let tensor = Tensor::<1>::full([3], value, world.device()).into_dispatch();
     world
         .all()
@@ -227,7 +232,7 @@ fn a_rank_that_drops_its_request_still_takes_part() {
     }
 }
 
-fn data_plane_error(error: &Error) -> (usize, &str, &str) {
+pub(super) fn data_plane_error(error: &Error) -> (usize, &str, &str) {
     let Error::Comm(CommError::DataPlane {
         rank,
         plane,
@@ -240,7 +245,11 @@ fn data_plane_error(error: &Error) -> (usize, &str, &str) {
 }
 
 /// Returns the number of calls of a kind for each GPU.
-fn count(gpus: &SimulatedGpus, ranks: usize, is_counted: impl Fn(&NcclCall) -> bool) -> Vec<usize> {
+pub(super) fn count(
+    gpus: &SimulatedGpus,
+    ranks: usize,
+    is_counted: impl Fn(&NcclCall) -> bool,
+) -> Vec<usize> {
     let calls = gpus.gpus().calls();
     let of = |gpu: usize| {
         let calls = calls.iter().filter(|call| call.gpu == gpu);
@@ -499,7 +508,7 @@ fn deferred(world: &World) -> Result<Work<Vec<DispatchTensor>>> {
 }
 
 /// Runs `program` on `ranks` ranks: in one process, in one process each, and in two processes.
-fn on_all(ranks: usize, program: impl Fn(&World, &SimulatedGpus) -> Result<()> + Sync) {
+pub(super) fn on_all(ranks: usize, program: impl Fn(&World, &SimulatedGpus) -> Result<()> + Sync) {
     let all_succeed = |launched: std::result::Result<Vec<(usize, ())>, LaunchError>| {
         launched.unwrap_or_else(|error| panic!("{error}"));
     };

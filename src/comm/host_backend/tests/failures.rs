@@ -12,8 +12,8 @@ use super::super::ProcessJob;
 use crate::comm::backend::{Backend, CallSignature, ShardSignature, TensorSignature};
 use crate::comm::control::match_table::DataMode;
 use crate::comm::transport::header::{
-    ControlMessage, Header, KnownSignatures, PayloadDesc, RemoteGroupId, RemoteGroupInfo,
-    SentSignature,
+    ControlMessage, Header, KnownSignatures, MessageId, PayloadDesc, RemoteGroupId,
+    RemoteGroupInfo, SentSignature,
 };
 use crate::comm::transport::peer_processes::PayloadData;
 use crate::comm::transport::{Message, Transport};
@@ -470,7 +470,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
             data(recipients, count),
         )
     };
-    let message_of = |to, contents| {
+    let message_with = |to, contents, exchanged| {
         let channel = channel(Some(of(&[0, 1], 1)));
         let message = ControlMessage::Sent {
             channel,
@@ -478,6 +478,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
             tag: 0,
             signature: signature(),
             contents,
+            exchanged,
         };
         Header {
             launch: LaunchId::first(0),
@@ -485,6 +486,7 @@ fn a_header_that_cannot_be_right_is_an_error() {
         }
         .write()
     };
+    let message_of = |to, contents| message_with(to, contents, None);
     let message = |to| message_of(to, PayloadDesc::default());
     let write = |message: ControlMessage| {
         Header {
@@ -558,6 +560,34 @@ fn a_header_that_cannot_be_right_is_an_error() {
         (
             message_of(0, data(&[], 1)),
             "it sent a message whose data is not that of its signature",
+        ),
+        (
+            // No data plane exchanges it.
+            message_with(0, PayloadDesc::default(), Some(0)),
+            "it sent a message whose data is not that of its signature",
+        ),
+        (
+            write(ControlMessage::MessageTaken(MessageId {
+                process: 2,
+                number: 0,
+            })),
+            "it received a message of process 2, which does not exist",
+        ),
+        (
+            write(ControlMessage::MessageOrdered(MessageId {
+                process: 1,
+                number: 0,
+            })),
+            "it ordered a message, which is up to another process",
+        ),
+        (
+            write(ControlMessage::ExchangeOrdered {
+                owner: 1,
+                channel: 0,
+                seq: 0,
+                is_started: true,
+            }),
+            "it ordered an exchange, which is up to another process",
         ),
         (
             call_with(Op::AllGather, 2, &[], 1),

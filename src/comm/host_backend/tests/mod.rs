@@ -2,6 +2,7 @@
 //! others by queues.
 
 mod exchanged;
+mod exchanged_messages;
 #[expect(clippy::result_large_err, reason = "made once per test")]
 mod failures;
 #[expect(clippy::result_large_err, reason = "made once per test")]

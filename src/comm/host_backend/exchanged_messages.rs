@@ -1,0 +1,249 @@
+//! [`ExchangedMessages`]: messages whose tensors the sender and the receiver exchange by their data
+//! plane.
+//!
+//! ```text
+//! sender's process                    receiver's process                   first process
+//! keeps the tensors, sends a header
+//!                                     a receive takes it: reports that     puts it in the order of exchanges
+//! starts to send                      starts to receive
+//! ```
+//!
+//! A message may be received long after it was sent, or never. So its tensors are exchanged once a
+//! receive has taken it, in the [order](super::exchange_order) of all exchanges of the world. A
+//! message does not connect ranks: its sender has the result of an exchange of the group, in which
+//! all its ranks have connected. Earlier messages travel as bytes.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use parking_lot::Mutex;
+
+use super::HostBackend;
+use super::exchanged::failure;
+use crate::comm::backend::{CallSignature, GroupMember};
+use crate::comm::control::match_table::{
+    GroupKey, MatchTable, MessageHandle, OpHandle, RecvHandle,
+};
+use crate::comm::data::call::{DataCall, MessagePeer, RecipientData};
+use crate::comm::data::contribution::Contribution;
+use crate::comm::data::plane::{DataPlane, PlaneResult, TakeExchanged};
+use crate::comm::data::{ExchangedMessage, PlaneContribution};
+use crate::comm::transport::header::{ControlMessage, MessageId};
+
+type MessageTable = MatchTable<CallSignature, Contribution>;
+
+/// Messages that are not started, as far as this process sends or receives them.
+#[derive(Default)]
+pub(super) struct ExchangedMessages(Mutex<Messages>);
+
+#[derive(Default)]
+struct Messages {
+    /// Number of messages that ranks of this process have sent.
+    count: u64,
+    /// Messages of local ranks.
+    sent: HashMap<MessageId, SentMessage>,
+    /// Messages to local ranks that no receive was seen to take.
+    untaken: HashMap<MessageHandle, MessageId>,
+    /// Messages that receives of local ranks have taken.
+    taken: HashMap<MessageId, MessageHandle>,
+    /// Local ranks that have received messages, by their group and group rank.
+    receivers: HashMap<(GroupKey, usize), MessageReceiver>,
+    is_over: bool,
+}
+
+/// Tensors of a message that a rank is about to send.
+pub(super) enum MessageBody {
+    /// Read by handle, or sent as bytes.
+    Tensors(Contribution),
+    Exchanged(MessageId),
+}
+
+/// A message of a local rank.
+pub(super) struct SentMessage {
+    pub rank: usize,
+    pub plane: Arc<dyn DataPlane>,
+    pub device: Device,
+    pub group: GroupKey,
+    pub contribution: Contribution,
+}
+
+/// A local rank that receives messages.
+#[derive(Clone)]
+pub(super) struct MessageReceiver {
+    pub plane: Arc<dyn DataPlane>,
+    pub member: GroupMember,
+    pub name: &'static str,
+}
+
+impl ExchangedMessages {
+    /// Drops all messages: the world has failed, or the programs of its ranks have ended.
+    pub fn end(&self) {
+        let ended = Messages {
+            is_over: true,
+            ..Messages::default()
+        };
+        // Dropped outside the lock.
+        let dropped = mem::replace(&mut *self.0.lock(), ended);
+        drop(dropped);
+    }
+}
+
+impl HostBackend {
+    /// Keeps a message of a local rank until a receive has taken it. Called before the receiver is
+    /// notified.
+    pub(super) fn keep_message(&self, message: SentMessage) -> MessageId {
+        let mut messages = self.messages.0.lock();
+        let id = MessageId {
+            process: self.remote.as_ref().map_or(0, |remote| remote.here()),
+            number: messages.count,
+        };
+        messages.count += 1;
+        if !messages.is_over {
+            messages.sent.insert(id, message);
+        }
+        id
+    }
+
+    /// Notes a message that was sent to a local rank. Returns true if a receive has taken it.
+    pub(super) fn message_sent(&self, message: MessageHandle, id: MessageId) -> bool {
+        let mut messages = self.messages.0.lock();
+        if messages.is_over {
+            return false;
+        }
+        messages.untaken.insert(message, id);
+        drop(messages);
+        let is_taken = |table: &mut MessageTable| table.sent_signature(message).is_some();
+        self.rendezvous.read(is_taken) && self.message_taken(message)
+    }
+
+    /// Notes a local rank that receives messages. Called before its receive is posted.
+    pub(super) fn add_receiver(
+        &self,
+        (group, member): (GroupKey, usize),
+        receiver: impl FnOnce() -> MessageReceiver,
+    ) {
+        let mut messages = self.messages.0.lock();
+        let known = messages.receivers.entry((group, member));
+        known.or_insert_with(receiver);
+    }
+
+    /// Handles a receive that a local rank has posted: if it has taken a message, the tensors are
+    /// exchanged.
+    pub(super) fn receive_posted(&self, receive: RecvHandle) {
+        let taken = self.rendezvous.read(|table| table.taken_message(receive));
+        if taken.is_some_and(|message| self.message_taken(message)) {
+            self.start_exchanges();
+        }
+    }
+
+    /// Reports a message that a receive has taken, if it is one that is exchanged and was not
+    /// reported. Both the thread that notes the message and that of the receiver call this.
+    fn message_taken(&self, message: MessageHandle) -> bool {
+        let mut messages = self.messages.0.lock();
+        let Some(id) = messages.untaken.remove(&message) else {
+            return false;
+        };
+        messages.taken.insert(id, message);
+        drop(messages);
+        match &self.remote {
+            Some(remote) if !remote.decides() => {
+                let message = ControlMessage::MessageTaken(id);
+                remote.notify_process(remote.first(), message);
+            }
+            Some(remote) => self.order_message(id, remote.here()),
+            None => self.order_message(id, 0),
+        }
+        true
+    }
+
+    /// Handles the report of process `from` that a receive of it has taken a message.
+    pub(super) fn receive_message_report(&self, from: usize, id: MessageId) -> Result<(), String> {
+        if !self.remote().decides() {
+            return Err("it reported a message to a process that does not order them".into());
+        }
+        self.order_message(id, from);
+        self.start_exchanges_in_background();
+        Ok(())
+    }
+
+    /// Starts this process's part of a message.
+    pub(super) fn start_message(&self, id: MessageId) {
+        let (sent, taken) = {
+            let mut messages = self.messages.0.lock();
+            let sent = messages.sent.remove(&id);
+            let taken = messages.taken.remove(&id).and_then(|message| {
+                let receiver = messages.receivers.get(&(message.group, message.to));
+                Some((message, receiver?.clone()))
+            });
+            (sent, taken)
+        };
+        if let Some(sent) = sent {
+            let started =
+                self.start_part(&*sent.plane, sent.group, &sent.device, &[sent.contribution]);
+            if let Err(error) = started {
+                let failure = failure(sent.rank, sent.plane.name(), &error);
+                self.rendezvous.find(failure);
+            }
+        }
+        if let Some((message, receiver)) = taken {
+            self.start_to_receive(message, &receiver);
+        }
+    }
+
+    fn start_to_receive(&self, message: MessageHandle, receiver: &MessageReceiver) {
+        let sent = self.rendezvous.read(|table| {
+            let (from, signature) = table.sent_signature(message)?;
+            Some((from, signature.clone()))
+        });
+        // After a failure it may be gone.
+        let Some((from, signature)) = sent else {
+            return;
+        };
+        let MessageReceiver {
+            plane,
+            member,
+            name,
+        } = receiver;
+        let call = DataCall {
+            signature: &signature,
+            member,
+            name,
+            needed: RecipientData::Full,
+            plan: None,
+            is_distributed: self.remote.is_some(),
+            is_deferred: false,
+            is_first_exchange: false,
+            peer: Some(MessagePeer::From(from)),
+        };
+        let contribution = plane.contribute(&call, Vec::new(), Vec::new());
+        match self.start_part(&**plane, message.group, &member.device, &[contribution]) {
+            Ok(take) => {
+                let exchanged = PlaneContribution::Exchanged(ExchangedMessage::new(take));
+                let exchanged = Contribution::new(Vec::new(), exchanged);
+                self.rendezvous.provide_message(message, exchanged);
+            }
+            Err(error) => {
+                let failure = failure(member.rank(), plane.name(), &error);
+                self.rendezvous.find(failure);
+            }
+        }
+    }
+
+    fn start_part(
+        &self,
+        plane: &dyn DataPlane,
+        group: GroupKey,
+        device: &Device,
+        part: &[Contribution],
+    ) -> PlaneResult<TakeExchanged> {
+        // Like a call of the rank alone.
+        let op = OpHandle {
+            group,
+            member: 0,
+            seq: 0,
+        };
+        plane.start(&self.inputs(part, op, device))
+    }
+}

@@ -1,0 +1,232 @@
+//! Messages whose tensors the sender and the receiver exchange by NCCL, on simulated GPUs.
+
+use std::time::Duration;
+
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+
+use super::exchanged::{assert_clean, count, data_plane_error, on_all, process, sum, threads};
+use crate::Result;
+use crate::comm::data::nccl::fake::{FakeGpus, NcclCall};
+use crate::comm::{SimulatedGpus, Work, World, launch};
+use crate::testing::LoopbackJob;
+
+/// Sends two tensors of `value`, one of them without elements.
+fn send(world: &World, value: usize, to: usize, tag: u32) -> Work<()> {
+    let tensor = |len| Tensor::<1>::full([len], value as f32, world.device()).into_dispatch();
+    let tensors = vec![tensor(1 + value), tensor(0)];
+    world.all().send("message".into(), tensors, to, tag)
+}
+
+/// Receives what [`send`] sends, and returns the sender and the value.
+fn receive(world: &World, from: Option<usize>, tag: u32) -> Result<(usize, usize)> {
+    let message = world.all().receive("message".into(), None, from, tag);
+    let message = message.wait()?;
+    let [full, empty] = message.tensors.try_into().expect("two were sent");
+    let [full, empty] = [full, empty].map(|tensor| Tensor::<1>::from_dispatch(tensor).into_data());
+    let values: Vec<f32> = full.iter().collect();
+    assert_eq!(empty.shape()[..], [0]);
+    let value = values.len() - 1;
+    assert_eq!(values, vec![value as f32; values.len()]);
+    Ok((message.from, value))
+}
+
+/// Returns the number of messages that each GPU has sent.
+fn sent(gpus: &SimulatedGpus, ranks: usize) -> Vec<usize> {
+    count(
+        gpus,
+        ranks,
+        |call| matches!(call, NcclCall::Pairs { sent, .. } if !sent.is_empty()),
+    )
+}
+
+/// Sends a message around a ring.
+fn ring(world: &World, value: usize) -> Result<()> {
+    let (rank, size) = (world.rank(), world.size());
+    let last = (rank + size - 1) % size;
+    send(world, value + rank, (rank + 1) % size, 0).wait()?;
+    assert_eq!(receive(world, Some(last), 0)?, (last, value + last));
+    Ok(())
+}
+
+#[test]
+fn messages_are_exchanged_once_their_sender_knows_that_ranks_have_connected() {
+    on_all(4, |world, gpus| {
+        ring(world, 3)?;
+        // Nobody has connected.
+        assert_eq!(sent(gpus, 4), [0; 4]);
+        world.barrier("connects")?;
+        for round in 1..4 {
+            ring(world, 5)?;
+            world.barrier("done")?;
+            assert_eq!(sent(gpus, 4), [round; 4]);
+            world.barrier("counted")?;
+        }
+        // A message to the rank itself is not, nor one without elements.
+        send(world, 7, world.rank(), 1).wait()?;
+        assert_eq!(receive(world, None, 1)?, (world.rank(), 7));
+        let empty = Tensor::<1>::zeros([0], world.device()).into_dispatch();
+        let to = (world.rank() + 1) % 4;
+        world
+            .all()
+            .send("empty".into(), vec![empty], to, 2)
+            .wait()?;
+        let got = world.all().receive("empty".into(), None, None, 2).wait()?;
+        assert_eq!(got.tensors.len(), 1);
+        world.barrier("done")?;
+        assert_eq!(sent(gpus, 4), [3; 4]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_rank_may_receive_while_others_have_not_connected() {
+    // Rank 0 has posted the call that connects when it sends. The others post it after they have
+    // received.
+    on_all(4, |world, _| {
+        let connects = (world.rank() == 0).then(|| sum(world, 1.0));
+        if world.rank() == 0 {
+            (1..4).try_for_each(|to| send(world, to, to, 0).wait())?;
+        } else {
+            assert_eq!(receive(world, Some(0), 0)?, (0, world.rank()));
+        }
+        let connects = connects.unwrap_or_else(|| sum(world, 1.0));
+        connects.wait()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_message_outlives_the_program_of_its_sender() {
+    on_all(4, |world, gpus| {
+        world.barrier("connects")?;
+        if world.rank() > 0 {
+            // Nothing waits for them, and their ranks return.
+            return Ok(send(world, world.rank(), 0, 0).wait()?);
+        }
+        for from in [2, 3, 1] {
+            assert_eq!(receive(world, Some(from), 0)?, (from, from));
+        }
+        assert_eq!(sent(gpus, 4), [0, 1, 1, 1]);
+        Ok(())
+    });
+}
+
+#[test]
+fn messages_that_no_rank_needs_do_not_stop_others() {
+    on_all(4, |world, gpus| {
+        world.barrier("connects")?;
+        let (next, last) = ((world.rank() + 1) % 4, (world.rank() + 3) % 4);
+        drop(world.all().receive("message".into(), None, last, 8));
+        for value in 0..2 {
+            send(world, value, next, 8).wait()?;
+        }
+        // No rank receives it.
+        send(world, 9, next, 9).wait()?;
+        assert_eq!(receive(world, Some(last), 8)?, (last, 1));
+        world.barrier("done")?;
+        // What a receive took is exchanged, also if its rank gave it up.
+        assert_eq!(sent(gpus, 4), [2; 4]);
+        Ok(())
+    });
+}
+
+#[test]
+fn messages_and_collectives_start_in_one_order() {
+    on_all(4, |world, gpus| {
+        let (rank, size) = (world.rank(), world.size());
+        let pair = world.group(&[rank % 2, rank % 2 + 2])?;
+        world.barrier("connects")?;
+        pair.barrier("connects".into()).wait()?;
+        let others = || (1..size).map(|offset| (rank + offset) % size);
+        for round in 0..30 {
+            // Each rank sends, receives and reduces in an order of its own.
+            let mut sums = Vec::new();
+            for step in 0..3 {
+                let to = (rank + 1 + (step + round) % 3) % size;
+                send(world, step + to, to, 2 * round as u32).wait()?;
+                if (step + rank + round) % 2 == 0 {
+                    sums.push(sum(world, 1.0));
+                    let tensor = Tensor::<1>::full([2], 1.0, world.device()).into_dispatch();
+                    let tag = 2 * round as u32 + 1;
+                    let to = 1 - pair.group().rank();
+                    pair.send("pair".into(), vec![tensor], to, tag).wait()?;
+                }
+            }
+            while sums.len() < 2 {
+                sums.push(sum(world, 1.0));
+            }
+            let mut values: Vec<_> = others()
+                .map(|_| receive(world, None, 2 * round as u32))
+                .collect::<Result<_>>()?;
+            values.sort_unstable();
+            let mut senders: Vec<_> = others().collect();
+            senders.sort_unstable();
+            assert!(values.iter().map(|(from, _)| *from).eq(senders));
+            for (from, value) in values {
+                let step = (0..3).find(|step| (from + 1 + (step + round) % 3) % size == rank);
+                assert_eq!(Some(value), step.map(|step| step + rank));
+            }
+            // As many as the other rank of the pair has sent.
+            let other = (rank + 2) % size;
+            for _ in (0..3).filter(|step| (step + other + round) % 2 == 0) {
+                let tag = 2 * round as u32 + 1;
+                pair.receive("pair".into(), None, None, tag).wait()?;
+            }
+            for sum in sums.into_iter().rev() {
+                let sum = Tensor::<1>::from_dispatch(sum.wait()?.remove(0)).into_data();
+                assert!(sum.iter::<f32>().eq([4.0; 3]));
+            }
+        }
+        world.barrier("done")?;
+        let expected: usize = (0..30)
+            .map(|round| 3 + (0..3).filter(|step| (step + rank + round) % 2 == 0).count())
+            .sum();
+        assert_eq!(sent(gpus, 4)[rank], expected);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_failure_is_the_same_error_for_all_who_wait_for_messages() {
+    for (processes, each) in [(1, 3), (3, 1), (2, 2)] {
+        let ranks = processes * each;
+        let last = ranks - 1;
+        let gpus = SimulatedGpus::of(FakeGpus::new().with_failure(last, 3));
+        let ended = Mutex::new(vec![None; ranks]);
+        let program = |world: &World| -> Result<()> {
+            world.barrier("connects")?;
+            let next = (world.rank() + 1) % ranks;
+            let error = loop {
+                let sent = send(world, 1, next, 0).wait();
+                // Values are not looked at: after an abort a GPU returns what it had.
+                let receive = || world.all().receive("message".into(), None, None, 0).wait();
+                if let Err(error) = sent.and_then(|()| receive().map(drop)) {
+                    break error;
+                }
+            };
+            ended.lock()[world.rank()] = Some(error.to_string());
+            Err(error.into())
+        };
+        let fails = |launched: crate::comm::Launch| {
+            let launched = launched.with_deadline(Duration::from_secs(20));
+            launch(launched, program).unwrap_err()
+        };
+        let errors = match processes {
+            1 => vec![fails(threads(each, &gpus, false))],
+            _ => LoopbackJob::new(processes, 61)
+                .run(|_, job| fails(process(job, each, &gpus, false))),
+        };
+        for error in errors {
+            assert_eq!(
+                data_plane_error(&error.cause),
+                (last, "nccl", "unhandled system error")
+            );
+        }
+        for error in ended.into_inner() {
+            let error = error.expect("every rank has ended");
+            assert!(error.contains("unhandled system error"), "{error}");
+        }
+        assert_clean(&gpus);
+    }
+}
