@@ -43,8 +43,16 @@ pub struct CollectivePlan {
     /// Number of ranks in the group.
     pub(super) ranks: usize,
     #[serde(skip)]
-    kept: OnceLock<Box<dyn Any + Send + Sync>>,
+    kept: KeptCell,
 }
+
+/// A value that a backend keeps with a plan, and the next one, which has another type.
+struct Kept {
+    value: Box<dyn Any + Send + Sync>,
+    next: KeptCell,
+}
+
+type KeptCell = OnceLock<Box<Kept>>;
 
 impl CollectivePlan {
     pub(super) fn new(
@@ -116,17 +124,23 @@ impl CollectivePlan {
         self.tensors.iter().map(TensorSignature::bytes).sum()
     }
 
-    /// Returns the value that a backend has stored with the plan; calls `make` to create it if
-    /// there is none. All calls must use the same type, and `make` must always create an equal
-    /// value. Local; several ranks may call it at the same time and create a value each, and all
-    /// receive the one stored first.
-    ///
-    /// # Panics
-    /// If the plan holds a value of another type.
-    pub fn kept<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> &T {
-        let kept = offered(&self.kept, || Box::new(make()));
-        kept.downcast_ref()
-            .expect("a backend stores values of one type with a plan")
+    /// Returns the value of type `T` that a backend has stored with the plan; calls `make` to create
+    /// it if there is none. `make` must always create an equal value. Local; several ranks may call
+    /// it at the same time and create a value each, and all receive the one stored first.
+    pub fn kept<T: Any + Send + Sync>(&self, make: impl Fn() -> T) -> &T {
+        let mut cell = &self.kept;
+        loop {
+            let kept = offered(cell, || {
+                Box::new(Kept {
+                    value: Box::new(make()),
+                    next: KeptCell::new(),
+                })
+            });
+            match kept.value.downcast_ref() {
+                Some(value) => return value,
+                None => cell = &kept.next,
+            }
+        }
     }
 }
 

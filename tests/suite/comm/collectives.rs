@@ -223,6 +223,21 @@ fn a_plan_that_was_sent_is_the_plan() {
 }
 
 #[test]
+fn a_plan_keeps_a_value_of_each_type() {
+    run(1, |world| {
+        let meta = TensorMeta {
+            shape: Shape::from([5]),
+            dtype: DType::F32,
+        };
+        let sizes = ShardSizes::Chunked(5);
+        let plan = world.all().plan_all_gather(vec![(meta, 0, sizes)])?;
+        assert_eq!((plan.kept(|| 1_u8), plan.kept(|| "one")), (&1, &"one"));
+        assert_eq!((plan.kept(|| 2_u8), plan.kept(|| "two")), (&1, &"one"));
+        Ok(())
+    });
+}
+
+#[test]
 fn the_average_is_the_sum_over_the_number_of_ranks() {
     for ranks in [1, 2, 3, 5, 8] {
         run(ranks, |world| {

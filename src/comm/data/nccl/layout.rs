@@ -13,6 +13,8 @@
 //! Otherwise each pair of ranks sends exactly what the other needs, in one group of sends and
 //! receives.
 
+use std::sync::Arc;
+
 use burn::tensor::DType;
 
 use super::api::{NativeOp, error};
@@ -20,7 +22,7 @@ use super::ways;
 use crate::comm::backend::CallSignature;
 use crate::comm::data::call::MessagePeer;
 use crate::comm::data::plane::PlaneResult;
-use crate::comm::{Op, TensorMeta};
+use crate::comm::{CollectivePlan, Op, TensorMeta};
 
 /// Denominator of the fraction of bytes that padding may add. A collective of NCCL uses rings,
 /// trees and multicast, which is worth a few bytes; a group of pairs sends no byte too many.
@@ -136,7 +138,31 @@ fn blocks(packer: &mut Packer, metas: Vec<TensorMeta>) -> Vec<Block> {
     metas.into_iter().map(block).collect()
 }
 
+/// Layout of a planned call, and what it depends on besides the plan.
+struct PlannedLayout {
+    member: usize,
+    align: usize,
+    in_tree: bool,
+    layout: PlaneResult<Arc<StagingLayout>>,
+}
+
 impl StagedCall<'_> {
+    /// Returns the layout of a planned call, which is kept with the plan.
+    pub fn planned_layout(&self, plan: &CollectivePlan) -> PlaneResult<Arc<StagingLayout>> {
+        let make = || PlannedLayout {
+            member: self.member,
+            align: self.align,
+            in_tree: self.in_tree,
+            layout: self.layout().map(Arc::new),
+        };
+        let kept = plan.kept(make);
+        // Another group may use the plan, too.
+        match (kept.member, kept.align, kept.in_tree) == (self.member, self.align, self.in_tree) {
+            true => kept.layout.clone(),
+            false => make().layout,
+        }
+    }
+
     pub fn layout(&self) -> PlaneResult<StagingLayout> {
         let Self {
             signature,

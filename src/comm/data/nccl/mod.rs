@@ -202,7 +202,7 @@ impl NcclPlane {
         let is_addressed = !matches!(call.needed, RecipientData::Full);
         let all =
             Contribution::new(tensors, PlaneContribution::bytes(None)).with_recipients(recipients);
-        let layout = StagedCall {
+        let staged = StagedCall {
             signature: call.signature,
             ranks: group.size(),
             member: group.rank(),
@@ -211,8 +211,11 @@ impl NcclPlane {
             is_addressed,
             has_own: !matches!(call.needed, RecipientData::Addressed)
                 || all.recipients.contains(&group.rank()),
-        }
-        .layout()?;
+        };
+        let layout = match call.plan {
+            Some(plan) => staged.planned_layout(plan)?,
+            None => Arc::new(staged.layout()?),
+        };
         let (kernels, rows) = RowKernels::pack(call, &layout, &all.tensors);
         let (sources, copied_in) = match rows {
             Some((flat, offset)) => (vec![flat], vec![(0, offset)]),
@@ -231,7 +234,7 @@ impl NcclPlane {
             name: call.name,
             device: call.member.device.clone(),
             gpu,
-            layout: Arc::new(layout),
+            layout,
             copied_in,
             exported,
             is_addressed,

@@ -1,5 +1,6 @@
 //! Collectives whose tensors the ranks exchange by NCCL, on simulated GPUs.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use burn::backend::DispatchTensor;
@@ -11,8 +12,8 @@ use parking_lot::Mutex;
 use super::super::ProcessJob;
 use crate::comm::data::nccl::fake::{FakeGpus, NcclCall, NcclVersion, OrderingStep};
 use crate::comm::{
-    CommError, Launch, LaunchError, NcclReductions, ReduceOp, SimulatedGpus, TensorMeta, Work,
-    World, launch,
+    CommError, Communicator, Launch, LaunchError, NcclReductions, ReduceOp, SimulatedGpus,
+    TensorMeta, Work, World, launch,
 };
 use crate::dtensor::ops::random;
 use crate::fsdp::{FullyShard, fully_shard, unit};
@@ -84,6 +85,11 @@ fn everywhere<T: Send>(
     all
 }
 
+/// True if conformance is also tested on 4 and 8 ranks, which takes minutes.
+fn is_long() -> bool {
+    std::env::var_os("LONG_TESTS").is_some()
+}
+
 #[test]
 fn ranks_of_one_process_conform() {
     for in_tree in [false, true] {
@@ -94,7 +100,7 @@ fn ranks_of_one_process_conform() {
             threads(ranks, &gpus, in_tree)
         };
         let report = Conformance::of(launch)
-            .with_ranks([2, 3])
+            .with_ranks(if is_long() { vec![4, 8] } else { vec![2, 3] })
             .with_few_cases()
             .run();
         assert!(report.total() > 1000, "{report}");
@@ -106,7 +112,8 @@ fn ranks_of_one_process_conform() {
 
 #[test]
 fn two_processes_conform() {
-    for (each, seed, in_tree) in [(1, 41, false), (2, 42, true)] {
+    let long = is_long().then_some((4, 43, false));
+    for (each, seed, in_tree) in [(1, 41, false), (2, 42, true)].into_iter().chain(long) {
         let used = Mutex::new(Vec::<Vec<SimulatedGpus>>::from([Vec::new(), Vec::new()]));
         let shared = Mutex::new(Vec::<SimulatedGpus>::new());
         let reports = LoopbackJob::new(2, seed).run(|index, job| {
@@ -440,6 +447,32 @@ fn shards_are_padded_if_that_adds_little() {
     }
 }
 
+#[test]
+fn groups_of_other_orders_may_share_a_plan() {
+    let rows = everywhere(2, false, |world| {
+        let groups = [world.group(&[0, 1])?, world.group(&[1, 0])?];
+        let full = TensorMeta {
+            shape: [3, 2].into(),
+            dtype: DType::F32,
+        };
+        let sizes = ShardSizes::Chunked(3);
+        let plan = groups[0].plan_all_gather(vec![(full, 0, sizes.clone())])?;
+        let gather = |group: &Communicator| -> Result<Vec<f32>> {
+            let len = sizes.range(2, group.group().rank()).len();
+            let own = Tensor::<2>::full([len, 2], world.rank() as f32, world.device());
+            let all = group.execute_plan("gather".into(), &plan, vec![own.into_dispatch()]);
+            let all = Tensor::<2>::from_dispatch(all.wait()?.remove(0));
+            Ok(all.into_data().iter().collect())
+        };
+        Ok([gather(&groups[0])?, gather(&groups[1])?])
+    });
+    let rows_of = |ranks: [f32; 3]| ranks.into_iter().flat_map(|rank| [rank; 2]).collect();
+    let expected: [Vec<f32>; 2] = [rows_of([0.0, 0.0, 1.0]), rows_of([1.0, 1.0, 0.0])];
+    for rows in rows.into_iter().flatten() {
+        assert_eq!(rows, expected);
+    }
+}
+
 /// Trains a sharded model, and returns the losses of each rank. `gpus` counts host waits meanwhile.
 fn losses(launched: Launch, gpus: Option<&SimulatedGpus>) -> Vec<Vec<f32>> {
     let ranks = launch(launched, |world| {
@@ -490,6 +523,36 @@ fn sharded_training_has_the_same_losses() {
             assert!((native - expected).abs() <= 1e-6, "{native} {expected}");
         }
         assert_clean(&gpus);
+    }
+}
+
+#[test]
+fn a_rank_has_one_stream_for_all_models_and_groups() {
+    let gpus = SimulatedGpus::new();
+    launch(threads(4, &gpus, false), |world| {
+        let mesh = DeviceMesh::new(world, [2, 2], ["replicate", "shard"])?;
+        let device = world.device().clone().autodiff();
+        let model = |seed| {
+            let model = world.run_seeded(seed, || LinearConfig::new(5, 5).init(&device))?;
+            fully_shard(model, &mesh, FullyShard::new())
+        };
+        let models: [Linear; 2] = [model(3)?, model(4)?];
+        let x = Tensor::<2>::ones([3, 5], &device);
+        let run = |x, model: &Linear| unit(model, x, |model, x: Tensor<2>| model.forward(x));
+        models.iter().fold(x, run).sum().backward();
+        Ok(())
+    })
+    .unwrap();
+    assert_clean(&gpus);
+    let calls = gpus.gpus().calls();
+    for gpu in 0..4 {
+        let of_gpu = || calls.iter().filter(|call| call.gpu == gpu);
+        let streams: HashSet<_> = of_gpu().filter_map(|call| call.stream).collect();
+        let cliques: HashSet<_> = of_gpu().map(|call| call.clique).collect();
+        assert!(
+            streams.len() == 1 && cliques.len() > 2,
+            "{streams:?} {cliques:?}"
+        );
     }
 }
 

@@ -7,6 +7,7 @@ use std::thread::ThreadId;
 
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, TensorData};
+use half::{bf16, f16};
 use itertools::Itertools;
 use parking_lot::Mutex;
 
@@ -609,7 +610,8 @@ impl FakeState {
 }
 
 /// Reduces operands from the last to the first: another order than the fixed tree's, as NCCL's is.
-/// Integers wrap around, since the bytes between tensors may have any value.
+/// Integers wrap around, since the bytes between tensors may have any value. Minima and maxima of
+/// floats ignore NaN.
 fn reduced(operands: Vec<Vec<u8>>, dtype: DType, op: NativeOp) -> Vec<u8> {
     macro_rules! integers {
         ($($dtype:ident $int:ty),*) => {
@@ -627,12 +629,21 @@ fn reduced(operands: Vec<Vec<u8>>, dtype: DType, op: NativeOp) -> Vec<u8> {
         };
     }
     integers!(I64 i64, I32 i32, I8 i8, U64 u64, U32 u32, U8 u8);
+    macro_rules! extremes {
+        ($($dtype:ident $float:ty),*) => {
+            match (dtype, op) {
+                $((DType::$dtype, NativeOp::Min) => return folded(operands, <$float>::min),
+                (DType::$dtype, NativeOp::Max) => return folded(operands, <$float>::max),)*
+                _ => {}
+            }
+        };
+    }
+    extremes!(F64 f64, F32 f32, F16 f16, BF16 bf16);
     let count = operands.len();
     let step = match op {
         NativeOp::Sum | NativeOp::Avg => ReduceOp::Sum,
         NativeOp::Product => ReduceOp::Product,
-        NativeOp::Min => ReduceOp::Min,
-        NativeOp::Max => ReduceOp::Max,
+        NativeOp::Min | NativeOp::Max => unreachable!("all their dtypes are above"),
     };
     let host = memory::host();
     let tensor = |bytes: Vec<u8>| {
