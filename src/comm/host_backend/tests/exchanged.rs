@@ -111,34 +111,36 @@ fn ranks_of_one_process_conform() {
 }
 
 #[test]
-fn two_processes_conform() {
-    let long = is_long().then_some((4, 43, false));
-    for (each, seed, in_tree) in [(1, 41, false), (2, 42, true)].into_iter().chain(long) {
-        let used = Mutex::new(Vec::<Vec<SimulatedGpus>>::from([Vec::new(), Vec::new()]));
-        let shared = Mutex::new(Vec::<SimulatedGpus>::new());
-        let reports = LoopbackJob::new(2, seed).run(|index, job| {
+fn processes_conform() {
+    let long = [(4, 1, 49, true), (2, 4, 43, false)];
+    let long = long.into_iter().filter(|_| is_long());
+    let always = [(2, 1, 41, false), (2, 2, 42, true)];
+    for (processes, each, seed, in_tree) in always.into_iter().chain(long) {
+        // The number of launches of each process so far. All make the same launches, and find the GPUs
+        // of the same launch.
+        let launches = Mutex::new(vec![0; processes]);
+        let used = Mutex::new(Vec::<SimulatedGpus>::new());
+        let reports = LoopbackJob::new(processes, seed).run(|index, job| {
             Conformance::of(|_| {
-                // Both processes make the same launches, so they find the GPUs of the same launch.
                 let gpus = {
+                    let number = &mut launches.lock()[index];
                     let mut used = used.lock();
-                    let mut shared = shared.lock();
-                    let number = used[index].len();
-                    if shared.len() == number {
-                        shared.push(SimulatedGpus::new());
+                    if used.len() == *number {
+                        used.push(SimulatedGpus::new());
                     }
-                    used[index].push(shared[number].clone());
-                    shared[number].clone()
+                    *number += 1;
+                    used[*number - 1].clone()
                 };
                 process(job, each, &gpus, in_tree)
             })
-            .with_ranks([2 * each])
+            .with_ranks([processes * each])
             .with_few_cases()
             .run()
         });
         for report in reports {
             assert!(report.total() > 1000, "{report}");
         }
-        for gpus in shared.lock().iter() {
+        for gpus in used.lock().iter() {
             assert_clean(gpus);
         }
     }

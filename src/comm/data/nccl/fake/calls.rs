@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, TensorData};
@@ -26,6 +27,9 @@ use crate::comm::{TensorMeta, backend};
 
 /// Number of polls for which a call continues in the background.
 const POLLS: usize = 2;
+
+/// Time after which a stream that waits for others is taken to wait forever.
+const FOREVER: Duration = Duration::from_secs(120);
 
 /// Tensors of a rank.
 struct ExportedTensors {
@@ -70,11 +74,15 @@ impl FakeApi {
         }
     }
 
-    /// Runs a stream until nothing is enqueued, and blocks where a GPU would.
+    /// Runs a stream until nothing is enqueued, and blocks where a GPU would, but not forever.
     fn run(&self, stream: StreamKey) {
         let mut state = self.state();
         while !state.run(stream) {
-            self.gpus.changed.wait(&mut state);
+            if self.gpus.changed.wait_for(&mut state, FOREVER).timed_out() {
+                state.hang(format!(
+                    "{stream:?} waits, and nothing was enqueued for {FOREVER:?}"
+                ));
+            }
         }
         self.gpus.changed.notify_all();
     }

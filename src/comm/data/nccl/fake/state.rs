@@ -210,6 +210,12 @@ impl FakeState {
         self.violations.push(problem);
     }
 
+    /// Notes that streams wait forever, and ends the operations for which they wait.
+    pub(super) fn hang(&mut self, problem: String) {
+        self.violation(problem);
+        self.comms.values_mut().for_each(|comm| comm.is_over = true);
+    }
+
     pub(super) fn all_violations(&mut self) -> Vec<String> {
         let mut all = self.violations.clone();
         all.extend(
@@ -335,9 +341,7 @@ impl FakeState {
         is_enough: &dyn Fn(&Self) -> bool,
     ) -> bool {
         if waiting.contains(&stream) {
-            let streams = format!("{waiting:?}");
-            self.violation(format!("streams wait for each other: {streams}"));
-            self.comms.values_mut().for_each(|comm| comm.is_over = true);
+            self.hang(format!("streams wait for each other: {waiting:?}"));
             return false;
         }
         waiting.push(stream);
