@@ -243,8 +243,10 @@ impl CallSignature {
             pairs,
             ..
         } = self;
+        let sum = |bytes: u64, tensor: &TensorSignature| bytes.checked_add(tensor.bytes());
         root.is_none_or(|root| root < ranks)
             && tensors.iter().all(|tensor| tensor.fits(ranks))
+            && tensors.iter().try_fold(0_u64, sum).is_some()
             && pairs.as_ref().is_none_or(|pairs| pairs.fits(ranks))
     }
 

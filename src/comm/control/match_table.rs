@@ -504,8 +504,10 @@ impl<F: Signature, P> MatchTable<F, P> {
                 return false;
             };
             let mut entries = g.entries.iter();
+            let mut queues = g.ranks.iter().zip(&g.queues);
             entries.any(|entry| entry.unreleased > 0 && entry.awaits(member))
-                || g.queues.iter().any(|queue| queue.awaits_data_of(member))
+                || queues
+                    .any(|(to, queue)| !self.ranks[*to].returned && queue.awaits_data_of(member))
         })
     }
 

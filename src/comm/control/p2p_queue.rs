@@ -5,7 +5,8 @@
 //! 1. Messages of one sender and one tag are received in the order in which they were sent.
 //! 2. A message goes to the first posted receive that accepts it. A receive takes the first sent
 //!    message that it accepts, also after its handle was released.
-//! 3. Sending never blocks. The queue owns a message until a receive takes it or the world ends.
+//! 3. Sending never blocks. The queue owns a message until a receive takes it or the world ends; its
+//!    tensors stay with the sender's process if the two ranks exchange them.
 //! 4. A message may be sent before its data arrives, as by a rank of another process. Sending is
 //!    all that counts in 1 and 2; the message has not arrived until its data has.
 

@@ -189,7 +189,7 @@ pub(in crate::comm) enum PlaneContribution {
     Received(Option<Arc<ResultBuffer>>),
 }
 
-/// A message whose exchange was started, until the receiver takes it.
+/// A message whose exchange was started, until the receiver takes it. The mutex makes it `Sync`.
 pub(in crate::comm) struct ExchangedMessage(Mutex<TakeExchanged>);
 
 impl ExchangedMessage {

@@ -53,8 +53,9 @@ pub(super) struct ExchangeOrder {
     /// Locked while calls are reported, so that those of a group are reported in their order.
     reporting: Mutex<()>,
     /// Deferred calls about which some processes have not reported. Used by the first process, which
-    /// holds the lock while it notifies the processes of the next call or message.
-    deferred: Mutex<HashMap<CallKey, Reports>>,
+    /// holds the lock until all processes are notified of the next call or message, so that they
+    /// receive them in one order.
+    ordering: Mutex<HashMap<CallKey, Reports>>,
 }
 
 #[derive(Default)]
@@ -62,8 +63,11 @@ struct Calls {
     unstarted: BTreeMap<CallKey, UnstartedCall>,
     /// Groups of which an exchange was started, so that their ranks are connected.
     connected: HashSet<GroupKey>,
-    /// Calls in their order, and whether they are started, or dropped.
-    order: VecDeque<(OrderedCall, bool)>,
+    order: VecDeque<OrderedExchange>,
+    /// Processes that report nothing any more, and the first one if it orders nothing any more.
+    ended: HashSet<usize>,
+    /// True once the order is complete: the programs of all ranks have ended.
+    is_complete: bool,
     /// Groups by the numbers of this process's channels.
     own: HashMap<usize, GroupKey>,
     /// True while a thread starts exchanges.
@@ -97,7 +101,13 @@ enum OrderedCall {
     Known(CallKey),
     /// A call on a channel of another process, which may not have introduced it yet.
     OnChannel(ChannelId, u64),
-    /// A message that a receive has taken.
+}
+
+/// An element of the order.
+enum OrderedExchange {
+    /// Call that is started, or dropped.
+    Call { call: OrderedCall, is_started: bool },
+    /// Message that a receive has taken.
     Message(MessageId),
 }
 
@@ -126,7 +136,6 @@ impl Calls {
                 };
                 Some((group?, *seq))
             }
-            OrderedCall::Message(_) => None,
         }
     }
 
@@ -138,11 +147,14 @@ impl Calls {
         dropped: &mut Vec<UnstartedCall>,
     ) -> Option<NextExchange> {
         loop {
-            let (call, is_started) = self.order.front()?;
-            if let OrderedCall::Message(id) = *call {
-                self.order.pop_front();
-                return Some(NextExchange::Message(id));
-            }
+            let (call, is_started) = match self.order.front()? {
+                OrderedExchange::Call { call, is_started } => (call, *is_started),
+                OrderedExchange::Message(id) => {
+                    let next = NextExchange::Message(*id);
+                    self.order.pop_front();
+                    return Some(next);
+                }
+            };
             let key = self.key(backend, call)?;
             if !is_started {
                 self.order.pop_front();
@@ -283,8 +295,7 @@ impl HostBackend {
         };
         processes.sort_unstable();
         processes.dedup();
-        // Locked until all processes are notified, so that they receive the calls in one order.
-        let mut deferred = self.exchanges.deferred.lock();
+        let mut deferred = self.exchanges.ordering.lock();
         let is_started = match report {
             ExchangeReport::Agreed => true,
             ExchangeReport::Wanted | ExchangeReport::Declined => {
@@ -316,17 +327,18 @@ impl HostBackend {
             }
         }
         if processes.contains(&here) {
-            self.exchange_ordered(call, is_started);
+            self.exchange_ordered(OrderedExchange::Call { call, is_started });
         }
+        drop(deferred);
     }
 
     /// Puts a message that a rank of process `receiver` has taken in the order. Only called in the
     /// process that orders the exchanges.
     pub(super) fn order_message(&self, id: MessageId, receiver: usize) {
-        let ordering = self.exchanges.deferred.lock();
+        let ordering = self.exchanges.ordering.lock();
         let here = self.remote.as_ref().map_or(0, |remote| remote.here());
         let notify = |process: usize| match process == here {
-            true => self.exchange_ordered(OrderedCall::Message(id), true),
+            true => self.exchange_ordered(OrderedExchange::Message(id)),
             false => {
                 let message = ControlMessage::MessageOrdered(id);
                 self.remote().notify_process(process, message);
@@ -345,15 +357,17 @@ impl HostBackend {
         if from != self.remote().first() {
             return Err("it ordered a message, which is up to another process".into());
         }
-        self.exchange_ordered(OrderedCall::Message(id), true);
+        self.exchange_ordered(OrderedExchange::Message(id));
         self.start_exchanges_in_background();
         Ok(())
     }
 
-    /// Puts a call in the order. It is dropped if it `is_started` nowhere.
-    fn exchange_ordered(&self, call: OrderedCall, is_started: bool) {
+    /// Puts an exchange last in the order.
+    fn exchange_ordered(&self, exchange: OrderedExchange) {
         let mut calls = self.exchanges.calls.lock();
-        calls.order.push_back((call, is_started));
+        if !calls.is_over {
+            calls.order.push_back(exchange);
+        }
     }
 
     /// Handles the report of another process about a call of `group`.
@@ -383,7 +397,10 @@ impl HostBackend {
         if from != self.remote().first() {
             return Err("it ordered an exchange, which is up to another process".into());
         }
-        self.exchange_ordered(OrderedCall::OnChannel(channel, seq), is_started);
+        self.exchange_ordered(OrderedExchange::Call {
+            call: OrderedCall::OnChannel(channel, seq),
+            is_started,
+        });
         self.start_exchanges_in_background();
         Ok(())
     }
@@ -438,6 +455,7 @@ impl HostBackend {
             }
         }
         calls.is_starting = false;
+        self.exchanges.changed.notify_all();
         drop(calls);
         // Outside the lock.
         drop(dropped);
@@ -514,6 +532,82 @@ impl HostBackend {
         match self.failure().filter(|_| calls.is_over) {
             Some(failure) => Err(failure.error(Some(id.clone()))),
             None => Ok(()),
+        }
+    }
+}
+
+/// The end of a launch in several processes.
+///
+/// A process may have started its part of an exchange whose place in the order another process has not
+/// received yet. So when the programs of all ranks have ended, no process drops what it has not
+/// started before it has received the complete order:
+///
+/// ```text
+/// each process      has reported all: `ExchangesEnded` to the first process
+/// first process     has ordered all that was reported: `ExchangesEnded` to all
+/// each process      starts the rest of the order
+/// ```
+impl HostBackend {
+    /// Starts all exchanges that some process starts. Called when the programs of all ranks, in all
+    /// processes, have ended. Waits for the other processes, at most for `deadline`.
+    pub(super) fn complete_exchanges(&self, deadline: Duration) {
+        let mut groups: Vec<_> = {
+            let calls = self.exchanges.calls.lock();
+            calls.unstarted.keys().map(|(group, _)| *group).collect()
+        };
+        groups.dedup();
+        // Waits for reports that other threads are making.
+        drop(self.exchanges.reporting.lock());
+        groups
+            .into_iter()
+            .for_each(|group| self.report_exchanges(group));
+        let remote = self.remote();
+        match remote.decides() {
+            true => self.exchanges_ended(remote.here()),
+            false => remote.notify_process(remote.first(), ControlMessage::ExchangesEnded),
+        }
+        let until = Instant::now() + deadline.min(LONGEST);
+        let mut is_late = false;
+        let mut calls = self.exchanges.calls.lock();
+        while !calls.is_complete && !calls.is_over && !is_late {
+            let changed = &self.exchanges.changed;
+            is_late = changed.wait_until(&mut calls, until).timed_out();
+        }
+        drop(calls);
+        self.start_exchanges();
+        let mut calls = self.exchanges.calls.lock();
+        while calls.is_starting && !is_late {
+            let changed = &self.exchanges.changed;
+            is_late = changed.wait_until(&mut calls, until).timed_out();
+        }
+        if is_late {
+            log::warn!("the processes have not agreed on the last exchanges within {deadline:?}");
+        }
+    }
+
+    /// Notes that a process reports nothing any more, or is lost; if it is the first, that the order is
+    /// complete.
+    pub(super) fn exchanges_ended(&self, process: usize) {
+        let remote = self.remote();
+        let mut calls = self.exchanges.calls.lock();
+        calls.ended.insert(process);
+        let is_running = |process: &usize| !remote.ranks_of(*process).is_empty();
+        let mut running = (0..remote.processes()).filter(is_running);
+        let is_complete = match remote.decides() {
+            true => running.all(|process| calls.ended.contains(&process)),
+            false => process == remote.first(),
+        };
+        if !is_complete || calls.is_complete {
+            return;
+        }
+        calls.is_complete = true;
+        self.exchanges.changed.notify_all();
+        drop(calls);
+        if remote.decides() {
+            let others = (0..remote.processes()).filter(|other| *other != remote.here());
+            for other in others.filter(is_running) {
+                remote.notify_process(other, ControlMessage::ExchangesEnded);
+            }
         }
     }
 }

@@ -9,12 +9,16 @@
 //! ```
 //!
 //! A message may be received long after it was sent, or never. So its tensors are exchanged once a
-//! receive has taken it, in the [order](super::exchange_order) of all exchanges of the world. A
-//! message does not connect ranks: its sender has the result of an exchange of the group, in which
-//! all its ranks have connected. Earlier messages travel as bytes.
+//! receive has taken it, in the [order](super::exchange_order) of all exchanges of the world.
+//!
+//! Ranks do not connect in a message. So a message is exchanged only if its sender has the result of
+//! an exchange on the same communicator, in which all its ranks have connected. Earlier ones travel
+//! as bytes, or are read by handle.
 
 use std::collections::HashMap;
 use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::slice;
 use std::sync::Arc;
 
 use burn::tensor::Device;
@@ -22,7 +26,7 @@ use parking_lot::Mutex;
 
 use super::HostBackend;
 use super::exchanged::failure;
-use crate::comm::backend::{CallSignature, GroupMember};
+use crate::comm::backend::{CallSignature, Failure, GroupMember};
 use crate::comm::control::match_table::{
     GroupKey, MatchTable, MessageHandle, OpHandle, RecvHandle,
 };
@@ -30,6 +34,7 @@ use crate::comm::data::call::{DataCall, MessagePeer, RecipientData};
 use crate::comm::data::contribution::Contribution;
 use crate::comm::data::plane::{DataPlane, PlaneResult, TakeExchanged};
 use crate::comm::data::{ExchangedMessage, PlaneContribution};
+use crate::comm::panic::panic_text;
 use crate::comm::transport::header::{ControlMessage, MessageId};
 
 type MessageTable = MatchTable<CallSignature, Contribution>;
@@ -44,7 +49,7 @@ struct Messages {
     count: u64,
     /// Messages of local ranks.
     sent: HashMap<MessageId, SentMessage>,
-    /// Messages to local ranks that no receive was seen to take.
+    /// Messages to local ranks that no receive is known to have taken.
     untaken: HashMap<MessageHandle, MessageId>,
     /// Messages that receives of local ranks have taken.
     taken: HashMap<MessageId, MessageHandle>,
@@ -80,12 +85,15 @@ pub(super) struct MessageReceiver {
 impl ExchangedMessages {
     /// Drops all messages: the world has failed, or the programs of its ranks have ended.
     pub fn end(&self) {
+        let mut messages = self.0.lock();
         let ended = Messages {
+            count: messages.count,
             is_over: true,
             ..Messages::default()
         };
-        // Dropped outside the lock.
-        let dropped = mem::replace(&mut *self.0.lock(), ended);
+        let dropped = mem::replace(&mut *messages, ended);
+        drop(messages);
+        // Outside the lock.
         drop(dropped);
     }
 }
@@ -106,16 +114,28 @@ impl HostBackend {
         id
     }
 
-    /// Notes a message that was sent to a local rank. Returns true if a receive has taken it.
-    pub(super) fn message_sent(&self, message: MessageHandle, id: MessageId) -> bool {
+    /// Notes a message that was sent to a local rank. Returns true if a receive has taken it, and this
+    /// call has reported that.
+    ///
+    /// # Errors
+    /// Describes the problem if the sender's process has used the id before.
+    pub(super) fn message_sent(
+        &self,
+        message: MessageHandle,
+        id: MessageId,
+    ) -> Result<bool, String> {
         let mut messages = self.messages.0.lock();
         if messages.is_over {
-            return false;
+            return Ok(false);
+        }
+        let is_known = messages.taken.contains_key(&id);
+        if is_known || messages.untaken.values().any(|known| *known == id) {
+            return Err(format!("it sent two messages of number {}", id.number));
         }
         messages.untaken.insert(message, id);
         drop(messages);
         let is_taken = |table: &mut MessageTable| table.sent_signature(message).is_some();
-        self.rendezvous.read(is_taken) && self.message_taken(message)
+        Ok(self.rendezvous.read(is_taken) && self.message_taken(message))
     }
 
     /// Notes a local rank that receives messages. Called before its receive is posted.
@@ -125,8 +145,10 @@ impl HostBackend {
         receiver: impl FnOnce() -> MessageReceiver,
     ) {
         let mut messages = self.messages.0.lock();
-        let known = messages.receivers.entry((group, member));
-        known.or_insert_with(receiver);
+        if !messages.is_over {
+            let known = messages.receivers.entry((group, member));
+            known.or_insert_with(receiver);
+        }
     }
 
     /// Handles a receive that a local rank has posted: if it has taken a message, the tensors are
@@ -168,27 +190,48 @@ impl HostBackend {
         Ok(())
     }
 
-    /// Starts this process's part of a message.
+    /// Starts the parts of local ranks in a message.
     pub(super) fn start_message(&self, id: MessageId) {
         let (sent, taken) = {
             let mut messages = self.messages.0.lock();
             let sent = messages.sent.remove(&id);
-            let taken = messages.taken.remove(&id).and_then(|message| {
+            let taken = messages.taken.remove(&id).map(|message| {
                 let receiver = messages.receivers.get(&(message.group, message.to));
-                Some((message, receiver?.clone()))
+                (message, receiver.cloned())
             });
             (sent, taken)
         };
         if let Some(sent) = sent {
-            let started =
-                self.start_part(&*sent.plane, sent.group, &sent.device, &[sent.contribution]);
-            if let Err(error) = started {
-                let failure = failure(sent.rank, sent.plane.name(), &error);
-                self.rendezvous.find(failure);
-            }
+            self.guarded(sent.rank, || self.start_to_send(&sent));
         }
-        if let Some((message, receiver)) = taken {
-            self.start_to_receive(message, &receiver);
+        match taken {
+            Some((message, Some(receiver))) => {
+                let start = || self.start_to_receive(message, &receiver);
+                self.guarded(receiver.member.rank(), start);
+            }
+            Some((_, None)) => {
+                let problem = "it exchanges a message with a rank that does not";
+                self.reject(id.process, problem.into());
+            }
+            None => {}
+        }
+    }
+
+    /// Calls `start`. If it panics, `rank` fails, and the thread goes on to start the exchanges of
+    /// others.
+    fn guarded(&self, rank: usize, start: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {
+            let message = panic_text(&*panic).into();
+            self.rendezvous.find(Failure::Panicked { rank, message });
+        }
+    }
+
+    fn start_to_send(&self, sent: &SentMessage) {
+        let part = slice::from_ref(&sent.contribution);
+        let started = self.start_part(&*sent.plane, sent.group, &sent.device, part);
+        if let Err(error) = started {
+            let failure = failure(sent.rank, sent.plane.name(), &error);
+            self.rendezvous.find(failure);
         }
     }
 
@@ -238,7 +281,7 @@ impl HostBackend {
         device: &Device,
         part: &[Contribution],
     ) -> PlaneResult<TakeExchanged> {
-        // Like a call of the rank alone.
+        // `part` is the only contribution, and that of the rank itself.
         let op = OpHandle {
             group,
             member: 0,

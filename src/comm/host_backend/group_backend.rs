@@ -152,8 +152,8 @@ impl HostGroupBackend {
         }
     }
 
-    /// Lets the plane of `tensors` prepare a message to member `to`. Its tensors are exchanged if the
-    /// ranks have connected.
+    /// Lets the plane of `tensors` prepare a message to member `to`. Its tensors are exchanged if they
+    /// have elements, and the ranks have connected.
     fn prepare_message(
         &self,
         signature: &CallSignature,
@@ -166,6 +166,7 @@ impl HostGroupBackend {
         }
         let plane = self.plane(signature.op, &device).clone();
         let is_exchanged = exchanges(&*plane)
+            && signature.bytes() > 0
             && to != self.member.group.rank()
             && self.is_connected.load(Ordering::Acquire);
         let call = DataCall {
@@ -543,7 +544,7 @@ impl GroupBackend for HostGroupBackend {
                     }
                     MessageBody::Exchanged(id) => {
                         let message = rendezvous.announce(self.key, to, message(None))?;
-                        if self.backend.message_sent(message, id) {
+                        if self.backend.message_sent(message, id) == Ok(true) {
                             self.backend.start_exchanges();
                         }
                     }

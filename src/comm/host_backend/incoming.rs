@@ -139,13 +139,15 @@ impl HostBackend {
             .filter(|rank| running.contains(rank))
             .collect();
         // A rank may return before it has contributed to a collective that it dropped. A local rank
-        // may still wait for that.
+        // may still wait for that, or for an exchange that only the first process can order.
         let is_owed = || {
             remote.local_ranks().any(|rank| running.contains(&rank))
-                && self
-                    .rendezvous
-                    .read(|table| remote.ranks_of(process).any(|rank| table.owes(rank)))
+                && ((process == remote.first() && self.planes.exchange())
+                    || self
+                        .rendezvous
+                        .read(|table| remote.ranks_of(process).any(|rank| table.owes(rank))))
         };
+        self.exchanges_ended(process);
         if interrupted.is_empty() && !is_owed() {
             return;
         }
@@ -288,11 +290,15 @@ impl HostBackend {
                         "it sent a message to member {to} of a group of {size}"
                     ));
                 }
-                let has_data = match exchanged {
+                if exchanged.is_some() && !self.planes.exchange() {
+                    return Err("it exchanges a message, which no rank of this process does".into());
+                }
+                let has_data = || match exchanged {
                     None => contents.is_of_message(&signature),
-                    Some(_) => contents.tensors.is_empty() && self.planes.exchange(),
+                    // No allocation has more bytes.
+                    Some(_) => contents.tensors.is_empty() && signature.bytes() < 1 << 48,
                 };
-                if !signature.fits(size) || !has_data {
+                if !signature.fits(size) || !has_data() {
                     return Err("it sent a message whose data is not that of its signature".into());
                 }
                 let message = P2pMessage {
@@ -307,7 +313,7 @@ impl HostBackend {
                 let Some(number) = exchanged else {
                     return Ok(Some(PayloadTarget::Message(message)));
                 };
-                if self.message_sent(message, MessageId { process, number }) {
+                if self.message_sent(message, MessageId { process, number })? {
                     self.start_exchanges_in_background();
                 }
                 Ok(None)
@@ -365,6 +371,10 @@ impl HostBackend {
             }
             ControlMessage::MessageOrdered(id) => {
                 self.receive_message_order(from, id)?;
+                Ok(None)
+            }
+            ControlMessage::ExchangesEnded => {
+                self.exchanges_ended(from);
                 Ok(None)
             }
             ControlMessage::Launched { each } => {

@@ -37,7 +37,7 @@ impl Request<ReceivedTensors> for RecvRequest {
             .take()
             .expect("the receive handle is taken once");
         let start = Instant::now();
-        // Errors of an exchange name the call, which the handle has until the message is taken.
+        // For errors of an exchange. The handle is not valid any more when the message is taken.
         let exchanges = !self.plane.capabilities().needs_remote_bytes;
         let id = exchanges.then(|| {
             let rendezvous = &self.backend.rendezvous;

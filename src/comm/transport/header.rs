@@ -97,6 +97,9 @@ pub(in crate::comm) enum ControlMessage {
     MessageTaken(MessageId),
     /// Puts a message next in the order of exchanges.
     MessageOrdered(MessageId),
+    /// The process reports no more exchanges, because the programs of all ranks have ended; from the
+    /// one that orders them, that the order is complete.
+    ExchangesEnded,
     /// The process has made the launch, with this number of ranks in each process. The first
     /// message of a launch, except of one that continues after a shrink.
     Launched { each: usize },
@@ -254,6 +257,7 @@ impl ControlMessage {
             | Self::ExchangeOrdered { .. }
             | Self::MessageTaken(_)
             | Self::MessageOrdered(_)
+            | Self::ExchangesEnded
             | Self::Launched { .. } => None,
         }
     }

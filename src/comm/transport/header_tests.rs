@@ -337,6 +337,7 @@ fn headers() -> Vec<Vec<u8>> {
     };
     headers.push(write(ControlMessage::MessageTaken(id)));
     headers.push(write(ControlMessage::MessageOrdered(id)));
+    headers.push(write(ControlMessage::ExchangesEnded));
     headers.push(write(ControlMessage::Launched { each: 300 }));
     headers.push(write(ControlMessage::RankExited(RankReport {
         rank: 9,
@@ -485,7 +486,7 @@ fn the_encoding_is_that_of_the_version() {
             number,
             format!("{:032x}", XxHash3_128::oneshot(&messages)).as_str()
         ),
-        ("6", "83719800b12b6fc457885912256c9be8")
+        ("6", "ca1da43bb1800f5d863eb62b4161b9e4")
     );
 }
 

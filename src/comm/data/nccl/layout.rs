@@ -431,14 +431,16 @@ impl StagingLayout {
                 (Vec::new(), received, Vec::new(), blocks)
             }
         };
-        let way = match packer.end {
-            0 => Way::Nothing,
-            _ => Way::Pairs { sent, received },
+        // Memory for messages of many sizes is used again: all of it is at most twice that of the
+        // largest.
+        let (way, bytes) = match packer.end {
+            0 => (Way::Nothing, 0),
+            end => (Way::Pairs { sent, received }, end.next_power_of_two()),
         };
         Self {
             member: 0,
             way,
-            bytes: packer.end,
+            bytes,
             copied_in,
             result: vec![result],
             is_reduced: false,

@@ -6,10 +6,10 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::exchanged::{assert_clean, count, data_plane_error, on_all, process, sum, threads};
-use crate::Result;
-use crate::comm::data::nccl::fake::{FakeGpus, NcclCall};
+use crate::comm::data::nccl::fake::{FakeGpus, NcclCall, NcclVersion, OrderingStep};
 use crate::comm::{SimulatedGpus, Work, World, launch};
 use crate::testing::LoopbackJob;
+use crate::{Error, Result};
 
 /// Sends two tensors of `value`, one of them without elements.
 fn send(world: &World, value: usize, to: usize, tag: u32) -> Work<()> {
@@ -228,5 +228,103 @@ fn a_failure_is_the_same_error_for_all_who_wait_for_messages() {
             assert!(error.contains("unhandled system error"), "{error}");
         }
         assert_clean(&gpus);
+    }
+}
+
+#[test]
+fn what_no_rank_waits_for_is_started_by_both_sides_at_the_end() {
+    for processes in [1, 2, 4].repeat(10) {
+        let gpus = SimulatedGpus::new();
+        let program = |world: &World| -> Result<()> {
+            world.barrier("connects")?;
+            let (next, last) = ((world.rank() + 1) % 4, (world.rank() + 3) % 4);
+            drop(sum(world, 1.0));
+            drop(world.all().receive("message".into(), None, last, 0));
+            send(world, 2, next, 0).wait()?;
+            Ok(())
+        };
+        let succeeds = |launched| drop(launch(launched, program).unwrap());
+        match processes {
+            1 => succeeds(threads(4, &gpus, false)),
+            _ => drop(
+                LoopbackJob::new(processes, 62)
+                    .run(|_, job| succeeds(process(job, 4 / processes, &gpus, false))),
+            ),
+        }
+        assert_clean(&gpus);
+        let received = count(
+            &gpus,
+            4,
+            |call| matches!(call, NcclCall::Pairs { received, .. } if !received.is_empty()),
+        );
+        assert_eq!((sent(&gpus, 4), received), (vec![1; 4], vec![1; 4]));
+        let sums = count(&gpus, 4, |call| matches!(call, NcclCall::AllReduce { .. }));
+        assert_eq!(sums, [1; 4]);
+        assert_eq!(count(&gpus, 4, |call| *call == NcclCall::Abort), [0; 4]);
+    }
+}
+
+#[test]
+fn survivors_exchange_messages_and_those_of_the_failed_world_are_gone() {
+    let gpus = SimulatedGpus::new();
+    let heard = launch(threads(4, &gpus, false), |world| {
+        // The world may have failed by the time that a rank takes the result.
+        let _ = world.barrier("connects");
+        // Some are taken, others are not.
+        for to in (0..4).filter(|to| *to != world.rank()) {
+            let _ = send(world, 1, to, 0).wait();
+        }
+        drop(world.all().receive("message".into(), None, None, 0));
+        if world.rank() == 1 {
+            return Err(Error::other("this rank gives up"));
+        }
+        let _ = world.barrier("fails");
+        let world = world.shrink()?;
+        world.barrier("connects")?;
+        let (rank, size) = (world.rank(), world.size());
+        send(&world, 5 + rank, (rank + 1) % size, 0).wait()?;
+        receive(&world, None, 0)
+    });
+    let heard: Vec<_> = heard.unwrap().into_iter().map(|(_, heard)| heard).collect();
+    assert_eq!(heard, [(2, 7), (0, 5), (1, 6)]);
+    assert_clean(&gpus);
+}
+
+#[test]
+fn ranks_that_share_a_gpu_exchange_messages() {
+    let gpus = FakeGpus::new().with_version(NcclVersion(2, 30, 7));
+    let gpus = SimulatedGpus::of(gpus.with_shared(1, 0).with_shared(3, 2));
+    launch(threads(4, &gpus, false), |world| {
+        world.barrier("connects")?;
+        (0..4).try_for_each(|round| ring(world, 3 * round))
+    })
+    .unwrap();
+    assert_eq!(sent(&gpus, 4), [8, 0, 8, 0]);
+    assert_clean(&gpus);
+}
+
+#[test]
+fn a_forgotten_step_of_a_message_is_found() {
+    for forgotten in [None].into_iter().chain(OrderingStep::ALL.map(Some)) {
+        let gpus = SimulatedGpus::of(FakeGpus::new().with_forgotten(forgotten));
+        launch(threads(2, &gpus, false), |world| {
+            world.barrier("connects")?;
+            let other = 1 - world.rank();
+            for _ in 0..4 {
+                send(world, 3, other, 0).wait()?;
+                world
+                    .all()
+                    .receive("message".into(), None, other, 0)
+                    .wait()?;
+            }
+            Ok(())
+        })
+        .unwrap();
+        let violations = gpus.gpus().broken_rules();
+        assert_eq!(
+            violations.is_empty(),
+            forgotten.is_none(),
+            "{forgotten:?}: {violations:?}"
+        );
     }
 }

@@ -562,9 +562,8 @@ fn a_header_that_cannot_be_right_is_an_error() {
             "it sent a message whose data is not that of its signature",
         ),
         (
-            // No data plane exchanges it.
             message_with(0, PayloadDesc::default(), Some(0)),
-            "it sent a message whose data is not that of its signature",
+            "it exchanges a message, which no rank of this process does",
         ),
         (
             write(ControlMessage::MessageTaken(MessageId {

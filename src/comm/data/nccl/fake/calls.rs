@@ -145,6 +145,7 @@ impl FakeApi {
         state.calls.push(Recorded {
             gpu,
             clique,
+            member: rank,
             stream: Some(stream.0),
             call,
         });
@@ -441,6 +442,7 @@ impl GpuApi for FakeApi {
         state.calls.push(Recorded {
             gpu,
             clique,
+            member: rank,
             stream: None,
             call,
         });
@@ -600,6 +602,7 @@ impl GpuApi for FakeApi {
         state.calls.push(Recorded {
             gpu,
             clique,
+            member: rank,
             stream: Some(first.stream.0),
             call,
         });
@@ -680,10 +683,11 @@ fn check_grouped(state: &mut FakeState, call: &str) {
 fn end(state: &mut FakeState, comm: Comm, call: NcclCall) {
     let of = state.comms.get_mut(&comm.0).expect("it was checked");
     of.is_over = true;
-    let (gpu, clique) = (of.gpu, of.clique);
+    let (gpu, clique, member) = (of.gpu, of.clique, of.rank);
     state.calls.push(Recorded {
         gpu,
         clique,
+        member,
         stream: None,
         call,
     });

@@ -58,6 +58,8 @@ pub(in crate::comm) struct Recorded {
     pub gpu: usize,
     /// Number of the communicator's clique.
     pub clique: usize,
+    /// Rank of the communicator.
+    pub member: usize,
     /// Stream of an operation, which only one rank has.
     pub stream: Option<usize>,
     pub call: NcclCall,
@@ -114,6 +116,9 @@ pub struct PairSpan {
     /// Number of those between the two before.
     pub number: usize,
 }
+
+/// Streams each of which waits for the next, and the group of pairs in which it waits.
+type WaitingStreams = Vec<(StreamKey, Option<usize>)>;
 
 pub enum Command {
     /// Copies an exported tensor, which the plane must keep until then.
@@ -236,36 +241,49 @@ impl FakeState {
         all
     }
 
-    /// Returns the pairs of streams on which collectives of common communicators are in different
-    /// orders. They may wait for each other, also if they did not this time.
+    /// Returns the pairs of streams that have their common operations, collectives or messages to each
+    /// other, in different orders. They may wait for each other, also if they did not this time.
     fn differing_orders(&self) -> Vec<String> {
-        let mut orders = BTreeMap::<usize, Vec<usize>>::new();
+        let mut orders = BTreeMap::<usize, Vec<&Recorded>>::new();
+        let mut streams = HashMap::new();
         for call in &self.calls {
-            if let (Some(stream), false) =
-                (call.stream, matches!(call.call, NcclCall::Pairs { .. }))
-            {
-                orders.entry(stream).or_default().push(call.clique);
+            if let Some(stream) = call.stream {
+                orders.entry(stream).or_default().push(call);
+                streams.insert((call.clique, call.member), stream);
             }
         }
-        let differ = |a: &[usize], b: &[usize]| {
-            let common = |of: &[usize], other: &[usize]| -> Vec<usize> {
-                let common = of.iter().filter(|clique| other.contains(clique));
-                common.copied().collect()
-            };
-            let (a, b) = (common(a, b), common(b, a));
-            // A rank may have failed before the other.
-            let both = a.len().min(b.len());
-            a[..both] != b[..both]
+        let members: HashSet<_> = streams
+            .iter()
+            .map(|((of, _), stream)| (*of, *stream))
+            .collect();
+        // Calls that also involve the stream `other`: their clique, and true for messages.
+        let common = |calls: &[&Recorded], other: usize| -> Vec<(usize, bool)> {
+            let is_peer = |clique, peer| streams.get(&(clique, peer)) == Some(&other);
+            let common = calls.iter().filter_map(|call| match &call.call {
+                NcclCall::Pairs { sent, received } => {
+                    let mut peers = sent.iter().chain(received);
+                    peers
+                        .any(|(peer, _)| is_peer(call.clique, *peer))
+                        .then_some((call.clique, true))
+                }
+                _ => members
+                    .contains(&(call.clique, other))
+                    .then_some((call.clique, false)),
+            });
+            common.collect()
         };
-        let mut found = Vec::new();
-        for ((a, of_a), (b, of_b)) in orders.iter().tuple_combinations() {
-            if differ(of_a, of_b) {
-                found.push(format!(
-                    "streams {a} and {b} have their collectives in different orders"
-                ));
-            }
-        }
-        found
+        let pairs = orders.iter().tuple_combinations();
+        let differ = pairs.filter(|((a, of_a), (b, of_b))| {
+            let (of_a, of_b) = (common(of_a, **b), common(of_b, **a));
+            // A rank may have failed before the other.
+            let both = of_a.len().min(of_b.len());
+            of_a[..both] != of_b[..both]
+        });
+        differ
+            .map(|((a, _), (b, _))| {
+                format!("streams {a} and {b} have their operations in different orders")
+            })
+            .collect()
     }
 
     /// Allocates memory. Addresses are far apart, so that a wrong one is noticed.
@@ -337,14 +355,14 @@ impl FakeState {
     fn advance(
         &mut self,
         stream: StreamKey,
-        waiting: &mut Vec<StreamKey>,
+        waiting: &mut WaitingStreams,
         is_enough: &dyn Fn(&Self) -> bool,
     ) -> bool {
-        if waiting.contains(&stream) {
+        if waiting.iter().any(|(other, _)| *other == stream) {
             self.hang(format!("streams wait for each other: {waiting:?}"));
             return false;
         }
-        waiting.push(stream);
+        waiting.push((stream, None));
         let is_done = self.advance_only(stream, waiting, is_enough);
         waiting.pop();
         is_done
@@ -353,7 +371,7 @@ impl FakeState {
     fn advance_only(
         &mut self,
         stream: StreamKey,
-        waiting: &mut Vec<StreamKey>,
+        waiting: &mut WaitingStreams,
         is_enough: &dyn Fn(&Self) -> bool,
     ) -> bool {
         while !is_enough(self) {
@@ -429,7 +447,7 @@ impl FakeState {
 
     /// Carries out an operation that the stream of `comm` has reached, once those of all members
     /// have. Returns false if a member has not issued its part.
-    fn meet(&mut self, comm: usize, index: usize, waiting: &mut Vec<StreamKey>) -> bool {
+    fn meet(&mut self, comm: usize, index: usize, waiting: &mut WaitingStreams) -> bool {
         let CommState {
             clique, is_over, ..
         } = self.comms[&comm];
@@ -522,7 +540,7 @@ impl FakeState {
 
     /// Carries out a group of sends and receives, once the streams of all its peers have reached
     /// theirs. Returns false if a peer has not issued its part.
-    fn meet_peers(&mut self, number: usize, waiting: &mut Vec<StreamKey>) -> bool {
+    fn meet_peers(&mut self, number: usize, waiting: &mut WaitingStreams) -> bool {
         let group = self.pairs[&number].clone();
         let CommState {
             clique,
@@ -552,16 +570,21 @@ impl FakeState {
         if peers.iter().any(is_over) {
             return false;
         }
+        if let Some((_, waits_in)) = waiting.last_mut() {
+            *waits_in = Some(number);
+        }
         for peer in &peers {
             let is_there = |state: &Self| {
                 let group = &state.pairs[peer];
                 let next = state.streams.get(&group.stream).and_then(VecDeque::front);
                 group.is_done || matches!(next, Some(Command::PairGroup(next)) if next == peer)
             };
+            // A peer that is done may wait for something else, and one whose stream waits in this very
+            // group has reached it.
             let stream = self.pairs[peer].stream;
-            // A peer that waits for this one has reached its part.
-            let is_waiting = waiting.contains(&stream) && stream != group.stream;
-            if !is_waiting && !self.advance(stream, waiting, &is_there) {
+            let is_there_already =
+                self.pairs[peer].is_done || waiting.contains(&(stream, Some(*peer)));
+            if !is_there_already && !self.advance(stream, waiting, &is_there) {
                 return false;
             }
         }
