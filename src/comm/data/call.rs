@@ -26,7 +26,7 @@ pub(in crate::comm) enum MessagePeer {
     From(usize),
 }
 
-/// A call that a rank is about to post.
+/// A call that a rank is about to post, or a message that it receives from another rank.
 #[derive(Debug, Clone, Copy)]
 #[allow(dead_code, reason = "a plane reads what it needs")]
 pub(in crate::comm) struct DataCall<'a> {

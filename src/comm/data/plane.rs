@@ -49,8 +49,9 @@ pub(in crate::comm) type OnFailure = Arc<dyn Fn(usize, &'static str, DataPlaneEr
 /// ```
 ///
 /// A message whose tensors are [exchanged](DataCall::peer) is contributed by its sender when it is
-/// sent, and by its receiver when a receive has taken it. It is started on both, in the same order as
-/// collectives. The receiver's [`TakeExchanged`] returns one contribution.
+/// sent, and for its receiver, on any thread, when a receive has taken it. It is started for these
+/// two ranks, in the one order of all exchanges. The receiver's [`TakeExchanged`] returns one
+/// contribution; that of the sender is dropped.
 ///
 /// A plane implements [`capabilities`](Self::capabilities) and [`contribute`](Self::contribute).
 /// If its ranks read the tensors of each other by handle, or from bytes that other processes sent,
@@ -86,9 +87,9 @@ pub(in crate::comm) trait DataPlane: Debug + Send + Sync {
     }
 
     /// Starts the exchange of a call on which all ranks have agreed, and returns how the rank takes
-    /// what the others sent. Called once for every rank of this process, on any thread, in one order
-    /// of all calls of the world: the same on all ranks, for the calls of all channels. Must not
-    /// wait for other ranks: one thread starts the exchanges of all ranks of a process.
+    /// what the others sent. Called once for every rank of the group in this process, on any thread,
+    /// in one order of all calls of the world: the same on all ranks, for the calls of all channels.
+    /// Must not wait for other ranks: one thread starts the exchanges of all ranks of a process.
     ///
     /// The contributions are dropped once all local ranks have started. Memory that a stream is
     /// still to read is the plane's to keep. Only called if the plane's ranks

@@ -5,9 +5,11 @@ use std::time::Duration;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
+use super::super::ProcessJob;
 use super::exchanged::{assert_clean, count, data_plane_error, on_all, process, sum, threads};
+use crate::comm::backend::Backend;
 use crate::comm::data::nccl::fake::{FakeGpus, NcclCall, NcclVersion, OrderingStep};
-use crate::comm::{SimulatedGpus, Work, World, launch};
+use crate::comm::{CommError, SimulatedGpus, Work, World, launch};
 use crate::testing::LoopbackJob;
 use crate::{Error, Result};
 
@@ -309,14 +311,14 @@ fn a_forgotten_step_of_a_message_is_found() {
         let gpus = SimulatedGpus::of(FakeGpus::new().with_forgotten(forgotten));
         launch(threads(2, &gpus, false), |world| {
             world.barrier("connects")?;
-            let other = 1 - world.rank();
-            for _ in 0..4 {
-                send(world, 3, other, 0).wait()?;
-                world
-                    .all()
-                    .receive("message".into(), None, other, 0)
-                    .wait()?;
-            }
+            // In one direction, since what a rank sends is also ordered with what it has read.
+            (0..4).try_for_each(|_| match world.rank() {
+                0 => send(world, 3, 1, 0).wait(),
+                _ => {
+                    let received = world.all().receive("message".into(), None, 0, 0);
+                    received.wait().map(drop)
+                }
+            })?;
             Ok(())
         })
         .unwrap();
@@ -327,4 +329,60 @@ fn a_forgotten_step_of_a_message_is_found() {
             "{forgotten:?}: {violations:?}"
         );
     }
+}
+
+/// Loses the process of `rank`, in which it is the only one, once its program has ended.
+fn lose_ended(job: &ProcessJob, rank: usize) {
+    let backend = job.state.lock().backends().next().unwrap();
+    while backend.activity(rank) != "finished" {
+        std::thread::yield_now();
+    }
+    backend.lost(rank, "lost in this test");
+}
+
+#[test]
+fn a_process_that_is_lost_before_it_has_sent_a_message_ends_who_may_receive_it() {
+    // Process 0 also orders all exchanges.
+    for lost in [0, 1] {
+        let gpus = SimulatedGpus::new();
+        let ends = LoopbackJob::new(2, 63).run(|index, job| {
+            launch(process(job, 1, &gpus, false), |world| {
+                world.barrier("connects")?;
+                if index == lost {
+                    return Ok(send(world, 3, 1 - lost, 0).wait()?);
+                }
+                lose_ended(job, lost);
+                let receive = world.all().receive("message".into(), None, None, 0);
+                let Err(CommError::Disconnected { rank, .. }) = receive.wait() else {
+                    panic!("the message cannot arrive");
+                };
+                assert_eq!(rank, lost);
+                Ok(())
+            })
+        });
+        assert!(ends.iter().all(std::result::Result::is_ok), "{ends:?}");
+    }
+}
+
+#[test]
+fn the_loss_of_the_process_that_orders_exchanges_ends_the_others() {
+    let gpus = SimulatedGpus::new();
+    let ends = LoopbackJob::new(3, 64).run(|index, job| {
+        launch(process(job, 1, &gpus, false), |world| {
+            world.barrier("connects")?;
+            if index == 0 {
+                return Ok(());
+            }
+            let pair = world.group(&[1, 2])?;
+            pair.barrier("connects".into()).wait()?;
+            lose_ended(job, 0);
+            let error = pair.barrier("after".into()).wait().unwrap_err();
+            assert!(
+                matches!(error, CommError::Disconnected { rank: 0, .. }),
+                "{error}"
+            );
+            Ok(())
+        })
+    });
+    assert!(ends.iter().all(std::result::Result::is_ok), "{ends:?}");
 }
