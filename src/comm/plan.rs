@@ -47,12 +47,12 @@ pub struct CollectivePlan {
 }
 
 /// A value that a backend keeps with a plan, and the next one, which has another type.
-struct Kept {
+struct KeptValue {
     value: Box<dyn Any + Send + Sync>,
     next: KeptCell,
 }
 
-type KeptCell = OnceLock<Box<Kept>>;
+type KeptCell = OnceLock<Box<KeptValue>>;
 
 impl CollectivePlan {
     pub(super) fn new(
@@ -131,7 +131,7 @@ impl CollectivePlan {
         let mut cell = &self.kept;
         loop {
             let kept = offered(cell, || {
-                Box::new(Kept {
+                Box::new(KeptValue {
                     value: Box::new(make()),
                     next: KeptCell::new(),
                 })

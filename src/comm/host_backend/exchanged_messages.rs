@@ -217,7 +217,7 @@ impl HostBackend {
         }
     }
 
-    /// Calls `start`. If it panics, `rank` fails, and the thread goes on to start the exchanges of
+    /// Calls `start`. If it panics, `rank` fails, and the thread continues with the exchanges of
     /// others.
     fn guarded(&self, rank: usize, start: impl FnOnce()) {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(start)) {

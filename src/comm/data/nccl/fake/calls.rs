@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, TensorData};
@@ -78,7 +78,8 @@ impl FakeApi {
     fn run(&self, stream: StreamKey) {
         let mut state = self.state();
         while !state.run(stream) {
-            if self.gpus.changed.wait_for(&mut state, FOREVER).timed_out() {
+            let until = Instant::now() + FOREVER;
+            if self.gpus.changed.wait_until(&mut state, until).timed_out() {
                 state.hang(format!(
                     "{stream:?} waits, and nothing was enqueued for {FOREVER:?}"
                 ));
