@@ -10,15 +10,14 @@ use burn_dtensor::testing::SimulatedGpus;
 use crate::fsdp::support::on_device;
 use crate::parallel::support::{Net, data_rank, distribute, plan};
 
-/// Trains a model that is sharded and parallelized by the names of the mesh's dimensions. Returns the
-/// losses of each rank.
-fn losses(launched: Launch, shape: &[usize], names: &[&str]) -> Vec<Vec<f32>> {
-    let model = Net::new(&Device::flex());
+/// Trains a copy of `model` that is sharded and parallelized by the names of the mesh's dimensions.
+/// Returns the losses of each rank.
+fn losses(model: &Net, launched: Launch, shape: &[usize], names: &[&str]) -> Vec<Vec<f32>> {
     let ranks = launch(launched, |world| {
         let mesh = DeviceMesh::new(world, shape, names)?;
         let (rank, _) = data_rank(&mesh);
         let device = Device::flex().autodiff();
-        let model = on_device(&model, &device);
+        let model = on_device(model, &device);
         let mut model = match names.contains(&"tp") {
             true => distribute(model, &mesh, plan(), ReshardAfterForward::Always)?,
             false => fully_shard(model, &mesh, FullyShard::new().with_units(["blocks.*"]))?,
@@ -46,12 +45,14 @@ fn sharded_and_parallel_training_has_the_same_losses() {
         (&[2, 2], &["shard", "tp"]),
         (&[2, 2, 2], &["replicate", "shard", "tp"]),
     ];
+    // Once, because other tests draw from the same generator.
+    let model = Net::new(&Device::flex());
     for (shape, names) in meshes {
         let ranks = shape.iter().product();
-        let expected = losses(Launch::threads(ranks), shape, names);
+        let expected = losses(&model, Launch::threads(ranks), shape, names);
         for reductions in [NcclReductions::FixedTree, NcclReductions::Native] {
             let gpus = SimulatedGpus::new();
-            let found = losses(gpus.threads(ranks, reductions), shape, names);
+            let found = losses(&model, gpus.threads(ranks, reductions), shape, names);
             match reductions {
                 NcclReductions::FixedTree => assert_eq!(found, expected, "{names:?}"),
                 NcclReductions::Native => {
