@@ -621,8 +621,8 @@ impl<F: Signature, P> Rendezvous<F, P> {
         state.table.running()
     }
 
-    /// Unlocks, then drops the freed contributions, aborts the data planes after a failure, and
-    /// notifies other processes of a failure and of declined offers.
+    /// Unlocks, then drops the freed contributions, notifies other processes of a failure and of
+    /// declined offers, and aborts the data planes after a failure.
     fn unlock(&self, mut state: Guard<'_, F, P>) {
         let freed = state.table.take_freed();
         let aborts = !state.is_aborted && state.table.arbiter.known().is_some();
@@ -644,14 +644,15 @@ impl<F: Signature, P> Rendezvous<F, P> {
         });
         drop(state);
         drop(freed);
-        if let Some(abort) = self.abort.as_ref().filter(|_| aborts) {
-            abort();
-        }
         if let Some((peers, events)) = events {
             events
                 .into_iter()
                 .flatten()
                 .for_each(|event| drop(peers.notify(event)));
+        }
+        // Afterwards, because an abort may be an error in other processes, which is not the first.
+        if let Some(abort) = self.abort.as_ref().filter(|_| aborts) {
+            abort();
         }
     }
 }

@@ -52,8 +52,9 @@ pub(super) struct ExchangeOrder {
     calls: Mutex<Calls>,
     /// Notified when an exchange was started, or the world has failed.
     changed: Condvar,
-    /// Locked while calls are reported, so that those of a group are reported in their order.
-    reporting: Mutex<()>,
+    /// True once this process reports nothing any more. Locked while calls are reported, so that those
+    /// of a group are reported in their order.
+    reporting: Mutex<bool>,
     /// Deferred calls about which some processes have not reported. Used by the first process, which
     /// holds the lock until all processes are notified of the next call or message, so that they
     /// receive them in one order.
@@ -66,10 +67,14 @@ struct Calls {
     /// Groups of which an exchange was started, so that their ranks are connected.
     connected: HashSet<GroupKey>,
     order: VecDeque<OrderedExchange>,
-    /// Processes that report nothing any more, and the first one if it orders nothing any more.
+    /// Other processes that exchange tensors, once one of their ranks has ended.
+    exchanging: HashSet<usize>,
+    /// Processes that report nothing any more.
     ended: HashSet<usize>,
     /// True once the order is complete: the programs of all ranks have ended.
     is_complete: bool,
+    /// True once another process was lost, so that what it has sent may never arrive.
+    has_lost: bool,
     /// Groups by the numbers of this process's channels.
     own: HashMap<usize, GroupKey>,
     /// True while a thread starts exchanges.
@@ -233,7 +238,14 @@ impl HostBackend {
 
     /// Reports the calls of a group that are due, in their order.
     fn report_exchanges(&self, group: GroupKey) {
-        let reporting = self.exchanges.reporting.lock();
+        let has_ended = self.exchanges.reporting.lock();
+        if !*has_ended {
+            self.report_due_exchanges(group);
+        }
+    }
+
+    /// Reports what is due, under the lock of reports.
+    fn report_due_exchanges(&self, group: GroupKey) {
         let reports_agreement = self.reports_agreement(group);
         let mut due = Vec::new();
         let mut calls = self.exchanges.calls.lock();
@@ -266,7 +278,6 @@ impl HostBackend {
         for (key, report, remote) in due {
             self.report_exchange(key, report, remote.as_deref());
         }
-        drop(reporting);
     }
 
     /// Returns true if this process reports the calls of a group: if it has the group's first rank.
@@ -452,7 +463,11 @@ impl HostBackend {
             // The first process waits for the reports of all.
             if let Some(call) = started.filter(|call| call.is_deferred && !call.is_reported) {
                 MutexGuard::unlocked(&mut calls, || {
-                    self.report_exchange(key, ExchangeReport::Declined, call.remote.as_deref());
+                    let has_ended = self.exchanges.reporting.lock();
+                    if !*has_ended {
+                        let remote = call.remote.as_deref();
+                        self.report_exchange(key, ExchangeReport::Declined, remote);
+                    }
                 });
             }
         }

@@ -15,7 +15,7 @@
 //! an exchange on the same communicator, in which all its ranks have connected. Earlier ones travel
 //! as bytes, or are read by handle.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
@@ -26,6 +26,7 @@ use parking_lot::Mutex;
 
 use super::HostBackend;
 use super::exchanged::failure;
+use crate::comm::CommError;
 use crate::comm::backend::{CallSignature, Failure, GroupMember};
 use crate::comm::control::match_table::{
     GroupKey, MatchTable, MessageHandle, OpHandle, RecvHandle,
@@ -49,7 +50,9 @@ struct Messages {
     count: u64,
     /// Messages of local ranks.
     sent: HashMap<MessageId, SentMessage>,
-    /// Messages to local ranks that no receive is known to have taken.
+    /// Messages to local ranks.
+    arrived: HashSet<MessageId>,
+    /// Those of them that no receive is known to have taken.
     untaken: HashMap<MessageHandle, MessageId>,
     /// Messages that receives of local ranks have taken.
     taken: HashMap<MessageId, MessageHandle>,
@@ -128,8 +131,7 @@ impl HostBackend {
         if messages.is_over {
             return Ok(false);
         }
-        let is_known = messages.taken.contains_key(&id);
-        if is_known || messages.untaken.values().any(|known| *known == id) {
+        if !messages.arrived.insert(id) {
             return Err(format!("it sent two messages of number {}", id.number));
         }
         messages.untaken.insert(message, id);
@@ -195,6 +197,7 @@ impl HostBackend {
         let (sent, taken) = {
             let mut messages = self.messages.0.lock();
             let sent = messages.sent.remove(&id);
+            messages.arrived.remove(&id);
             let taken = messages.taken.remove(&id).map(|message| {
                 let receiver = messages.receivers.get(&(message.group, message.to));
                 (message, receiver.cloned())
@@ -210,8 +213,11 @@ impl HostBackend {
                 self.guarded(receiver.member.rank(), start);
             }
             Some((_, None)) => {
-                let problem = "it exchanges a message with a rank that does not";
-                self.reject(id.process, problem.into());
+                let remote = self.remote.as_ref();
+                let rank = remote.map_or(0, |remote| remote.ranks_of(id.process).start);
+                let problem = "it exchanges a message with a rank that does not".into();
+                self.rendezvous
+                    .find(Failure::Collective(CommError::Protocol { rank, problem }));
             }
             None => {}
         }

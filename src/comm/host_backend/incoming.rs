@@ -139,15 +139,15 @@ impl HostBackend {
             .filter(|rank| running.contains(rank))
             .collect();
         // A rank may return before it has contributed to a collective that it dropped. A local rank
-        // may still wait for that, or for an exchange that only the first process can order.
+        // may still wait for that, or for the process's part of an exchange.
         let is_owed = || {
             remote.local_ranks().any(|rank| running.contains(&rank))
-                && ((process == remote.first() && self.planes.exchange())
+                && (self.planes.exchange()
                     || self
                         .rendezvous
                         .read(|table| remote.ranks_of(process).any(|rank| table.owes(rank))))
         };
-        self.exchanges_ended(process);
+        self.exchanges_lost(process);
         if interrupted.is_empty() && !is_owed() {
             return;
         }
@@ -318,12 +318,15 @@ impl HostBackend {
                 }
                 Ok(None)
             }
-            ControlMessage::RankExited(report) => {
+            ControlMessage::RankExited { report, exchanges } => {
                 let rank = report.rank;
                 if !remote.ranks_of(from).contains(&rank) {
                     return Err(format!(
                         "it reported the exit of rank {rank} of another process"
                     ));
+                }
+                if exchanges {
+                    self.note_exchanging(from);
                 }
                 remote.exited(report);
                 self.exited(rank);

@@ -414,12 +414,13 @@ impl Backend for HostBackend {
     ) {
         self.exited(rank);
         if let Some(remote) = &self.remote {
-            remote.exit(RankReport {
+            let report = RankReport {
                 rank,
                 activity: self.activity(rank),
                 error,
                 at: at.map(ToString::to_string),
-            });
+            };
+            remote.exit(report, self.planes.exchange());
         }
     }
 
@@ -457,7 +458,7 @@ impl Backend for HostBackend {
         };
         let running = self.rendezvous.finish(deadline);
         if running.is_empty() && self.planes.exchange() && self.failure().is_none() {
-            self.complete_exchanges(deadline);
+            self.complete_exchanges();
         }
         self.end_exchanges();
         remote.finish(&running);

@@ -70,7 +70,11 @@ pub(in crate::comm) enum ControlMessage {
         exchanged: Option<u64>,
     },
     /// The program of a rank has ended.
-    RankExited(RankReport),
+    RankExited {
+        report: RankReport,
+        /// True if ranks of the process exchange tensors.
+        exchanges: bool,
+    },
     /// A failure. If `decided`, it is the first one of the world; otherwise the sender reports it
     /// to the deciding process.
     Failed { failure: Failure, decided: bool },
@@ -249,7 +253,7 @@ impl ControlMessage {
             | Self::Data { contents, .. }
             | Self::Sent { contents, .. } => Some(contents),
             Self::Pull { .. }
-            | Self::RankExited(_)
+            | Self::RankExited { .. }
             | Self::Failed { .. }
             | Self::Membership(_)
             | Self::Waits(_)

@@ -339,12 +339,15 @@ fn headers() -> Vec<Vec<u8>> {
     headers.push(write(ControlMessage::MessageOrdered(id)));
     headers.push(write(ControlMessage::ExchangesEnded));
     headers.push(write(ControlMessage::Launched { each: 300 }));
-    headers.push(write(ControlMessage::RankExited(RankReport {
-        rank: 9,
-        activity: "computing".into(),
-        error: None,
-        at: None,
-    })));
+    headers.push(write(ControlMessage::RankExited {
+        exchanges: true,
+        report: RankReport {
+            rank: 9,
+            activity: "computing".into(),
+            error: None,
+            at: None,
+        },
+    }));
     let mut failures: Vec<_> = errors().into_iter().map(Failure::Collective).collect();
     failures.push(Failure::Panicked {
         rank: 0,
@@ -486,7 +489,7 @@ fn the_encoding_is_that_of_the_version() {
             number,
             format!("{:032x}", XxHash3_128::oneshot(&messages)).as_str()
         ),
-        ("6", "ca1da43bb1800f5d863eb62b4161b9e4")
+        ("6", "5bb493d5865ce2712cf9072da5b658fb")
     );
 }
 
@@ -502,10 +505,12 @@ fn how_a_rank_ended_arrives_with_the_sources_of_its_error() {
             error: Some(error),
             at: Some("a.rs:1:2".into()),
         };
-        let ControlMessage::RankExited(report) =
-            Header::read(&write(ControlMessage::RankExited(report)))
-                .unwrap()
-                .message
+        let exited = ControlMessage::RankExited {
+            report,
+            exchanges: true,
+        };
+        let ControlMessage::RankExited { report, .. } =
+            Header::read(&write(exited)).unwrap().message
         else {
             panic!("decoded as another message")
         };

@@ -365,9 +365,13 @@ impl PeerProcesses {
         Some(Failure::Collective(CommError::Deadlock { waits }))
     }
 
-    /// Sends the report of a local rank that has exited to all other processes.
-    pub fn exit(&self, report: RankReport) {
-        self.notify_all(|| ControlMessage::RankExited(report.clone()));
+    /// Sends the report of a local rank that has exited to all other processes, and whether ranks here
+    /// exchange tensors.
+    pub fn exit(&self, report: RankReport, exchanges: bool) {
+        self.notify_all(|| ControlMessage::RankExited {
+            report: report.clone(),
+            exchanges,
+        });
         self.ended.lock().insert(
             report.rank,
             EndedRank {

@@ -559,7 +559,7 @@ fn a_rank_has_one_stream_for_all_models_and_groups() {
 }
 
 /// Posts a deferred all-gather of the rank's number.
-fn deferred(world: &World) -> Result<Work<Vec<DispatchTensor>>> {
+pub(super) fn deferred(world: &World) -> Result<Work<Vec<DispatchTensor>>> {
     let comm = world.all();
     let full = TensorMeta {
         shape: [world.size(), 8].into(),
@@ -574,22 +574,36 @@ fn deferred(world: &World) -> Result<Work<Vec<DispatchTensor>>> {
 
 /// Runs `program` on `ranks` ranks: in one process, in one process each, and in two processes.
 pub(super) fn on_all(ranks: usize, program: impl Fn(&World, &SimulatedGpus) -> Result<()> + Sync) {
+    [1, 2, ranks]
+        .into_iter()
+        .for_each(|processes| on_processes(ranks, processes, &program));
+}
+
+/// Runs `program` on `ranks` ranks of this number of processes.
+pub(super) fn on_processes(
+    ranks: usize,
+    processes: usize,
+    program: impl Fn(&World, &SimulatedGpus) -> Result<()> + Sync,
+) {
     let all_succeed = |launched: std::result::Result<Vec<(usize, ())>, LaunchError>| {
         launched.unwrap_or_else(|error| panic!("{error}"));
     };
-    for processes in [1, 2, ranks] {
-        let gpus = SimulatedGpus::new();
-        if processes == 1 {
-            let launched = threads(ranks, &gpus, false);
+    let gpus = SimulatedGpus::new();
+    if processes == 1 {
+        let launched = threads(ranks, &gpus, false);
+        all_succeed(launch(launched, |world| program(world, &gpus)));
+    } else {
+        LoopbackJob::new(processes, 46).run(|_, job| {
+            let launched = process(job, ranks / processes, &gpus, false);
             all_succeed(launch(launched, |world| program(world, &gpus)));
-        } else {
-            LoopbackJob::new(processes, 46).run(|_, job| {
-                let launched = process(job, ranks / processes, &gpus, false);
-                all_succeed(launch(launched, |world| program(world, &gpus)));
-            });
-        }
-        assert_clean(&gpus);
+        });
     }
+    assert_clean(&gpus);
+    // As when a rank waits in vain for another's part.
+    assert_eq!(
+        count(&gpus, ranks, |call| *call == NcclCall::Abort),
+        vec![0; ranks]
+    );
 }
 
 fn gathers(gpus: &SimulatedGpus, ranks: usize) -> Vec<usize> {

@@ -6,8 +6,9 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::super::ProcessJob;
-use super::exchanged::{assert_clean, count, data_plane_error, on_all, process, sum, threads};
-use crate::comm::backend::Backend;
+use super::exchanged::{
+    assert_clean, count, data_plane_error, deferred, on_all, on_processes, process, sum, threads,
+};
 use crate::comm::data::nccl::fake::{FakeGpus, NcclCall, NcclVersion, OrderingStep};
 use crate::comm::{CommError, SimulatedGpus, Work, World, launch};
 use crate::testing::LoopbackJob;
@@ -267,6 +268,51 @@ fn what_no_rank_waits_for_is_started_by_both_sides_at_the_end() {
 }
 
 #[test]
+fn last_calls_that_connect_or_are_deferred_start_on_all_ranks_or_on_none() {
+    for processes in [1, 2, 4].repeat(10) {
+        on_processes(4, processes, |world, _| {
+            drop(sum(world, 1.0));
+            let mut later = deferred(world)?;
+            later.start();
+            drop(later);
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn an_exchange_whose_introductions_are_late_starts_at_the_end() {
+    let gpus = SimulatedGpus::new();
+    let job = LoopbackJob::new(2, 65);
+    job.hold(1, true);
+    let release = || {
+        // Process 0 has started its part, which needs that of process 1, and all ranks have ended.
+        let is_started = || count(&gpus, 2, |call| *call == NcclCall::Connect)[0] == 1;
+        let have_ended = || {
+            let backend = job.processes[1].state.lock().backends().next();
+            backend
+                .is_none_or(|backend| backend.rendezvous.read(|table| table.running().is_empty()))
+        };
+        while !is_started() || !have_ended() {
+            std::thread::yield_now();
+        }
+        job.hold(1, false);
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(release);
+        job.run(|_, own| {
+            let end = launch(process(own, 1, &gpus, false), |world| {
+                drop(sum(world, 1.0));
+                Ok(())
+            });
+            drop(end.unwrap());
+        });
+    });
+    assert_clean(&gpus);
+    assert_eq!(count(&gpus, 2, |call| *call == NcclCall::Abort), [0; 2]);
+}
+
+#[test]
 fn survivors_exchange_messages_and_those_of_the_failed_world_are_gone() {
     let gpus = SimulatedGpus::new();
     let heard = launch(threads(4, &gpus, false), |world| {
@@ -334,7 +380,12 @@ fn a_forgotten_step_of_a_message_is_found() {
 /// Loses the process of `rank`, in which it is the only one, once its program has ended.
 fn lose_ended(job: &ProcessJob, rank: usize) {
     let backend = job.state.lock().backends().next().unwrap();
-    while backend.activity(rank) != "finished" {
+    let is_running = || {
+        backend
+            .rendezvous
+            .read(|table| table.running().contains(&rank))
+    };
+    while is_running() {
         std::thread::yield_now();
     }
     backend.lost(rank, "lost in this test");

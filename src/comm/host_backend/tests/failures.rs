@@ -629,7 +629,10 @@ fn a_header_that_cannot_be_right_is_an_error() {
             "data for members [] of 0 tensors",
         ),
         (
-            write(ControlMessage::RankExited(left(0))),
+            write(ControlMessage::RankExited {
+                report: left(0),
+                exchanges: false,
+            }),
             "it reported the exit of rank 0 of another process",
         ),
     ];
@@ -734,7 +737,10 @@ fn payloads_of_other_lengths_than_announced_are_an_error() {
             if world.rank() == 1 {
                 let header = Header {
                     launch: LaunchId::first(0),
-                    message: ControlMessage::RankExited(left(1)),
+                    message: ControlMessage::RankExited {
+                        report: left(1),
+                        exchanges: false,
+                    },
                 }
                 .write();
                 job.transports[1].send(

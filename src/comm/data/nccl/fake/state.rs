@@ -8,7 +8,6 @@ use std::thread::ThreadId;
 use burn::backend::{DispatchTensor, TensorMetadata};
 use burn::tensor::{DType, TensorData};
 use half::{bf16, f16};
-use itertools::Itertools;
 use parking_lot::Mutex;
 
 use super::clocks::{Accesses, Clock, StreamKey};
@@ -115,6 +114,17 @@ pub struct PairSpan {
     pub at: usize,
     /// Number of those between the two before.
     pub number: usize,
+}
+
+/// A rank's part of an operation. In a collective, `peer` is `None`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct OperationPart {
+    clique: usize,
+    member: usize,
+    peer: Option<usize>,
+    sends: bool,
+    /// Number of the operations of this kind before.
+    number: usize,
 }
 
 /// Streams each of which waits for the next, and the group of pairs in which it waits.
@@ -237,51 +247,99 @@ impl FakeState {
         all.extend(open.map(|(number, _)| format!("communicator {number} was not freed")));
         let groups = self.groups.iter().filter(|(_, calls)| !calls.is_empty());
         all.extend(groups.map(|(thread, _)| format!("{thread:?} has left a group open")));
-        all.extend(self.differing_orders());
+        if all.is_empty() {
+            all = self.waiting_streams();
+        }
         all
     }
 
-    /// Returns the pairs of streams that have their common operations, collectives or messages to each
-    /// other, in different orders. They may wait for each other, also if they did not this time.
-    fn differing_orders(&self) -> Vec<String> {
-        let mut orders = BTreeMap::<usize, Vec<&Recorded>>::new();
-        let mut streams = HashMap::new();
+    /// Describes the streams that wait for each other if every operation needs all its ranks to have
+    /// reached it, as those of NCCL may. Those of this simulation are carried out by one thread, and
+    /// may have found a way.
+    fn waiting_streams(&self) -> Vec<String> {
+        let mut streams = BTreeMap::<usize, Vec<&Recorded>>::new();
+        // Streams and places of the parts of each operation.
+        let mut parts = HashMap::<OperationPart, (usize, usize)>::new();
+        let mut needed = HashMap::<(usize, usize), Vec<OperationPart>>::new();
+        let mut counts = HashMap::<OperationPart, usize>::new();
         for call in &self.calls {
-            if let Some(stream) = call.stream {
-                orders.entry(stream).or_default().push(call);
-                streams.insert((call.clique, call.member), stream);
+            let Some(stream) = call.stream else { continue };
+            let calls = streams.entry(stream).or_default();
+            let place = (stream, calls.len());
+            calls.push(call);
+            let (clique, member) = (call.clique, call.member);
+            let mut add = |part: OperationPart, others: &mut dyn Iterator<Item = OperationPart>| {
+                let count = counts.entry(part).or_default();
+                parts.insert(
+                    OperationPart {
+                        number: *count,
+                        ..part
+                    },
+                    place,
+                );
+                let others = others.map(|other| OperationPart {
+                    number: *count,
+                    ..other
+                });
+                needed.entry(place).or_default().extend(others);
+                *count += 1;
+            };
+            let part = |member, peer, sends| OperationPart {
+                clique,
+                member,
+                peer,
+                sends,
+                number: 0,
+            };
+            match &call.call {
+                NcclCall::Pairs { sent, received } => {
+                    for (peer, _) in sent {
+                        let other = part(*peer, Some(member), false);
+                        add(part(member, Some(*peer), true), &mut [other].into_iter());
+                    }
+                    for (peer, _) in received {
+                        let other = part(*peer, Some(member), true);
+                        add(part(member, Some(*peer), false), &mut [other].into_iter());
+                    }
+                }
+                _ => {
+                    let members = 0..self.cliques[&clique].members.len();
+                    let mut others = members.map(|other| part(other, None, false));
+                    add(part(member, None, false), &mut others);
+                }
             }
         }
-        let members: HashSet<_> = streams
-            .iter()
-            .map(|((of, _), stream)| (*of, *stream))
-            .collect();
-        // Calls that also involve the stream `other`: their clique, and true for messages.
-        let common = |calls: &[&Recorded], other: usize| -> Vec<(usize, bool)> {
-            let is_peer = |clique, peer| streams.get(&(clique, peer)) == Some(&other);
-            let common = calls.iter().filter_map(|call| match &call.call {
-                NcclCall::Pairs { sent, received } => {
-                    let mut peers = sent.iter().chain(received);
-                    peers
-                        .any(|(peer, _)| is_peer(call.clique, *peer))
-                        .then_some((call.clique, true))
-                }
-                _ => members
-                    .contains(&(call.clique, other))
-                    .then_some((call.clique, false)),
-            });
-            common.collect()
+        let mut reached: HashMap<usize, usize> = streams.keys().map(|of| (*of, 0)).collect();
+        let is_blocked = |reached: &HashMap<usize, usize>, place: (usize, usize)| {
+            let mut others = needed.get(&place).into_iter().flatten();
+            // A rank that has failed may have no part.
+            others.any(|other| {
+                let other = parts.get(other);
+                other.is_some_and(|(stream, at)| reached[stream] < *at)
+            })
         };
-        let pairs = orders.iter().tuple_combinations();
-        let differ = pairs.filter(|((a, of_a), (b, of_b))| {
-            let (of_a, of_b) = (common(of_a, **b), common(of_b, **a));
-            // A rank may have failed before the other.
-            let both = of_a.len().min(of_b.len());
-            of_a[..both] != of_b[..both]
-        });
-        differ
-            .map(|((a, _), (b, _))| {
-                format!("streams {a} and {b} have their operations in different orders")
+        let mut has_moved = true;
+        while has_moved {
+            has_moved = false;
+            for (stream, calls) in &streams {
+                while reached[stream] < calls.len()
+                    && !is_blocked(&reached, (*stream, reached[stream]))
+                {
+                    *reached.get_mut(stream).expect("it is known") += 1;
+                    has_moved = true;
+                }
+            }
+        }
+        let stuck = streams
+            .iter()
+            .filter(|(stream, calls)| reached[stream] < calls.len());
+        stuck
+            .map(|(stream, calls)| {
+                let at = reached[stream];
+                format!(
+                    "stream {stream} waits forever in operation {at}, {:?}",
+                    calls[at].call
+                )
             })
             .collect()
     }
