@@ -169,8 +169,8 @@ impl Launch {
     /// tensors, and tensors for ranks of other processes are copied through host memory.
     ///
     /// All processes must pass the same. NCCL connects the ranks of a group in their first
-    /// collective. Point-to-point messages do not use it: among processes they travel through host
-    /// memory.
+    /// collective. It carries point-to-point messages whose sender has the result of a collective on
+    /// the same communicator; earlier ones travel through host memory among processes.
     ///
     /// ```no_run
     /// use burn_dtensor::comm::{Launch, NcclReductions, cuda_devices, launch};
@@ -183,7 +183,7 @@ impl Launch {
     ///
     /// # Errors
     /// [`StartError::NoGpu`] if CUDA reports no GPU, and [`StartError::NoNccl`] if NCCL is not found, is older than 2.28, or lacks
-    /// a function. In collectives, [`CommError::DataPlane`](super::CommError::DataPlane) if NCCL
+    /// a function. In collectives and receives, [`CommError::DataPlane`](super::CommError::DataPlane) if NCCL
     /// fails, or if ranks share a GPU and NCCL is older than 2.30. Later versions allow that if the
     /// environment variable `NCCL_MULTI_RANK_GPU_ENABLE` is 1.
     ///

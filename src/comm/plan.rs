@@ -125,8 +125,8 @@ impl CollectivePlan {
     }
 
     /// Returns the value of type `T` that a backend has stored with the plan; calls `make` to create
-    /// it if there is none. Local; several ranks may call
-    /// it at the same time and create a value each, and all receive the one stored first.
+    /// it if there is none. Local; several ranks may call it at the same time and create a value each,
+    /// and all receive the one stored first.
     pub fn kept<T: Any + Send + Sync>(&self, make: impl Fn() -> T) -> &T {
         let mut cell = &self.kept;
         loop {

@@ -431,8 +431,8 @@ impl StagingLayout {
                 (Vec::new(), received, Vec::new(), blocks)
             }
         };
-        // Memory for messages of many sizes is used again: all of it is at most twice that of the
-        // largest.
+        // Blocks of messages of many sizes are used again: those of one message at a time have at most
+        // twice the memory of the largest.
         let (way, bytes) = match packer.end {
             0 => (Way::Nothing, 0),
             end => (Way::Pairs { sent, received }, end.next_power_of_two()),
