@@ -96,8 +96,8 @@ pub(in crate::comm) enum ControlMessage {
         seq: u64,
         is_started: bool,
     },
-    /// Reports that a receive has taken a message whose tensors are exchanged to the process that
-    /// orders exchanges.
+    /// Tells the process that orders exchanges that a receive has taken a message, whose tensors are
+    /// to be exchanged.
     MessageTaken(MessageId),
     /// Puts a message next in the order of exchanges.
     MessageOrdered(MessageId),

@@ -411,8 +411,7 @@ impl Rows {
 }
 
 impl StagingLayout {
-    /// Returns the layout of a message of these tensors, whose result the receiver has as that of one
-    /// member.
+    /// Returns the layout of a message of these tensors. The receiver's result is that of one member.
     pub fn of_message(tensors: Vec<TensorMeta>, peer: MessagePeer, align: usize) -> Self {
         let mut packer = Packer { align, end: 0 };
         let blocks = blocks(&mut packer, tensors);
