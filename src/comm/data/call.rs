@@ -48,3 +48,26 @@ pub(in crate::comm) struct DataCall<'a> {
     /// The other rank of a message whose tensors the two exchange.
     pub peer: Option<MessagePeer>,
 }
+
+impl<'a> DataCall<'a> {
+    /// Creates the call of a message, whose tensors are exchanged with `peer`, if there is one.
+    pub fn of_message(
+        signature: &'a CallSignature,
+        member: &'a GroupMember,
+        name: &'static str,
+        is_distributed: bool,
+        peer: Option<MessagePeer>,
+    ) -> Self {
+        Self {
+            signature,
+            member,
+            name,
+            needed: RecipientData::Full,
+            plan: None,
+            is_distributed,
+            is_deferred: false,
+            is_first_exchange: false,
+            peer,
+        }
+    }
+}

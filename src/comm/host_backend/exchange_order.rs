@@ -34,6 +34,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::HostBackend;
 use super::completion_thread::CompletionTask;
+use super::exchanged_messages::ExchangedMessages;
 use super::remote_group::RemoteGroup;
 use crate::comm::backend::{Backend, Failure};
 use crate::comm::control::exchange_report::ExchangeReport;
@@ -59,6 +60,7 @@ pub(super) struct ExchangeOrder {
     /// holds the lock until all processes are notified of the next call or message, so that they
     /// receive them in one order.
     ordering: Mutex<HashMap<CallKey, Reports>>,
+    pub messages: ExchangedMessages,
 }
 
 #[derive(Default)]
@@ -118,7 +120,7 @@ enum OrderedExchange {
     Message(MessageId),
 }
 
-/// What is started next.
+/// Exchange that is started next.
 enum NextExchange {
     Call(CallKey),
     Message(MessageId),
@@ -554,7 +556,7 @@ impl HostBackend {
 }
 
 impl ExchangeOrder {
-    /// Drops all calls: the world has failed, or the programs of its ranks have ended.
+    /// Drops all calls and messages: the world has failed, or the programs of its ranks have ended.
     pub fn end(&self) {
         let mut calls = self.calls.lock();
         calls.is_over = true;
@@ -564,6 +566,7 @@ impl ExchangeOrder {
         drop(calls);
         // Outside the lock.
         drop(dropped);
+        self.messages.end();
     }
 }
 

@@ -66,11 +66,7 @@ impl<T> ExchangedRequest<T> {
         plane: Arc<dyn DataPlane>,
         backend: Arc<HostBackend>,
     ) -> Finish<PlaneResult<TakeExchanged>> {
-        Box::new(move |inputs| {
-            plane.start(inputs).inspect_err(|error| {
-                backend.rendezvous.find(failure(rank, plane.name(), error));
-            })
-        })
+        Box::new(move |inputs| backend.start_part(rank, &*plane, inputs))
     }
 }
 
@@ -127,6 +123,18 @@ impl<T: Send + 'static> Request<T> for ExchangedRequest<T> {
 }
 
 impl HostBackend {
+    /// Starts the part of `rank` in an exchange. If that fails, the world fails.
+    pub(super) fn start_part(
+        &self,
+        rank: usize,
+        plane: &dyn DataPlane,
+        inputs: &CollectiveInputs<'_>,
+    ) -> PlaneResult<TakeExchanged> {
+        plane.start(inputs).inspect_err(|error| {
+            self.rendezvous.find(failure(rank, plane.name(), error));
+        })
+    }
+
     /// Fails the world because of an exchange of `rank` in call `id`. Returns the error of the first
     /// failure, from which that of the plane may follow.
     pub(super) fn exchange_error(

@@ -15,7 +15,7 @@
 //! an exchange on the same communicator, in which all its ranks have connected. Earlier ones travel
 //! as bytes, or are read by handle.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
@@ -25,15 +25,14 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::HostBackend;
-use super::exchanged::failure;
 use crate::comm::CommError;
 use crate::comm::backend::{CallSignature, Failure, GroupMember};
 use crate::comm::control::match_table::{
     GroupKey, MatchTable, MessageHandle, OpHandle, RecvHandle,
 };
-use crate::comm::data::call::{DataCall, MessagePeer, RecipientData};
+use crate::comm::data::call::{DataCall, MessagePeer};
 use crate::comm::data::contribution::Contribution;
-use crate::comm::data::plane::{DataPlane, PlaneResult, TakeExchanged};
+use crate::comm::data::plane::DataPlane;
 use crate::comm::data::{ExchangedMessage, PlaneContribution};
 use crate::comm::panic::panic_text;
 use crate::comm::transport::header::{ControlMessage, MessageId};
@@ -51,11 +50,9 @@ struct Messages {
     /// Messages of local ranks.
     sent: HashMap<MessageId, SentMessage>,
     /// Messages to local ranks.
-    arrived: HashSet<MessageId>,
+    arrived: HashMap<MessageId, MessageHandle>,
     /// Those of them that no receive is known to have taken.
     untaken: HashMap<MessageHandle, MessageId>,
-    /// Messages that receives of local ranks have taken.
-    taken: HashMap<MessageId, MessageHandle>,
     /// Local ranks that have received messages, by their group and group rank.
     receivers: HashMap<(GroupKey, usize), MessageReceiver>,
     is_over: bool,
@@ -105,7 +102,7 @@ impl HostBackend {
     /// Keeps a message of a local rank until a receive has taken it. Called before the receiver is
     /// notified.
     pub(super) fn keep_message(&self, message: SentMessage) -> MessageId {
-        let mut messages = self.messages.0.lock();
+        let mut messages = self.exchanges.messages.0.lock();
         let id = MessageId {
             process: self.remote.as_ref().map_or(0, |remote| remote.here()),
             number: messages.count,
@@ -127,11 +124,11 @@ impl HostBackend {
         message: MessageHandle,
         id: MessageId,
     ) -> Result<bool, String> {
-        let mut messages = self.messages.0.lock();
+        let mut messages = self.exchanges.messages.0.lock();
         if messages.is_over {
             return Ok(false);
         }
-        if !messages.arrived.insert(id) {
+        if messages.arrived.insert(id, message).is_some() {
             return Err(format!("it sent two messages of number {}", id.number));
         }
         messages.untaken.insert(message, id);
@@ -146,7 +143,7 @@ impl HostBackend {
         (group, member): (GroupKey, usize),
         receiver: impl FnOnce() -> MessageReceiver,
     ) {
-        let mut messages = self.messages.0.lock();
+        let mut messages = self.exchanges.messages.0.lock();
         if !messages.is_over {
             let known = messages.receivers.entry((group, member));
             known.or_insert_with(receiver);
@@ -165,11 +162,10 @@ impl HostBackend {
     /// Reports a message that a receive has taken, if it is one that is exchanged and was not
     /// reported. Both the thread that notes the message and that of the receiver call this.
     fn message_taken(&self, message: MessageHandle) -> bool {
-        let mut messages = self.messages.0.lock();
+        let mut messages = self.exchanges.messages.0.lock();
         let Some(id) = messages.untaken.remove(&message) else {
             return false;
         };
-        messages.taken.insert(id, message);
         drop(messages);
         match &self.remote {
             Some(remote) if !remote.decides() => {
@@ -195,10 +191,9 @@ impl HostBackend {
     /// Starts the parts of local ranks in a message.
     pub(super) fn start_message(&self, id: MessageId) {
         let (sent, taken) = {
-            let mut messages = self.messages.0.lock();
+            let mut messages = self.exchanges.messages.0.lock();
             let sent = messages.sent.remove(&id);
-            messages.arrived.remove(&id);
-            let taken = messages.taken.remove(&id).map(|message| {
+            let taken = messages.arrived.remove(&id).map(|message| {
                 let receiver = messages.receivers.get(&(message.group, message.to));
                 (message, receiver.cloned())
             });
@@ -234,11 +229,9 @@ impl HostBackend {
 
     fn start_to_send(&self, sent: &SentMessage) {
         let part = slice::from_ref(&sent.contribution);
-        let started = self.start_part(&*sent.plane, sent.group, &sent.device, part);
-        if let Err(error) = started {
-            let failure = failure(sent.rank, sent.plane.name(), &error);
-            self.rendezvous.find(failure);
-        }
+        let inputs = self.inputs(part, only(sent.group), &sent.device);
+        // Nothing is taken, and a failure is that of the world.
+        let _ = self.start_part(sent.rank, &*sent.plane, &inputs);
     }
 
     fn start_to_receive(&self, message: MessageHandle, receiver: &MessageReceiver) {
@@ -255,44 +248,24 @@ impl HostBackend {
             member,
             name,
         } = receiver;
-        let call = DataCall {
-            signature: &signature,
-            member,
-            name,
-            needed: RecipientData::Full,
-            plan: None,
-            is_distributed: self.remote.is_some(),
-            is_deferred: false,
-            is_first_exchange: false,
-            peer: Some(MessagePeer::From(from)),
-        };
-        let contribution = plane.contribute(&call, Vec::new(), Vec::new());
-        match self.start_part(&**plane, message.group, &member.device, &[contribution]) {
-            Ok(take) => {
-                let exchanged = PlaneContribution::Exchanged(ExchangedMessage::new(take));
-                let exchanged = Contribution::new(Vec::new(), exchanged);
-                self.rendezvous.provide_message(message, exchanged);
-            }
-            Err(error) => {
-                let failure = failure(member.rank(), plane.name(), &error);
-                self.rendezvous.find(failure);
-            }
+        let is_distributed = self.remote.is_some();
+        let peer = Some(MessagePeer::From(from));
+        let call = DataCall::of_message(&signature, member, name, is_distributed, peer);
+        let part = [plane.contribute(&call, Vec::new(), Vec::new())];
+        let inputs = self.inputs(&part, only(message.group), &member.device);
+        if let Ok(take) = self.start_part(member.rank(), &**plane, &inputs) {
+            let exchanged = PlaneContribution::Exchanged(ExchangedMessage::new(take));
+            let exchanged = Contribution::new(Vec::new(), exchanged);
+            self.rendezvous.provide_message(message, exchanged);
         }
     }
+}
 
-    fn start_part(
-        &self,
-        plane: &dyn DataPlane,
-        group: GroupKey,
-        device: &Device,
-        part: &[Contribution],
-    ) -> PlaneResult<TakeExchanged> {
-        // `part` is the only contribution, and that of the rank itself.
-        let op = OpHandle {
-            group,
-            member: 0,
-            seq: 0,
-        };
-        plane.start(&self.inputs(part, op, device))
+/// Returns the handle of a rank whose contribution is the only one.
+fn only(group: GroupKey) -> OpHandle {
+    OpHandle {
+        group,
+        member: 0,
+        seq: 0,
     }
 }

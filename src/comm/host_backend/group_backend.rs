@@ -169,17 +169,9 @@ impl HostGroupBackend {
             && signature.bytes() > 0
             && to != self.member.group.rank()
             && self.is_connected.load(Ordering::Acquire);
-        let call = DataCall {
-            signature,
-            member: &self.member,
-            name: self.name,
-            needed: RecipientData::Full,
-            plan: None,
-            is_distributed: self.remote.is_some(),
-            is_deferred: false,
-            is_first_exchange: false,
-            peer: is_exchanged.then_some(MessagePeer::To(to)),
-        };
+        let is_distributed = self.remote.is_some();
+        let peer = is_exchanged.then_some(MessagePeer::To(to));
+        let call = DataCall::of_message(signature, &self.member, self.name, is_distributed, peer);
         let contribution = plane.contribute(&call, tensors, Vec::new());
         if !is_exchanged {
             return MessageBody::Tensors(contribution);
@@ -409,7 +401,7 @@ impl HostGroupBackend {
 }
 
 /// Returns true if ranks exchange the tensors of calls by the plane.
-fn exchanges(plane: &dyn DataPlane) -> bool {
+pub(super) fn exchanges(plane: &dyn DataPlane) -> bool {
     !plane.capabilities().needs_remote_bytes
 }
 

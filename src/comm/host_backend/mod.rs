@@ -85,7 +85,6 @@ use crate::memory::HostMemoryPool;
 
 use completion_thread::CompletionThread;
 use exchange_order::ExchangeOrder;
-use exchanged_messages::ExchangedMessages;
 
 pub use process_job::ProcessJob;
 #[cfg(feature = "mpi")]
@@ -108,7 +107,6 @@ pub(super) struct HostBackend {
     planes: Arc<Planes>,
     completion: CompletionThread,
     exchanges: Arc<ExchangeOrder>,
-    messages: Arc<ExchangedMessages>,
     this: Weak<Self>,
 }
 
@@ -256,12 +254,10 @@ impl HostBackend {
         let planes = Arc::new(Planes::new(spin, options.separate_memory, before));
         let aborted = planes.clone();
         let exchanges = Arc::<ExchangeOrder>::default();
-        let messages = Arc::<ExchangedMessages>::default();
-        let unstarted = (exchanges.clone(), messages.clone());
+        let unstarted = exchanges.clone();
         let rendezvous = rendezvous.with_abort(move || {
             aborted.abort();
-            unstarted.0.end();
-            unstarted.1.end();
+            unstarted.end();
         });
         let backend = Arc::new_cyclic(|this| Self {
             rendezvous,
@@ -275,7 +271,6 @@ impl HostBackend {
             planes,
             completion: CompletionThread::default(),
             exchanges,
-            messages,
             this: this.clone(),
         });
         #[cfg(any(feature = "nccl", feature = "testing"))]
@@ -357,12 +352,6 @@ impl HostBackend {
             result_buffer: None,
             waited: Default::default(),
         }
-    }
-
-    /// Drops what is not exchanged: the programs of all ranks have ended.
-    fn end_exchanges(&self) {
-        self.exchanges.end();
-        self.messages.end();
     }
 
     /// Records that the program of `rank`, in any process, has ended.
@@ -452,7 +441,7 @@ impl Backend for HostBackend {
 
     fn finish(&self, deadline: Duration) -> RemoteOutcome {
         let Some(remote) = self.remote.as_ref() else {
-            self.end_exchanges();
+            self.exchanges.end();
             self.completion.forget();
             return RemoteOutcome::default();
         };
@@ -460,7 +449,7 @@ impl Backend for HostBackend {
         if running.is_empty() && self.planes.exchange() && self.failure().is_none() {
             self.complete_exchanges();
         }
-        self.end_exchanges();
+        self.exchanges.end();
         remote.finish(&running);
         for rank in running {
             let error = Some(CommError::StillRunning { rank, deadline }.into());

@@ -470,6 +470,16 @@ fn a_header_that_cannot_be_right_is_an_error() {
             data(recipients, count),
         )
     };
+    // The sum of the bytes overflows, and that of no tensor.
+    let huge = {
+        let tensor = TensorSignature {
+            shape: [usize::MAX / 4].into(),
+            dtype: DType::F32,
+            sharding: None,
+            to: None,
+        };
+        CallSignature::new(Op::AllReduce, &Call::new("end"), vec![tensor; 2])
+    };
     let message_with = |to, contents, exchanged| {
         let channel = channel(Some(of(&[0, 1], 1)));
         let message = ControlMessage::Sent {
@@ -587,6 +597,10 @@ fn a_header_that_cannot_be_right_is_an_error() {
                 is_started: true,
             }),
             "it ordered an exchange, which is up to another process",
+        ),
+        (
+            join_with(Some(of(&[1, 0], 0)), 0, &huge, PayloadDesc::default()),
+            "it called with a signature that does not fit a group of 2",
         ),
         (
             call_with(Op::AllGather, 2, &[], 1),
