@@ -64,6 +64,11 @@ pub(in crate::comm) trait DataPlane: Debug + Send + Sync {
 
     fn capabilities(&self) -> Capabilities;
 
+    /// Returns true if ranks exchange the tensors of calls by the plane.
+    fn exchanges(&self) -> bool {
+        !self.capabilities().needs_remote_bytes
+    }
+
     /// Returns the contribution of a rank to the call that it is about to post. `recipients` are
     /// the members that the tensors are for, or empty. Must not wait for another rank.
     ///

@@ -102,7 +102,7 @@ impl HostGroupBackend {
             op,
             Op::Broadcast | Op::Scatter | Op::Gather | Op::AllToAllList | Op::Barrier
         );
-        if *device == self.member.device || (some_pass_none && exchanges(&*self.plane)) {
+        if *device == self.member.device || (some_pass_none && self.plane.exchanges()) {
             &self.plane
         } else {
             &self.host_plane
@@ -123,7 +123,7 @@ impl HostGroupBackend {
             self.member.ledger.ran_on(tensor.device());
         }
         let plane = self.plane(call.signature.op, &device).clone();
-        let mut exchange = exchanges(&*plane).then(|| self.has_exchanged.lock());
+        let mut exchange = plane.exchanges().then(|| self.has_exchanged.lock());
         let has_exchanged = exchange
             .as_mut()
             .is_none_or(|before| mem::replace(&mut **before, true));
@@ -165,7 +165,7 @@ impl HostGroupBackend {
             self.member.ledger.ran_on(tensor.device());
         }
         let plane = self.plane(signature.op, &device).clone();
-        let is_exchanged = exchanges(&*plane)
+        let is_exchanged = plane.exchanges()
             && signature.bytes() > 0
             && to != self.member.group.rank()
             && self.is_connected.load(Ordering::Acquire);
@@ -209,7 +209,7 @@ impl HostGroupBackend {
         own: impl FnOnce(&Contribution) -> Option<OwnShards>,
         finish: impl FnOnce(&dyn DataPlane, &CollectiveInputs) -> T + Send + 'static,
     ) -> PostResult<T> {
-        if exchanges(&*prepared.plane) {
+        if prepared.plane.exchanges() {
             return self.post_exchanged(call, prepared, finish);
         }
         let PreparedCall {
@@ -400,18 +400,13 @@ impl HostGroupBackend {
     }
 }
 
-/// Returns true if ranks exchange the tensors of calls by the plane.
-pub(super) fn exchanges(plane: &dyn DataPlane) -> bool {
-    !plane.capabilities().needs_remote_bytes
-}
-
 impl GroupBackend for HostGroupBackend {
     fn member(&self) -> &GroupMember {
         &self.member
     }
 
     fn can_overlap(&self) -> bool {
-        self.remote.is_some() || exchanges(&*self.plane)
+        self.remote.is_some() || self.plane.exchanges()
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -557,7 +552,7 @@ impl GroupBackend for HostGroupBackend {
         let backend = self.backend.clone();
         let member = self.member.clone();
         let plane = self.plane.clone();
-        let exchanges = exchanges(&*plane);
+        let exchanges = plane.exchanges();
         if exchanges {
             backend.add_receiver((self.key, member.group.rank()), || MessageReceiver {
                 plane: plane.clone(),

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::HostBackend;
-use super::group_backend::exchanges;
 use crate::comm::CommError;
 use crate::comm::backend::{Completed, GroupMember, ReceivedTensors, Request};
 use crate::comm::control::match_table::{OpHandle, RecvHandle, Wait};
@@ -39,7 +38,7 @@ impl Request<ReceivedTensors> for RecvRequest {
             .expect("the receive handle is taken once");
         let start = Instant::now();
         // For errors of an exchange. The handle is not valid any more when the message is taken.
-        let id = exchanges(&*self.plane).then(|| {
+        let id = self.plane.exchanges().then(|| {
             let rendezvous = &self.backend.rendezvous;
             rendezvous.read(|table| table.id(Wait::Message(handle)))
         });
